@@ -1,0 +1,44 @@
+# One command for each thing; each sets up what it needs. See README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard rgpu/client/shim/*.?pp rgpu/client/shim/generated/*)
+
+.PHONY: help setup demo test sweep test-gpu lint clean
+
+help:
+	@echo "make demo     set up, run a program on node A, move it to B, kill B, see it end on C"
+	@echo "make test     set up and pass all tests (under 15 minutes on two cores, no GPU)"
+	@echo "make sweep    the long tests whole; output under bench/results/"
+	@echo "make test-gpu the tests that need a CUDA GPU"
+	@echo "make lint     ruff, mypy, import rules"
+
+# The stamp depends on the shim's sources: an edit of them builds it again.
+$(VENV)/.stamp: $(SOURCES)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  echo "cannot make a virtual environment: install Python's venv module (Debian: python3-venv)" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+setup: $(VENV)/.stamp
+
+demo: setup
+	$(BIN)/rgpu demo
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+sweep: setup
+	@mkdir -p bench/results
+	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -m "slow or not slow" tests/scenarios 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
+
+test-gpu: setup
+	$(BIN)/python -m pytest -q -m gpu
+
+lint: setup
+	$(BIN)/ruff check rgpu tests examples
+	$(BIN)/mypy rgpu
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf build $(VENV) rgpu/client/lib

@@ -1,0 +1,152 @@
+"""The wire calls: every kind of record that a journal may hold.
+
+A *driver function* (``cuMemcpyHtoD_v2``) is what the program calls; a *wire
+call* (``memcpy_h2d``) is what the shim appends to the journal for it. Several
+driver functions share one wire call. The table below is the only place that
+declares them: the generator (:mod:`rgpu.session.calls.generate`) makes the
+C++ encoders and the Python decoders from it, and the replay and compaction
+rules (:mod:`rgpu.session.live`) read ``effect`` from it.
+
+Call ids are append-only: an id once released never changes its meaning.
+
+Argument types
+    ``u8 u16 u32 u64 i32 i64 f32 f64``  little-endian scalars
+    ``addr``                            device address, u64
+    ``context stream event module``     client-side handle numbers, u64
+    ``blob``                            u32 length + bytes; blobs come last
+
+Fixed-size arguments are packed without padding in the order given, then the
+blobs. A call with ``payload=True`` carries bulk bytes after its arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Answer(Enum):
+    """How the program's thread is answered."""
+
+    ASYNC = "async"  #: sent, not awaited
+    SYNC = "sync"  #: awaited; answered as soon as the worker has applied it
+    WAIT = "wait"  #: awaited; answered when the work it names is complete
+
+
+class Effect(Enum):
+    """What a call does to the session; decides compaction and replay."""
+
+    NONE = "none"  #: leaves nothing behind (waits, observations)
+    WRITES = "writes"  #: changes memory only: the pages hold the result
+    CREATES = "creates"  #: makes object ``args[0]`` of kind ``object_kind``
+    CONFIGURES = "configures"  #: changes object ``args[0]``
+    DESTROYS = "destroys"  #: ends object ``args[0]``
+    STRUCTURAL = "structural"  #: kept in history for ever (SEMANTICS 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One wire call: see the module docstring for the encoding."""
+
+    id: int
+    name: str
+    answer: Answer
+    effect: Effect
+    args: tuple[Arg, ...] = ()
+    reply: tuple[Arg, ...] = ()
+    payload: bool = False  #: the record carries bulk bytes
+    reply_payload: bool = False  #: the answer carries bulk bytes
+    volatile: bool = False  #: the answer may differ on replay (SEMANTICS 5)
+    object_kind: str | None = None
+    reserved: bool = False  #: may use the journal's reserved space (SEMANTICS 19)
+    doc: str = ""
+
+
+def _args(text: str) -> tuple[Arg, ...]:
+    """``"dst:addr stream:stream"`` to a tuple of :class:`Arg`."""
+    return tuple(Arg(*item.split(":")) for item in text.split())
+
+
+A, S, W = Answer.ASYNC, Answer.SYNC, Answer.WAIT
+E = Effect
+
+CALLS: tuple[Call, ...] = (
+    Call(1, "session_open", A, E.STRUCTURAL, _args("version:u32 pid:u32 environment:blob"),
+         doc="First record of every journal (seq 1). environment: NUL-separated K=V read at context creation."),
+    Call(2, "completed", A, E.NONE, _args("observed:u64"), reserved=True,
+         doc="The program learned that the work of call number `observed` is complete (SEMANTICS 1)."),
+    Call(3, "context_create", A, E.CREATES, _args("context:context device:i32 flags:u32 primary:u8"), object_kind="context"),
+    Call(4, "context_destroy", A, E.DESTROYS, _args("context:context"), object_kind="context",
+         doc="Also primary-context reset or last release: destroys the context's objects."),
+    Call(5, "context_limit", A, E.CONFIGURES, _args("context:context limit:i32 value:u64"), object_kind="context"),
+    Call(6, "context_flags", A, E.CONFIGURES, _args("context:context flags:u32"), object_kind="context"),
+    Call(7, "context_synchronize", W, E.NONE, _args("context:context")),
+    Call(8, "memory_map", A, E.CREATES, _args("address:addr size:u64 device:i32"), object_kind="mapping",
+         doc="Back [address, address+size) with zeroed physical memory; both multiples of 2 MiB."),
+    Call(9, "memory_unmap", A, E.DESTROYS, _args("address:addr size:u64"), object_kind="mapping"),
+    Call(10, "memory_allocate", A, E.CREATES, _args("address:addr size:u64"), object_kind="memory",
+         doc="Make [address, address+size), inside mapped memory, valid for the program."),
+    Call(11, "memory_free", A, E.DESTROYS, _args("address:addr"), object_kind="memory",
+         doc="Only when no unfinished work is left (SEMANTICS 2)."),
+    Call(12, "memory_free_wait", W, E.DESTROYS, _args("address:addr"), object_kind="memory",
+         doc="Waits for all work of the session, then frees."),
+    Call(13, "memset", A, E.WRITES, _args(
+        "destination:addr pitch:u64 width:u64 height:u64 element:u8 value:u32 stream:stream"),
+         doc="width counts elements of `element` (1, 2, 4) bytes; height 1 for the plain forms."),
+    Call(14, "memcpy_h2d", A, E.WRITES, _args("destination:addr stream:stream"), payload=True),
+    Call(15, "memcpy_d2h", W, E.NONE, _args("source:addr size:u64 stream:stream"), reply_payload=True),
+    Call(16, "memcpy_d2d", A, E.WRITES, _args("destination:addr source:addr size:u64 stream:stream")),
+    Call(17, "memcpy2d_h2d", A, E.WRITES, _args("destination:addr pitch:u64 width:u64 height:u64 stream:stream"),
+         payload=True, doc="payload: height rows of width bytes, packed."),
+    Call(18, "memcpy2d_d2h", W, E.NONE, _args("source:addr pitch:u64 width:u64 height:u64 stream:stream"),
+         reply_payload=True),
+    Call(19, "memcpy2d_d2d", A, E.WRITES, _args(
+        "destination:addr destination_pitch:u64 source:addr source_pitch:u64 width:u64 height:u64 stream:stream")),
+    Call(20, "module_load", S, E.CREATES, _args("module:module context:context library:u8 options:blob"),
+         _args("table:blob log:blob"), payload=True, object_kind="module",
+         doc="payload: fat binary, cubin or PTX text. table: see rgpu.session.module_table."),
+    Call(21, "module_unload", A, E.DESTROYS, _args("module:module"), object_kind="module"),
+    Call(22, "function_attribute", A, E.CONFIGURES, _args("module:module function:u32 attribute:i32 value:i32"),
+         object_kind="module"),
+    Call(23, "launch", A, E.WRITES, _args(
+        "module:module function:u32 grid_x:u32 grid_y:u32 grid_z:u32 block_x:u32 block_y:u32 block_z:u32 "
+        "shared:u32 flags:u32 stream:stream parameters:blob attributes:blob"),
+         doc="function: index in the module's table; flags bit 0: cooperative; "
+             "attributes: raw CUlaunchAttribute entries, 72 bytes each."),
+    Call(24, "stream_create", A, E.CREATES, _args("stream:stream context:context flags:u32 priority:i32"),
+         object_kind="stream"),
+    Call(25, "stream_destroy", A, E.DESTROYS, _args("stream:stream"), object_kind="stream",
+         doc="Returns at once; the stream's work still runs to its end."),
+    Call(26, "stream_synchronize", W, E.NONE, _args("stream:stream")),
+    Call(27, "stream_wait_event", A, E.NONE, _args("stream:stream event:event flags:u32")),
+    Call(28, "event_create", A, E.CREATES, _args("event:event context:context flags:u32"), object_kind="event"),
+    Call(29, "event_destroy", A, E.DESTROYS, _args("event:event"), object_kind="event"),
+    Call(30, "event_record", A, E.NONE, _args("event:event stream:stream flags:u32")),
+    Call(31, "event_synchronize", W, E.NONE, _args("event:event")),
+    Call(32, "event_elapsed", S, E.NONE, _args("start:event end:event"), _args("milliseconds:f32"), volatile=True),
+    Call(33, "host_function", W, E.NONE, _args("stream:stream"),
+         doc="The answer tells the shim to run the function; the stream goes on at host_function_done."),
+    Call(34, "host_function_done", A, E.NONE, _args("call:u64"), reserved=True),
+    Call(35, "host_allocate", A, E.CREATES, _args("address:addr size:u64 flags:u32"), object_kind="host_memory",
+         doc="A pinned range: shadowed at its own address in the worker."),
+    Call(36, "host_free", A, E.DESTROYS, _args("address:addr"), object_kind="host_memory"),
+    Call(37, "link", S, E.NONE, _args("options:blob"), _args("image:blob log:blob"), payload=True,
+         doc="cuLinkComplete: payload is a sequence of (u32 type, u32 name length, name, u64 length, data)."),
+    Call(38, "host_shadow_write", A, E.WRITES, _args("address:addr stream:stream"), payload=True,
+         doc="Bytes of a pinned range that a launch is about to read."),
+    Call(39, "host_shadow_read", W, E.NONE, _args("address:addr size:u64 stream:stream"), reply_payload=True),
+)
+
+BY_ID: dict[int, Call] = {call.id: call for call in CALLS}
+BY_NAME: dict[str, Call] = {call.name: call for call in CALLS}
+
+#: Stream numbers that need no stream_create.
+LEGACY_STREAM = 0
+#: The first number that the shim hands out to a created object.
+FIRST_HANDLE = 16

@@ -1,0 +1,154 @@
+"""The one tree of errors: class = exit code = entry in docs/errors.md.
+
+Every class states its ``code`` (the word on the wire and in ``-o json``) and
+its ``exit_code`` (what the CLI exits with). Messages say what happened, where,
+and what to do. Raise the most exact class; catch :class:`RgpuError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RgpuError(Exception):
+    """Root of everything that rgpu raises on purpose.
+
+    ``detail`` holds machine-readable facts (offsets, names, limits).
+    """
+
+    code = "error"
+    exit_code = 1
+
+    def __init__(self, message: str, **detail: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+
+    def as_dict(self) -> dict[str, Any]:
+        """The error as the wire and ``-o json`` carry it."""
+        return {"error": self.code, "message": self.message, "detail": self.detail}
+
+
+class UsageError(RgpuError):
+    """The command line or the configuration is wrong."""
+
+    code, exit_code = "usage", 2
+
+
+class NotFound(RgpuError):
+    """A session, host, image or file of that name does not exist."""
+
+    code, exit_code = "not_found", 3
+
+
+class AlreadyExists(RgpuError):
+    """The name is taken."""
+
+    code, exit_code = "already_exists", 4
+
+
+class Refused(RgpuError):
+    """A check that runs before anything is changed said no."""
+
+    code, exit_code = "refused", 5
+
+
+class PoolUnavailable(RgpuError):
+    """No daemon of the pool answers, or the pool is not running."""
+
+    code, exit_code = "pool_unavailable", 6
+
+
+class AuthenticationFailed(RgpuError):
+    """A key is missing, unknown, or has not the role that the command needs."""
+
+    code, exit_code = "authentication_failed", 7
+
+
+class Corrupt(RgpuError):
+    """A journal, frame, image or record does not verify. detail: offset, reason."""
+
+    code, exit_code = "corrupt", 8
+
+
+class VersionMismatch(RgpuError):
+    """Two sides speak versions that do not fit; both are named."""
+
+    code, exit_code = "version_mismatch", 9
+
+
+class TimedOut(RgpuError):
+    """Something did not finish within the time given."""
+
+    code, exit_code = "timed_out", 10
+
+
+class MoveFailed(RgpuError):
+    """A move was aborted; the session runs where it was."""
+
+    code, exit_code = "move_failed", 11
+
+
+class RecoveryFailed(RgpuError):
+    """A session could not be brought back; image and journal are kept."""
+
+    code, exit_code = "recovery_failed", 12
+
+
+class LinkError(RgpuError):
+    """A connection ended, or broke its protocol."""
+
+    code, exit_code = "link", 13
+
+
+class Conflict(RgpuError):
+    """A compare-and-swap lost: the record changed since it was read."""
+
+    code, exit_code = "conflict", 14
+
+
+class Fenced(RgpuError):
+    """The sender acts for an epoch or a leader revision that is over."""
+
+    code, exit_code = "fenced", 15
+
+
+class StoreError(RgpuError):
+    """The image store failed (full disk, permissions, missing chunk)."""
+
+    code, exit_code = "store", 16
+
+
+class DeviceError(RgpuError):
+    """The device could not do what a call asked. ``result``: the CUresult."""
+
+    code, exit_code = "device", 17
+
+    def __init__(self, message: str, result: int = 999, **detail: Any) -> None:
+        super().__init__(message, result=result, **detail)
+        self.result = result
+
+
+class UnknownOutcome(RgpuError):
+    """A write was sent and its outcome is not known: read before retrying."""
+
+    code, exit_code = "unknown_outcome", 18
+
+
+def all_classes(root: type[RgpuError] = RgpuError) -> list[type[RgpuError]]:
+    """Every class of the tree, root first."""
+    found = [root]
+    for child in root.__subclasses__():
+        found.extend(all_classes(child))
+    return found
+
+
+def from_dict(data: dict[str, Any]) -> RgpuError:
+    """The exception that ``as_dict`` was made from; unknown codes give the root class."""
+    for cls in all_classes():
+        if cls.code == data.get("error"):
+            detail = {k: v for k, v in dict(data.get("detail") or {}).items() if isinstance(k, str)}
+            if cls is DeviceError:
+                return DeviceError(str(data.get("message", "")), int(detail.pop("result", 999)), **detail)
+            return cls(str(data.get("message", "")), **detail)
+    return RgpuError(str(data.get("message", data)))
