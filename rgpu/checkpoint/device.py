@@ -1,0 +1,191 @@
+"""What a device must do for a session: the protocol that ``cpu`` and ``cuda`` implement.
+
+A device belongs to one worker and so to one session. Objects are named by the
+client's numbers. Two kinds of method: *immediate* ones take effect before they
+return; *ordered* ones take ``seq`` (the call's journal position) and a stream,
+return at once, and are executed in stream order as CUDA defines it (the legacy
+stream 0 orders with blocking streams; streams run independently otherwise).
+
+Ordered methods never raise for what only execution can show: such an error
+becomes the device's sticky error. They raise :class:`DeviceError` (with the
+CUresult that the driver would give) for what is wrong with the call itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from rgpu.session.addresses import GRANULE, PAGE
+
+__all__ = ["GRANULE", "PAGE", "Device", "DeviceFacts", "Done", "FunctionInfo", "GlobalVariable", "Launch", "ModuleTable", "Region"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a client may ask about a device, learned once at session start."""
+
+    name: str
+    uuid: bytes  #: 16 bytes
+    total_memory: int  #: bytes
+    pci: tuple[int, int, int]  #: domain, bus, device
+    compute_capability: tuple[int, int]
+    driver_version: int  #: as cuDriverGetVersion, 13000 = 13.0
+    attributes: dict[int, int] = field(default_factory=dict)  #: CUdevice_attribute → value
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A range of device memory whose bytes belong to the session's state.
+
+    ``kind``: ``mapped`` (granules of the allocator), ``global`` (a module's
+    variable; its address is the device's choice), ``pinned`` (a shadow).
+    """
+
+    address: int
+    size: int
+    kind: str
+    owner: int = 0  #: module handle for ``global``
+    name: str = ""  #: the variable's name for ``global``
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionInfo:
+    name: str
+    parameters: tuple[tuple[int, int], ...]  #: (offset, size) in bytes
+    attributes: tuple[int, ...]  #: CUfunction_attribute 0…15, −1 where unknown
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalVariable:
+    name: str
+    address: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTable:
+    """What a load returns to the client: enough to answer every later question."""
+
+    functions: tuple[FunctionInfo, ...]
+    globals: tuple[GlobalVariable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    module: int
+    function: int  #: index in the module's table
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int  #: dynamic shared memory, bytes
+    stream: int
+    parameters: bytes  #: packed as the function's parameter table says
+    cooperative: bool = False
+    attributes: bytes = b""  #: raw CUlaunchAttribute entries, 72 bytes each
+
+
+#: Called from any thread when ordered work is complete: (CUresult, data or None).
+Done = Callable[[int, Any], None]
+
+
+class Device(Protocol):
+    """See the module docstring. Thread-safe: one applying thread, many others."""
+
+    facts: DeviceFacts
+
+    # -- memory (immediate) -------------------------------------------------
+    def map(self, address: int, size: int) -> None:
+        """Back [address, address+size) with zeros. Both multiples of GRANULE."""
+
+    def unmap(self, address: int, size: int) -> None: ...
+    def allocate(self, address: int, size: int) -> None:
+        """Make a sub-range of mapped memory valid for kernels and copies."""
+
+    def free(self, address: int) -> None: ...
+    def host_allocate(self, address: int, size: int) -> None:
+        """Shadow of a pinned host range, at its own address."""
+
+    def host_free(self, address: int) -> None: ...
+
+    # -- objects (immediate) ------------------------------------------------
+    def create_context(self, context: int, flags: int, primary: bool) -> None: ...
+    def destroy_context(self, context: int) -> None: ...
+    def set_limit(self, context: int, limit: int, value: int) -> None: ...
+    def create_stream(self, stream: int, context: int, flags: int, priority: int) -> None: ...
+    def destroy_stream(self, stream: int) -> None: ...
+    def create_event(self, event: int, context: int, flags: int) -> None: ...
+    def destroy_event(self, event: int) -> None: ...
+    def load(self, module: int, image: bytes, options: bytes, library: bool) -> tuple[ModuleTable, str]:
+        """Load; returns the table and the compiler's log. Raises DeviceError."""
+
+    def unload(self, module: int) -> None: ...
+    def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
+        """cuLink*: (CUjitInputType, name, data) → an image that load() takes, and a log."""
+
+    def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None: ...
+
+    # -- ordered work -------------------------------------------------------
+    def launch(self, seq: int, launch: Launch) -> None: ...
+    def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
+        """Host bytes (height rows of width, packed) to device memory of that pitch."""
+
+    def copy_out(self, seq: int, stream: int, source: int, pitch: int, width: int, height: int, done: Done) -> None:
+        """done(result, packed bytes)."""
+
+    def copy(self, seq: int, stream: int, destination: int, destination_pitch: int,
+             source: int, source_pitch: int, width: int, height: int) -> None: ...
+    def fill(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int,
+             element: int, value: int) -> None:
+        """width counts elements of ``element`` bytes."""
+
+    def record_event(self, seq: int, event: int, stream: int) -> None: ...
+    def wait_event(self, seq: int, stream: int, event: int) -> None: ...
+    def host_function(self, seq: int, stream: int, reached: Done) -> None:
+        """reached() when the stream gets there; the stream stops until host_function_done(seq)."""
+
+    def host_function_done(self, seq: int) -> None: ...
+    def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
+        """done() when all work given so far to the stream (None: to any) is complete."""
+
+    def synchronize_event(self, seq: int, event: int, done: Done) -> None: ...
+
+    # -- progress -----------------------------------------------------------
+    def on_progress(self, notify: Callable[[], None]) -> None:
+        """notify() is called (from any thread, coalesced) when progress() may have changed."""
+
+    def progress(self) -> tuple[set[int], dict[int, int]]:
+        """(seqs of ordered work not yet complete, {stream: highest seq complete in it})."""
+
+    def is_complete(self, seq: int) -> bool: ...
+    def wait_complete(self, seq: int, timeout: float | None = None) -> bool: ...
+    def drain(self, timeout: float) -> bool:
+        """Wait until no ordered work is left; False after timeout seconds."""
+
+    @property
+    def error(self) -> int:
+        """The sticky CUresult, 0 while there is none."""
+
+    def error_detail(self) -> str: ...
+
+    # -- state: only while drained -------------------------------------------
+    def regions(self) -> list[Region]: ...
+    def read(self, address: int, size: int) -> bytes: ...
+    def write(self, address: int, data: Any) -> None: ...
+    def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
+        """(pages, 2) uint64: the keyed 128-bit hash of each PAGE of the region (see pagehash)."""
+
+    def elapsed(self, start: int, end: int) -> float:
+        """Milliseconds between two recorded timing events. Raises DeviceError (400, 600 not ready)."""
+
+    def event_states(self) -> dict[int, int | None]:
+        """{event: nanoseconds on the session clock when its last record completed, or None}."""
+
+    def restore_event_states(self, states: dict[int, int | None]) -> None: ...
+    def clock(self) -> int:
+        """The session clock, ns."""
+
+    def set_clock(self, now: int) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,140 @@
+"""``rgpu doctor``: what on this machine, or in the pool, would keep rgpu from working."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.pool import connect, pool_files
+from rgpu.cli.settings import Settings
+from rgpu.session.addresses import DEVICE_BASE, DEVICE_STRIDE
+from rgpu.session.errors import RgpuError
+
+
+@dataclass
+class Finding:
+    check: str
+    ok: bool
+    found: str
+    advice: str = ""
+
+
+@click.command("doctor")
+@common.pool_option
+@common.output_option
+@common.verb
+def command(pool: str | None, output: str) -> None:
+    """Check this machine and the pool; exits 1 if something needs mending."""
+    settings = common.settings(pool=pool)
+    findings = [asdict(finding) for finding in _all(settings)]
+    common.emit(findings, output, _show)
+    sys.exit(0 if all(f["ok"] for f in findings) else 1)
+
+
+def _show(findings: list[dict[str, Any]]) -> None:
+    for finding in findings:
+        mark = "[green]ok  [/green]" if finding["ok"] else "[red]FAIL[/red]"
+        common.out.print(f"{mark} {finding['check']}: {finding['found']}")
+        if not finding["ok"] and finding["advice"]:
+            common.out.print(f"     {finding['advice']}", markup=False)
+
+
+def _all(settings: Settings) -> Iterator[Finding]:
+    checks: tuple[Callable[[], Finding], ...] = (_python, _shim, _addresses, _randomisation, _memfd, _gpu,
+                                                 lambda: _keys(settings), lambda: _pool(settings))
+    for check in checks:
+        try:
+            yield check()
+        except Exception as error:  # noqa: BLE001 - a check that fails is a finding
+            yield Finding(getattr(check, "__name__", "check").strip("_"), False, str(error))
+
+
+def _python() -> Finding:
+    return Finding("python", sys.version_info >= (3, 11), sys.version.split()[0], "rgpu needs Python 3.11 or newer")
+
+
+def _shim() -> Finding:
+    from rgpu.client.launcher import shim_directory
+
+    path = shim_directory() / "libcuda.so.1"
+    if not path.exists():
+        return Finding("client library", False, f"{path} is missing", "install the package again: pip install .")
+    version = ctypes.c_int()
+    code = subprocess.run([sys.executable, "-c", f"import ctypes; l = ctypes.CDLL({str(path)!r}); "
+                           "v = ctypes.c_int(); print(l.cuDriverGetVersion(ctypes.byref(v)))"],
+                          capture_output=True, text=True, timeout=20)
+    del version
+    return Finding("client library", code.returncode == 0, str(path), code.stderr.strip()[-200:])
+
+
+def _addresses() -> Finding:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    fixed_noreplace, private_anonymous, noreserve = 0x100000, 0x22, 0x4000
+    got = libc.mmap(DEVICE_BASE, DEVICE_STRIDE, 0, fixed_noreplace | private_anonymous | noreserve, -1, 0)
+    ok = got == DEVICE_BASE
+    if ok:
+        libc.munmap(ctypes.c_void_p(DEVICE_BASE), ctypes.c_size_t(DEVICE_STRIDE))
+    return Finding("address range", ok, f"8 TiB at 0x{DEVICE_BASE:x} {'can' if ok else 'cannot'} be reserved",
+                   "is `ulimit -v` set, or vm.overcommit_memory=2?")
+
+
+def _randomisation() -> Finding:
+    ok = subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0 if shutil.which("setarch") \
+        else ctypes.CDLL(None).personality(0xFFFFFFFF) != -1
+    return Finding("address randomisation", ok, "workers can switch it off" if ok else "it cannot be switched off here",
+                   "personality(ADDR_NO_RANDOMIZE) is forbidden (seccomp?): moves of sessions with module globals may "
+                   "be refused on GPUs")
+
+
+def _memfd() -> Finding:
+    fd = os.memfd_create("rgpu-doctor", os.MFD_ALLOW_SEALING)
+    os.close(fd)
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
+    return Finding("shared memory", True, f"sealed memfds work; {common.size(free)} free in /dev/shm")
+
+
+def _gpu() -> Finding:
+    try:
+        from rgpu.server.device.cuda.device import facts
+
+        found = facts(0)
+    except ImportError:
+        return Finding("gpu", True, "none used: cuda-bindings is not installed (only GPU nodes need it)")
+    except Exception as error:  # noqa: BLE001 - no driver is a fact, not a failure
+        return Finding("gpu", True, f"none here ({str(error).splitlines()[0]}); the cpu device works without")
+    return Finding("gpu", True, f"{found.name}, compute capability {'.'.join(map(str, found.compute_capability))}, "
+                   f"driver {found.driver_version // 1000}.{found.driver_version % 1000 // 10}")
+
+
+def _keys(settings: Settings) -> Finding:
+    files = pool_files(settings)
+    if not files.description_path.exists():
+        return Finding("keys", True, f"no pool in {files.root}; `rgpu up` makes one")
+    from rgpu.link.keys import KeyPair
+
+    KeyPair.load(files.key_path("user"))
+    return Finding("keys", True, f"{files.key_path('user')}")
+
+
+def _pool(settings: Settings) -> Finding:
+    files = pool_files(settings)
+    if not files.description_path.exists():
+        return Finding("pool", True, "not set up")
+    try:
+        with connect(settings) as client:
+            nodes = client.call("node.list", {}, timeout=5)["nodes"]
+    except RgpuError as error:
+        return Finding("pool", False, error.message, "start it with `rgpu up`")
+    bad = [n["host"] for n in nodes if n["state"] != "ready"]
+    return Finding("pool", not bad, f"{len(nodes)} nodes" + (f", not ready: {', '.join(bad)}" if bad else ""))

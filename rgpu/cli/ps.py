@@ -1,0 +1,29 @@
+"""``rgpu ps``: the sessions of the pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.pool import connect
+
+
+@click.command("ps")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also sessions that ended or failed.")
+@common.pool_option
+@common.output_option
+@common.verb
+def command(everything: bool, pool: str | None, output: str) -> None:
+    """List sessions: where they run, what they hold, how often they wait."""
+    with connect(common.settings(pool=pool)) as client:
+        sessions = client.call("session.list", {"all": everything})["sessions"]
+    common.emit(sessions, output, _show)
+
+
+def _show(sessions: list[dict[str, Any]]) -> None:
+    common.table(
+        ("SESSION", "STATE", "HOST", "EPOCH", "MEMORY", "CALLS", "AWAITED", "PID", "WORKER", "NOTE"),
+        ((s["session"], s["state"], s.get("host"), s["epoch"], common.size(s.get("memory_bytes")), s.get("calls"),
+          s.get("awaited_calls"), s.get("pid"), s.get("worker_pid"), s.get("note") or "") for s in sessions))

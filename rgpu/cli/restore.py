@@ -1,0 +1,32 @@
+"""``rgpu restore IMAGE``: put a session back from one of its images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.pool import connect
+
+
+@click.command("restore")
+@click.argument("image")
+@click.option("--host", help="Where to (default: the coordinator chooses).")
+@common.pool_option
+@common.output_option
+@common.verb
+def command(image: str, host: str | None, pool: str | None, output: str) -> None:
+    """Bring the session of IMAGE back from that image and its live program's journal.
+
+    The agent must still hold the journal from the image's position on: a live
+    program cannot be rolled back. It is refused if that was cut.
+    """
+    with connect(common.settings(pool=pool)) as client:
+        result = client.call("session.restore", {"image": image, "host": host}, timeout=600)
+    common.emit(result, output, _show)
+
+
+def _show(result: dict[str, Any]) -> None:
+    common.out.print(f"{result['session']} restored on {result['host']} at epoch {result['epoch']} "
+                     f"from position {result['position']}", markup=False)

@@ -1,0 +1,36 @@
+"""``rgpu run -- CMD…``: run a program with its CUDA calls on the pool."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.pool import pool_files
+from rgpu.cli.settings import parse_size
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--name", metavar="S", help="The session's name (default: the program's name and a number).")
+@click.option("--memory", metavar="SIZE", help="Device memory of the session (default: 1GiB).")
+@click.option("--host", help="Start on this host (default: the coordinator chooses).")
+@click.option("--recover", type=click.Choice(["on", "off"]), help="Keep the journal, to outlive a server (default: on).")
+@click.option("--journal-limit", metavar="SIZE", help="Journal kept in memory before it is spilled.")
+@click.option("--journal-dir", metavar="DIR", help="Where it is spilled to.")
+@common.pool_option
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@common.verb
+def command(name: str | None, memory: str | None, host: str | None, recover: str | None, journal_limit: str | None,
+            journal_dir: str | None, pool: str | None, program: tuple[str, ...]) -> None:
+    """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
+
+    Exits as the program does.
+    """
+    from rgpu.client.launcher import run
+
+    settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
+                               journal_dir=journal_dir)
+    sys.exit(run(list(program), name=name, memory=parse_size(settings.memory), pool=pool_files(settings), host=host,
+                 recover=settings.recover, journal_limit=parse_size(settings.journal_limit),
+                 journal_dir=settings.journal_dir))

@@ -1,0 +1,42 @@
+"""``rgpu server``: one node daemon, in the foreground."""
+
+from __future__ import annotations
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.pool import pool_files
+from rgpu.cli.settings import parse_size
+from rgpu.session.errors import NotFound
+
+
+@click.command("server")
+@click.option("--host", required=True, metavar="NAME", help="This node's name in the pool.")
+@click.option("--device", "devices", multiple=True, default=("cpu",), metavar="DEV", show_default=True,
+              help="cpu, cpu:1, cuda:0, …; several times for several devices.")
+@click.option("--device-memory", metavar="SIZE", default="8GiB", show_default=True,
+              help="Device memory that a cpu device offers.")
+@click.option("--listen", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--control-port", default=0, help="Port for control; 0: any free one.")
+@click.option("--data-port", default=0, help="Port for calls and pages; 0: any free one.")
+@click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")
+@click.option("--coordinator", type=click.Choice(["auto", "never"]), default="auto", show_default=True,
+              help="Whether this node may be elected coordinator.")
+@common.pool_option
+@common.verb
+def command(host: str, devices: tuple[str, ...], device_memory: str, listen: str, control_port: int, data_port: int,
+            lease: float, coordinator: str, pool: str | None) -> None:
+    """Run a node daemon of the pool on this host until SIGTERM.
+
+    Stopped by SIGTERM, it ends its sessions; killed, its workers live on and a
+    restarted daemon adopts them.
+    """
+    from rgpu.server.daemon import Options, run
+
+    settings = common.settings(pool=pool)
+    files = pool_files(settings)
+    if not files.description_path.exists():
+        raise NotFound(f"there is no pool in {files.root}; `rgpu up` or `rgpu keys init` makes one")
+    run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
+                control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator == "auto",
+                log_level=settings.log_level))

@@ -1,0 +1,130 @@
+"""Settings: what they are, where each value came from.
+
+Precedence: command-line option, environment (``RGPU_<NAME>``), configuration
+file, default. The file is TOML: ``$RGPU_CONFIG``, or ``rgpu/config.toml`` under
+``$XDG_CONFIG_HOME`` (``~/.config``). ``rgpu config explain`` prints the result.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rgpu.session.errors import UsageError
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_size(text: str | int) -> int:
+    """``"8GiB"``, ``"512M"``, ``"4096"`` → bytes (binary units). Raises :class:`UsageError`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", str(text).lower())
+    if not match:
+        raise UsageError(f"{text!r} is no size; write for example 512MiB, 8GiB or a number of bytes")
+    return int(float(match.group(1)) * _UNITS[match.group(2)])
+
+
+def parse_flag(text: str | bool) -> bool:
+    """``on``/``off`` and their usual other spellings. Raises :class:`UsageError`."""
+    if isinstance(text, bool):
+        return text
+    if text.lower() in ("on", "true", "yes", "1"):
+        return True
+    if text.lower() in ("off", "false", "no", "0"):
+        return False
+    raise UsageError(f"{text!r} is neither on nor off")
+
+
+def parse_seconds(text: str | float) -> float:
+    """``"500ms"``, ``"10s"``, ``"2.5"`` → seconds. Raises :class:`UsageError`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|)\s*", str(text).lower())
+    if not match:
+        raise UsageError(f"{text!r} is no duration; write for example 500ms or 10s")
+    return float(match.group(1)) * {"ms": 0.001, "m": 60.0}.get(match.group(2), 1.0)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting. ``parse`` turns text from the file or the environment into the value."""
+
+    name: str
+    default: Any
+    parse: Any
+    help: str
+
+
+def _state_home() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rgpu"
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("pool", lambda: str(_state_home() / "pool"), str, "the pool's directory (addresses and keys)"),
+    Setting("memory", lambda: 1 << 30, parse_size, "device memory of a session (its quota)"),
+    Setting("recover", lambda: True, parse_flag, "keep the journal since the last image, to outlive a server"),
+    Setting("journal_limit", lambda: 256 << 20, parse_size, "journal kept in memory before it is spilled"),
+    Setting("journal_dir", lambda: str(_state_home() / "journal"), str, "where a journal is spilled to"),
+    Setting("max_downtime", lambda: 10.0, parse_seconds, "longest stop that a move may cause"),
+    Setting("timeout", lambda: 30.0, parse_seconds, "how long a command waits for the pool"),
+    Setting("log_level", lambda: "info", str, "debug, info, warning or error"),
+)
+
+
+@dataclass(frozen=True)
+class Value:
+    value: Any
+    source: str  #: "option --pool", "environment RGPU_POOL", "file …", "default"
+
+
+class Settings:
+    """All settings, resolved once for a command."""
+
+    def __init__(self, options: dict[str, Any] | None = None, environ: dict[str, str] | None = None) -> None:
+        environ = dict(os.environ) if environ is None else environ
+        self.file, content = _read_file(environ)
+        self._values: dict[str, Value] = {}
+        for setting in SETTINGS:
+            self._values[setting.name] = _resolve(setting, options or {}, environ, self.file, content)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name].value
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def explain(self) -> list[dict[str, Any]]:
+        """Every setting with its value and where it came from."""
+        return [{"name": s.name, "value": self._values[s.name].value, "source": self._values[s.name].source,
+                 "help": s.help} for s in SETTINGS]
+
+
+def _read_file(environ: dict[str, str]) -> tuple[Path | None, dict[str, Any]]:
+    named = environ.get("RGPU_CONFIG")
+    base = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    path = Path(named) if named else base / "rgpu" / "config.toml"
+    if not path.exists():
+        if named:
+            raise UsageError(f"RGPU_CONFIG names {path}, which does not exist")
+        return None, {}
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    unknown = set(content) - {s.name for s in SETTINGS}
+    if unknown:
+        raise UsageError(f"{path}: unknown setting {sorted(unknown)[0]!r}; `rgpu config explain` lists them")
+    return path, content
+
+
+def _resolve(setting: Setting, options: dict[str, Any], environ: dict[str, str], path: Path | None,
+             content: dict[str, Any]) -> Value:
+    if options.get(setting.name) is not None:
+        return Value(setting.parse(options[setting.name]), f"option --{setting.name.replace('_', '-')}")
+    variable = f"RGPU_{setting.name.upper()}"
+    if environ.get(variable):
+        return Value(setting.parse(environ[variable]), f"environment {variable}")
+    if setting.name in content:
+        return Value(setting.parse(content[setting.name]), f"file {path}")
+    return Value(setting.default(), "default")

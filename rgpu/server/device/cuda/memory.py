@@ -1,0 +1,85 @@
+"""Device memory at the session's own addresses: reserve once, create and map per granule range.
+
+Source: CUDA driver API, "Virtual Memory Management". One physical handle for
+each mapping, created exportable as a POSIX descriptor (SEMANTICS 15).
+"""
+
+from __future__ import annotations
+
+import bisect
+
+from cuda.bindings import driver
+
+from rgpu.server.device.cuda.errors import check
+from rgpu.session.addresses import ALLOCATION_SIZE, GRANULE, device_base
+from rgpu.session.errors import DeviceError
+
+CUDA_ERROR_INVALID_VALUE = 1
+
+
+class Memory:
+    """The mapped ranges of one session on one GPU."""
+
+    def __init__(self, ordinal: int, session_ordinal: int = 0) -> None:
+        self.ordinal = ordinal
+        self.base = device_base(session_ordinal)
+        reserved = check(driver.cuMemAddressReserve(ALLOCATION_SIZE, GRANULE, self.base, 0), "cuMemAddressReserve")
+        if int(reserved) != self.base:
+            driver.cuMemAddressFree(reserved, ALLOCATION_SIZE)
+            raise DeviceError(f"the driver reserved 0x{int(reserved):x} instead of 0x{self.base:x}: is another session "
+                              "in this process?", 2)
+        self.maps: dict[int, tuple[int, object]] = {}  #: address → (size, physical handle)
+        self.allocations: dict[int, int] = {}
+        self._starts: list[int] = []
+
+    def map(self, address: int, size: int) -> None:
+        if size <= 0 or address % GRANULE or size % GRANULE:
+            raise DeviceError(f"map of 0x{address:x} + {size}: not in granules", CUDA_ERROR_INVALID_VALUE)
+        if not self.base <= address <= address + size <= self.base + ALLOCATION_SIZE:
+            raise DeviceError(f"map of 0x{address:x} + {size}: outside the session's range", CUDA_ERROR_INVALID_VALUE)
+        prop = driver.CUmemAllocationProp()
+        prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        prop.location.id = self.ordinal
+        prop.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        handle = check(driver.cuMemCreate(size, prop, 0), "cuMemCreate")
+        try:
+            check(driver.cuMemMap(address, size, 0, handle, 0), "cuMemMap")
+            access = driver.CUmemAccessDesc()
+            access.location = prop.location
+            access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            check(driver.cuMemSetAccess(address, size, [access], 1), "cuMemSetAccess")
+        except DeviceError:
+            driver.cuMemRelease(handle)
+            raise
+        check(driver.cuMemsetD8(address, 0, size), "cuMemsetD8")
+        self.maps[address] = (size, handle)
+
+    def unmap(self, address: int, size: int) -> None:
+        entry = self.maps.get(address)
+        if entry is None or entry[0] != size:
+            raise DeviceError(f"unmap of 0x{address:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
+        check(driver.cuMemUnmap(address, size), "cuMemUnmap")
+        check(driver.cuMemRelease(entry[1]), "cuMemRelease")
+        del self.maps[address]
+
+    def allocate(self, address: int, size: int) -> None:
+        self.allocations[address] = size
+        bisect.insort(self._starts, address)
+
+    def free(self, address: int) -> None:
+        if self.allocations.pop(address, None) is None:
+            raise DeviceError(f"free of 0x{address:x}: no allocation", CUDA_ERROR_INVALID_VALUE)
+        self._starts.pop(bisect.bisect_left(self._starts, address))
+
+    def contains(self, address: int, size: int) -> bool:
+        """Whether [address, address+size) lies in one allocation."""
+        at = bisect.bisect_right(self._starts, address) - 1
+        return at >= 0 and address + size <= self._starts[at] + self.allocations[self._starts[at]]
+
+    def close(self) -> None:
+        for address, (size, handle) in list(self.maps.items()):
+            driver.cuMemUnmap(address, size)
+            driver.cuMemRelease(handle)
+        self.maps.clear()
+        driver.cuMemAddressFree(self.base, ALLOCATION_SIZE)

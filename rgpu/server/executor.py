@@ -1,0 +1,290 @@
+"""Applies wire calls to a device: one method for each call, nothing else.
+
+The executor knows no sockets and no journal order: the worker
+(:mod:`rgpu.server.worker`) decides *when* a record is applied, the executor
+*what* it does. Every method is named like its wire call and takes the decoded
+arguments; :func:`Executor.apply` dispatches. Errors of a call are answered
+with the CUresult that the driver would give. An error in a call that nobody
+awaits is the shim's oversight (it checks arguments before it publishes): it is
+logged as our bug and never made sticky (SEMANTICS 4), except where the device
+could not provide what the program was promised (memory, an object), which
+sticks.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from rgpu.checkpoint.device import Device, Launch
+from rgpu.session import module_table
+from rgpu.session.calls import decoders
+from rgpu.session.calls.wire import BY_ID, Answer
+from rgpu.session.errors import Corrupt, DeviceError
+from rgpu.session.record import Record
+
+log = structlog.get_logger(__name__)
+
+CUDA_SUCCESS = 0
+CUDA_ERROR_INVALID_VALUE = 1
+CUDA_ERROR_INVALID_CONTEXT = 201
+CUDA_ERROR_INVALID_HANDLE = 400
+CUDA_ERROR_NOT_SUPPORTED = 801
+CUDA_ERROR_UNKNOWN = 999
+
+#: (seq, CUresult, encoded reply arguments, reply payload)
+AnswerCallback = Callable[[int, int, bytes, Any], None]
+
+
+class Executor:
+    """See the module docstring.
+
+    ``broken`` is a sticky CUresult of the executor's own (a mapping or an
+    object that could not be made); the device's own sticky error is
+    ``device.error``.
+    """
+
+    def __init__(self, device: Device, answer: AnswerCallback) -> None:
+        self.device = device
+        self._answer = answer
+        self.broken = 0
+        self.broken_detail = ""
+        self.bugs = 0  #: argument errors that the shim let through
+        self.premapped: set[tuple[int, int]] = set()  #: mapped ahead of a rebuild by a move
+        self._events: set[int] = set()
+
+    @property
+    def error(self) -> int:
+        """The session's sticky CUresult, 0 while there is none."""
+        return self.device.error or self.broken
+
+    def apply(self, record: Record) -> None:
+        """Apply one record. Raises :class:`Corrupt` if it does not decode; nothing else."""
+        call = BY_ID.get(record.call_id)
+        if call is None:
+            raise Corrupt(f"journal position {record.seq}: unknown call id {record.call_id}", seq=record.seq,
+                          reason="unknown call")
+        args = decoders.decode(record.call_id, record.args)
+        try:
+            if call.answer is not Answer.ASYNC and self.error and call.name != "host_function":
+                raise DeviceError("an earlier error sticks", self.error)
+            getattr(self, call.name)(record, args)
+        except DeviceError as error:
+            self._failed(record, call, error)
+        except Exception as error:  # noqa: BLE001 - a bug here must not take the session's memory with it
+            log.exception("executor bug", call=call.name, seq=record.seq)
+            self._failed(record, call, DeviceError(str(error), CUDA_ERROR_UNKNOWN))
+
+    def _failed(self, record: Record, call: Any, error: DeviceError) -> None:
+        if call.answer is not Answer.ASYNC:
+            self._answer(record.seq, error.result, b"", None)
+            return
+        if call.name in _PROMISED:
+            self.broken = self.broken or error.result
+            self.broken_detail = f"{call.name} at position {record.seq}: {error.message}"
+            log.error("the device cannot provide what the program was promised", call=call.name, seq=record.seq,
+                      result=error.result, reason=error.message)
+            return
+        self.bugs += 1
+        log.warning("argument error that the shim missed (our bug)", call=call.name, seq=record.seq,
+                    result=error.result, reason=error.message)
+
+    def _reply(self, record: Record, call: str, payload: Any = None, **values: Any) -> None:
+        self._answer(record.seq, CUDA_SUCCESS, decoders.encode_reply(call, **values), payload)
+
+    def _when_done(self, record: Record) -> Callable[[int, Any], None]:
+        seq = record.seq
+
+        def done(result: int, data: Any) -> None:
+            self._answer(seq, result, b"", data)
+
+        return done
+
+    # -- the session ----------------------------------------------------------
+    def session_open(self, record: Record, args: Any) -> None:
+        """The environment matters to contexts made later; the cpu device needs none of it."""
+
+    def completed(self, record: Record, args: Any) -> None:
+        """Order only: the worker has waited already."""
+
+    def context_create(self, record: Record, args: Any) -> None:
+        self.device.create_context(args.context, args.flags, bool(args.primary))
+
+    def context_destroy(self, record: Record, args: Any) -> None:
+        self.device.destroy_context(args.context)
+
+    def context_limit(self, record: Record, args: Any) -> None:
+        self.device.set_limit(args.context, args.limit, args.value)
+
+    def context_flags(self, record: Record, args: Any) -> None:
+        """Scheduling flags concern the waiting thread, which is the client's."""
+
+    def context_synchronize(self, record: Record, args: Any) -> None:
+        self.device.synchronize(record.seq, None, self._when_done(record))
+
+    # -- memory ---------------------------------------------------------------
+    def memory_map(self, record: Record, args: Any) -> None:
+        if (args.address, args.size) in self.premapped:
+            self.premapped.discard((args.address, args.size))
+            return
+        self.device.map(args.address, args.size)
+
+    def memory_unmap(self, record: Record, args: Any) -> None:
+        self.device.unmap(args.address, args.size)
+
+    def memory_allocate(self, record: Record, args: Any) -> None:
+        self.device.allocate(args.address, args.size)
+
+    def memory_free(self, record: Record, args: Any) -> None:
+        self.device.free(args.address)
+
+    def memory_free_wait(self, record: Record, args: Any) -> None:
+        address = args.address
+        seq = record.seq
+
+        def done(result: int, data: Any) -> None:
+            try:
+                self.device.free(address)
+            except DeviceError as error:
+                result = result or error.result
+            self._answer(seq, result, b"", None)
+
+        self.device.synchronize(record.seq, None, done)
+
+    def memset(self, record: Record, args: Any) -> None:
+        self.device.fill(record.seq, args.stream, args.destination, args.pitch, args.width, args.height,
+                         args.element, args.value)
+
+    def memcpy_h2d(self, record: Record, args: Any) -> None:
+        size = len(record.payload)
+        self.device.copy_in(record.seq, args.stream, args.destination, size, size, 1, record.payload)
+
+    def memcpy_d2h(self, record: Record, args: Any) -> None:
+        self.device.copy_out(record.seq, args.stream, args.source, args.size, args.size, 1, self._when_done(record))
+
+    def memcpy_d2d(self, record: Record, args: Any) -> None:
+        self.device.copy(record.seq, args.stream, args.destination, args.size, args.source, args.size, args.size, 1)
+
+    def memcpy2d_h2d(self, record: Record, args: Any) -> None:
+        if len(record.payload) != args.width * args.height:
+            raise DeviceError(f"payload of {len(record.payload)} bytes for {args.width} x {args.height}",
+                              CUDA_ERROR_INVALID_VALUE)
+        self.device.copy_in(record.seq, args.stream, args.destination, args.pitch, args.width, args.height,
+                            record.payload)
+
+    def memcpy2d_d2h(self, record: Record, args: Any) -> None:
+        self.device.copy_out(record.seq, args.stream, args.source, args.pitch, args.width, args.height,
+                             self._when_done(record))
+
+    def memcpy2d_d2d(self, record: Record, args: Any) -> None:
+        self.device.copy(record.seq, args.stream, args.destination, args.destination_pitch, args.source,
+                         args.source_pitch, args.width, args.height)
+
+    def host_allocate(self, record: Record, args: Any) -> None:
+        self.device.host_allocate(args.address, args.size)
+
+    def host_free(self, record: Record, args: Any) -> None:
+        self.device.host_free(args.address)
+
+    def host_shadow_write(self, record: Record, args: Any) -> None:
+        size = len(record.payload)
+        self.device.copy_in(record.seq, args.stream, args.address, size, size, 1, record.payload)
+
+    def host_shadow_read(self, record: Record, args: Any) -> None:
+        self.device.copy_out(record.seq, args.stream, args.address, args.size, args.size, 1, self._when_done(record))
+
+    # -- modules --------------------------------------------------------------
+    def module_load(self, record: Record, args: Any) -> None:
+        try:
+            table, text = self.device.load(args.module, bytes(record.payload), bytes(args.options), bool(args.library))
+        except DeviceError as error:
+            reply = decoders.encode_reply("module_load", table=b"", log=error.message.encode())
+            self._answer(record.seq, error.result, reply, None)
+            return
+        self._reply(record, "module_load", table=module_table.encode(table), log=text.encode())
+
+    def module_unload(self, record: Record, args: Any) -> None:
+        self.device.unload(args.module)
+
+    def function_attribute(self, record: Record, args: Any) -> None:
+        self.device.set_function_attribute(args.module, args.function, args.attribute, args.value)
+
+    def link(self, record: Record, args: Any) -> None:
+        try:
+            image, text = self.device.link(parse_link_inputs(record.payload), bytes(args.options))
+        except DeviceError as error:
+            reply = decoders.encode_reply("link", image=b"", log=error.message.encode())
+            self._answer(record.seq, error.result, reply, None)
+            return
+        self._reply(record, "link", image=image, log=text.encode())
+
+    def launch(self, record: Record, args: Any) -> None:
+        self.device.launch(record.seq, Launch(
+            module=args.module, function=args.function, grid=(args.grid_x, args.grid_y, args.grid_z),
+            block=(args.block_x, args.block_y, args.block_z), shared=args.shared, stream=args.stream,
+            parameters=bytes(args.parameters), cooperative=bool(args.flags & 1), attributes=bytes(args.attributes)))
+
+    # -- streams and events ---------------------------------------------------
+    def stream_create(self, record: Record, args: Any) -> None:
+        self.device.create_stream(args.stream, args.context, args.flags, args.priority)
+
+    def stream_destroy(self, record: Record, args: Any) -> None:
+        self.device.destroy_stream(args.stream)
+
+    def stream_synchronize(self, record: Record, args: Any) -> None:
+        self.device.synchronize(record.seq, args.stream, self._when_done(record))
+
+    def stream_wait_event(self, record: Record, args: Any) -> None:
+        self.device.wait_event(record.seq, args.stream, args.event)
+
+    def event_create(self, record: Record, args: Any) -> None:
+        self.device.create_event(args.event, args.context, args.flags)
+
+    def event_destroy(self, record: Record, args: Any) -> None:
+        self.device.destroy_event(args.event)
+
+    def event_record(self, record: Record, args: Any) -> None:
+        self.device.record_event(record.seq, args.event, args.stream)
+
+    def event_synchronize(self, record: Record, args: Any) -> None:
+        self.device.synchronize_event(record.seq, args.event, self._when_done(record))
+
+    def event_elapsed(self, record: Record, args: Any) -> None:
+        self._reply(record, "event_elapsed", milliseconds=self.device.elapsed(args.start, args.end))
+
+    def host_function(self, record: Record, args: Any) -> None:
+        self.device.host_function(record.seq, args.stream, self._when_done(record))
+
+    def host_function_done(self, record: Record, args: Any) -> None:
+        self.device.host_function_done(args.call)
+
+
+#: Calls that no one awaits but whose failure breaks a promise made to the program.
+_PROMISED = frozenset({"memory_map", "memory_allocate", "host_allocate", "context_create", "stream_create",
+                       "event_create"})
+
+
+def parse_link_inputs(payload: Any) -> list[tuple[int, str, bytes]]:
+    """The payload of ``link``: (u32 type, u32 name length, name, u64 length, data) …, bounds checked."""
+    data = memoryview(payload)
+    inputs: list[tuple[int, str, bytes]] = []
+    at = 0
+    while at < len(data):
+        if at + 8 > len(data):
+            raise DeviceError(f"link input at offset {at} is cut short", CUDA_ERROR_INVALID_VALUE)
+        kind, name_length = struct.unpack_from("<II", data, at)
+        at += 8
+        if at + name_length + 8 > len(data):
+            raise DeviceError(f"link input at offset {at} is cut short", CUDA_ERROR_INVALID_VALUE)
+        name = bytes(data[at:at + name_length]).decode(errors="replace")
+        at += name_length
+        (length,) = struct.unpack_from("<Q", data, at)
+        at += 8
+        if length > len(data) - at:
+            raise DeviceError(f"link input {name!r} at offset {at} is cut short", CUDA_ERROR_INVALID_VALUE)
+        inputs.append((kind, name, bytes(data[at:at + length])))
+        at += length
+    return inputs

@@ -1,0 +1,227 @@
+"""What a node does with sessions: the verbs that a coordinator commands (docs/architecture.md, "Registry").
+
+The node owns worker processes; the registry owns the truth. No verb here
+decides who owns a session: `settle` reads the record and obeys it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from rgpu.checkpoint.device import DeviceFacts
+from rgpu.link import tickets
+from rgpu.link.tickets import Ticket
+from rgpu.server import workers
+from rgpu.server.workers import WorkerHandle
+from rgpu.session.errors import Fenced, LinkError, NotFound, Refused, RgpuError
+
+log = structlog.get_logger(__name__)
+
+#: A move that the coordinator forgot is dropped by its destination after this long without a word.
+RECEIVE_SECONDS = 120.0
+
+
+@dataclass
+class DeviceSlot:
+    """A device of this node and what is promised of it."""
+
+    spec: str  #: cpu:0, cuda:1
+    facts: DeviceFacts
+    memory: int  #: bytes that sessions may use in all
+    healthy: bool = True
+
+
+@dataclass
+class Incoming:
+    """A session that is being received by a move."""
+
+    move: str
+    handle: WorkerHandle
+    epoch: int
+
+
+@dataclass
+class Node:
+    """Workers and devices of one host."""
+
+    host: str
+    directory: Path
+    store: Path
+    pool_secret: bytes
+    slots: dict[str, DeviceSlot]
+    on_event: Callable[[str, str, dict[str, Any]], Awaitable[None]]
+    log_level: str = "info"
+    data_address: tuple[str, int] = ("127.0.0.1", 0)
+    running: dict[str, WorkerHandle] = field(default_factory=dict)
+    incoming: dict[str, Incoming] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+
+    # -- devices --------------------------------------------------------------
+    def free(self, spec: str) -> int:
+        """Bytes of the device that no session here was promised."""
+        used = sum(h.quota for h in self._handles() if h.device == spec)
+        return self.slots[spec].memory - used
+
+    def _handles(self) -> list[WorkerHandle]:
+        return list(self.running.values()) + [i.handle for i in self.incoming.values()]
+
+    def choose(self, device: str | None, quota: int) -> str:
+        """A healthy device with room. Raises :class:`Refused` with the reason."""
+        if device and device not in self.slots:
+            raise Refused(f"{self.host} has no device {device}; it has {', '.join(self.slots)}")
+        reasons = []
+        for spec in [device] if device else list(self.slots):
+            if not self.slots[spec].healthy:
+                reasons.append(f"{spec} is unhealthy")
+            elif self.free(spec) < quota:
+                reasons.append(f"{spec} has {self.free(spec)} bytes free of the {quota} asked for")
+            else:
+                return spec
+        raise Refused(f"{self.host} is full: {'; '.join(reasons)}", host=self.host)
+
+    # -- the data port asks -----------------------------------------------------
+    def find(self, ticket: Ticket) -> tuple[WorkerHandle, int]:
+        """The worker that a ticket's holder may talk to, and its epoch. Raises :class:`NotFound`."""
+        if ticket.purpose == "pages":
+            incoming = self.incoming.get(ticket.session)
+            if incoming is None or ticket.agent != incoming.move:
+                raise NotFound(f"{self.host} does not receive {ticket.session} in that move")
+            return incoming.handle, incoming.epoch
+        handle = self.running.get(ticket.session)
+        if handle is None or handle.closed.is_set():
+            raise NotFound(f"session {ticket.session} is not on {self.host}", session=ticket.session)
+        return handle, self.epochs[ticket.session]
+
+    # -- verbs --------------------------------------------------------------------
+    async def worker_start(self, *, session: str, epoch: int, quota: int, device: str | None = None,
+                           image: str | None = None, **_: Any) -> dict[str, Any]:
+        """A worker for ``session`` at ``epoch``, empty or from an image; the epoch is fenced."""
+        known = self.epochs.get(session, 0)
+        if epoch < known or (epoch == known and session in self.running):
+            raise Fenced(f"{self.host} has {session} at epoch {known}; {epoch} is over")
+        await self._drop(session)
+        spec = self.choose(device, quota)
+        handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="empty",
+                                     on_event=self.on_event, log_level=self.log_level)
+        self.running[session], self.epochs[session] = handle, epoch
+        try:
+            position = 0
+            if image:
+                restored = await handle.request("restore", image=image, store=str(self.store), timeout=600)
+                position = int(restored["position"])
+            await handle.request("activate", epoch=epoch)
+        except RgpuError:
+            await self._drop(session)
+            raise
+        log.info("session starts here", session=session, epoch=epoch, device=spec, image=image, position=position)
+        return {"position": position, "device": spec, "worker_pid": handle.pid}
+
+    async def move_receive(self, *, session: str, move: str, epoch: int, quota: int, device: str | None = None,
+                           **_: Any) -> dict[str, Any]:
+        """Be the destination: a worker that waits for pages, and the ticket to reach it with."""
+        known = self.epochs.get(session, 0)
+        if epoch <= known and session in self.running:
+            raise Refused(f"{session} runs on {self.host} already")
+        await self._discard(session)
+        spec = self.choose(device, quota)
+        handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="incoming",
+                                     on_event=self.on_event, log_level=self.log_level)
+        self.incoming[session] = Incoming(move, handle, epoch)
+        granted = tickets.issue(self.pool_secret, session, move, "pages", lifetime=600)
+        return {"address": list(self.data_address), "ticket": granted.ticket, "secret": granted.secret, "device": spec,
+                "worker_pid": handle.pid}
+
+    async def move_send(self, *, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,
+                        max_downtime: float = 10.0, on_progress: Callable[[dict[str, Any]], None] | None = None,
+                        **_: Any) -> dict[str, Any]:
+        """Be the source: send everything; on return the session is paused and the copy verified."""
+        handle = self._owned(session)
+        return await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
+                                    max_downtime=max_downtime, timeout=600)
+
+    async def move_settle(self, *, session: str, move: str, action: str, epoch: int, **_: Any) -> dict[str, Any]:
+        """Obey what the registry's record says: activate, resume, forget or discard."""
+        if action == "activate":
+            incoming = self.incoming.get(session)
+            if incoming is None or incoming.move != move:
+                if session in self.running and self.epochs.get(session) == epoch:
+                    return {"done": "activate"}  # said twice
+                raise NotFound(f"{self.host} received no {session} in move {move}")
+            await incoming.handle.request("activate", epoch=epoch)
+            del self.incoming[session]
+            old = self.running.get(session)
+            self.running[session], self.epochs[session] = incoming.handle, epoch
+            if old is not None:
+                await self._end_handle(old, "moved")
+        elif action == "resume":
+            await self._owned(session).request("resume")
+        elif action == "forget":
+            handle = self.running.pop(session, None)
+            self.epochs[session] = max(epoch, self.epochs.get(session, 0))
+            if handle is not None:
+                await self._end_handle(handle, "moved")
+        elif action == "discard":
+            await self._discard(session, move)
+        else:
+            raise Refused(f"unknown way to settle a move: {action!r}")
+        return {"done": action}
+
+    async def session_checkpoint(self, *, session: str, image: str, **_: Any) -> dict[str, Any]:
+        """Write an image; it counts only when the registry names it."""
+        return await self._owned(session).request("checkpoint", image=image, store=str(self.store), timeout=600)
+
+    async def session_notice(self, *, session: str, kind: str, values: dict[str, Any], **_: Any) -> dict[str, Any]:
+        await self._owned(session).request("notice", kind=kind, values=values)
+        return {}
+
+    async def session_end(self, *, session: str, reason: str = "ended", **_: Any) -> dict[str, Any]:
+        """End the session's worker; an unknown session is no error (it ended before)."""
+        await self._discard(session)
+        handle = self.running.pop(session, None)
+        if handle is not None:
+            await self._end_handle(handle, reason)
+        return {"ended": handle is not None}
+
+    # -- helpers --------------------------------------------------------------------
+    def _owned(self, session: str) -> WorkerHandle:
+        handle = self.running.get(session)
+        if handle is None or handle.closed.is_set():
+            raise NotFound(f"session {session} is not on {self.host}", session=session)
+        return handle
+
+    async def _drop(self, session: str) -> None:
+        handle = self.running.pop(session, None)
+        if handle is not None:
+            await self._end_handle(handle, "replaced")
+
+    async def _discard(self, session: str, move: str | None = None) -> None:
+        incoming = self.incoming.get(session)
+        if incoming is not None and (move is None or incoming.move == move):
+            del self.incoming[session]
+            await self._end_handle(incoming.handle, "discarded")
+
+    async def _end_handle(self, handle: WorkerHandle, reason: str) -> None:
+        """Ask the worker to go; end it if it does not."""
+        try:
+            await handle.request("forget", reason=reason, timeout=3.0)
+            await asyncio.wait_for(handle.closed.wait(), 3.0)
+        except (TimeoutError, LinkError, RgpuError):
+            handle.kill()
+
+    def died(self, session: str, pid: int) -> str | None:
+        """A worker process has gone: "running" or "incoming" when it mattered, and it is forgotten."""
+        handle = self.running.get(session)
+        if handle is not None and handle.pid == pid:
+            del self.running[session]
+            return "running"
+        incoming = self.incoming.get(session)
+        if incoming is not None and incoming.handle.pid == pid:
+            del self.incoming[session]
+            return "incoming"
+        return None

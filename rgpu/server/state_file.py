@@ -1,0 +1,47 @@
+"""``server.json``: what a node's daemon writes about itself for commands on the same host."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rgpu.link.keys import PoolFiles
+
+
+def daemon_state(files: PoolFiles, host: str) -> dict[str, Any]:
+    """What a node's daemon on this host wrote about itself, and whether that process still lives."""
+    path = files.root / "nodes" / host / "server.json"
+    try:
+        state: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {"host": host, "running": False}
+    state["running"] = _alive(int(state.get("pid", 0)), str(state.get("started", "")))
+    return state
+
+
+def process_start(pid: int) -> str:
+    """The start time of a process in clock ticks (proc(5), field 22): tells a pid from its reuse."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _alive(pid: int, started: str) -> bool:
+    if pid <= 0 or process_start(pid) != started:
+        return False
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return status != "Z"
+
+
+def write_state(files: PoolFiles, host: str, state: dict[str, Any]) -> None:
+    """What :func:`daemon_state` reads; written whole."""
+    path = files.root / "nodes" / host / "server.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({**state, "host": host, "pid": os.getpid(), "started": process_start(os.getpid())}))
+    os.replace(temporary, path)

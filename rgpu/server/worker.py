@@ -1,0 +1,255 @@
+"""A worker: the process that holds one session's GPU side.
+
+Started by the node daemon (:mod:`rgpu.server.workers`), it listens on its own
+Unix socket and obeys what comes over the channel: attach an agent's socket,
+send the session to another worker, receive one, write an image, activate,
+resume, forget. It never reads the registry and holds no pool secret. When the
+daemon goes it keeps serving, and waits for the daemon's next connection.
+
+Address randomisation is switched off before anything is loaded, so that module
+globals land alike in every worker (facts: identical in three runs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from rgpu.checkpoint.device import Device
+from rgpu.link.frames import Handover, SealedConnection
+from rgpu.link.logging import configure_logging
+from rgpu.server.agent_link import AgentLink
+from rgpu.server.channel import Channel, listen
+from rgpu.server.runtime import SessionRuntime
+from rgpu.server.worker_tasks import Tasks
+from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
+
+log = structlog.get_logger(__name__)
+
+ADDR_NO_RANDOMIZE = 0x0040000
+#: How long a worker without daemon and without agent keeps its session.
+ORPHAN_SECONDS = 60.0
+
+
+def without_randomisation() -> bool:
+    """Switch address randomisation off for this program and start it again; False if that is forbidden."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    persona = libc.personality(0xFFFFFFFF)
+    if persona & ADDR_NO_RANDOMIZE:
+        return True
+    if libc.personality(persona | ADDR_NO_RANDOMIZE) == -1:
+        return False
+    if not libc.personality(0xFFFFFFFF) & ADDR_NO_RANDOMIZE:
+        return False
+    os.execv(sys.executable, [sys.executable, "-m", "rgpu.server.worker", *sys.argv[1:]])
+
+
+def make_device(spec: str, memory: int) -> Device:
+    """``cpu:N`` or ``cuda:N``. Raises :class:`DeviceError`, :class:`Refused` for another kind."""
+    kind, _, ordinal = spec.partition(":")
+    if kind == "cpu":
+        from rgpu.server.device.cpu.device import CpuDevice
+
+        return CpuDevice(int(ordinal or 0), memory=memory)
+    if kind == "cuda":
+        from rgpu.server.device.cuda.device import CudaDevice
+
+        return CudaDevice(int(ordinal or 0))
+    raise Refused(f"unknown device {spec!r}: use cpu:N or cuda:N")
+
+
+class Worker:
+    """The worker's control side; one thread for each long task."""
+
+    def __init__(self, session: str, epoch: int, device: Device, state: str) -> None:
+        self.runtime = SessionRuntime(session, epoch, device)
+        self.state = state  #: empty | incoming | running | paused | over
+        self.channel: Channel | None = None
+        self.link: AgentLink | None = None
+        self.stats: dict[str, Any] = {}
+        self.tasks = Tasks(self)
+        self._lock = threading.RLock()
+        self._exit = threading.Event()
+        self._detached_since = time.monotonic()
+
+    # -- the channel ------------------------------------------------------------
+    def serve(self, listener: socket.socket) -> None:
+        """Take the daemon's connections, one after the other, until told to exit."""
+        while not self._exit.is_set():
+            listener.settimeout(1.0)
+            try:
+                sock, _ = listener.accept()
+            except TimeoutError:
+                if self._orphaned():
+                    log.error("no daemon and no agent for too long: the worker ends", session=self.runtime.session)
+                    return
+                continue
+            sock.setblocking(True)
+            channel = Channel(sock)
+            if channel.peer()[1] != os.getuid():
+                channel.close()
+                continue
+            self.channel = channel
+            self._converse(channel)
+
+    def _orphaned(self) -> bool:
+        return self.link is None and time.monotonic() - self._detached_since > ORPHAN_SECONDS
+
+    def _converse(self, channel: Channel) -> None:
+        try:
+            while not self._exit.is_set():
+                message, fds = channel.receive()
+                threading.Thread(target=self._handle, args=(channel, message, fds), daemon=True,
+                                 name=f"do-{message.get('do')}").start()
+        except RgpuError as error:
+            log.info("daemon went away", reason=error.message)
+        finally:
+            self._detached_since = time.monotonic()
+            channel.close()
+
+    def _handle(self, channel: Channel, message: dict[str, Any], fds: list[int]) -> None:
+        name, number = str(message.pop("do", "")), message.pop("id", None)
+        handler = getattr(self, f"do_{name}", None) or getattr(self.tasks, f"do_{name}", None)
+        reply: dict[str, Any]
+        try:
+            if handler is None:
+                raise Refused(f"a worker does not know {name!r}")
+            reply = {"id": number, "ok": handler(*([fds] if name in ("attach", "receive") else []), **message) or {}}
+        except RgpuError as error:
+            reply = {"id": number, "error": error.as_dict()}
+        except Exception as error:  # noqa: BLE001 - the daemon must hear of it
+            log.exception("worker task failed", task=name)
+            reply = {"id": number, "error": RgpuError(f"{name}: {error}").as_dict()}
+        try:
+            channel.send(reply)
+        except LinkError:
+            log.warning("the daemon went before it had its answer", task=name)
+
+    def report(self, event: str, **values: Any) -> None:
+        """Tell the daemon; nothing is lost if there is none, it asks when it is back."""
+        channel = self.channel
+        if channel is not None:
+            try:
+                channel.send({"event": event, **values})
+            except LinkError:
+                pass
+
+    # -- attaching ----------------------------------------------------------------
+    def do_attach(self, fds: list[int], handover: bytes) -> None:
+        """An authenticated agent's socket."""
+        connection = adopt(fds, handover)
+        with self._lock:
+            if self.state not in ("running", "paused"):
+                connection.close()
+                raise Fenced(f"the session is {self.state} here")
+            old, self.link = self.link, AgentLink(connection, self.runtime, self._link_report)
+            if old is not None:
+                old.close()
+            self.link.start()
+
+    def _link_report(self, event: str, values: dict[str, Any]) -> None:
+        if event == "stats":
+            self.stats = values
+        elif event == "bye":
+            self.report("bye", **{key: values[key] for key in ("reason", "exit_code") if key in values})
+            return
+        elif event == "detached":
+            with self._lock:
+                if self.link is not None and id(self.link) == values.get("link"):
+                    self.link = None
+                    self._detached_since = time.monotonic()
+        self.report(event, **self.describe())
+
+    def do_describe(self) -> dict[str, Any]:
+        return self.describe()
+
+    def describe(self) -> dict[str, Any]:
+        """What ``rgpu ps`` and an adopting daemon want to know."""
+        runtime = self.runtime
+        return {"session": runtime.session, "epoch": runtime.epoch, "state": self.state, "position": runtime.applied,
+                "calls": runtime.applied, "memory_bytes": runtime.memory_bytes(), "attached": self.link is not None,
+                "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
+                "shim_bugs": runtime.executor.bugs, "worker_pid": os.getpid(), "stats": self.stats}
+
+    # -- ownership ------------------------------------------------------------------
+    def do_activate(self, epoch: int) -> None:
+        """The registry names this worker the owner at ``epoch``."""
+        with self._lock:
+            if self.state not in ("incoming", "empty", "running"):
+                raise Fenced(f"cannot activate: the session is {self.state} here")
+            if epoch < self.runtime.epoch:
+                raise Fenced(f"cannot activate epoch {epoch} after {self.runtime.epoch}")
+            self.runtime.epoch = epoch
+            self.state = "running"
+
+    def do_resume(self) -> None:
+        """The move was aborted: go on as if nothing had been."""
+        with self._lock:
+            if self.state == "paused":
+                self.state = "running"
+                self.runtime.resume()
+
+    def do_forget(self, reason: str) -> None:
+        """Another worker owns the session now, or it ended: tell the agent, then exit."""
+        with self._lock:
+            self.state = "over"
+            link, self.link = self.link, None
+        if link is not None:
+            link.notice("moved" if reason == "moved" else "ended", reason=reason)
+            link.finish()
+        self.runtime.stop()
+        threading.Timer(0.1, self._exit.set).start()
+
+    def do_notice(self, kind: str, values: dict[str, Any]) -> None:
+        """Pass a notice (cut …) on to the agent, if one is attached."""
+        with self._lock:
+            if self.link is not None:
+                self.link.notice(kind, **values)
+
+
+def adopt(fds: list[int], handover: bytes) -> SealedConnection:
+    """The sealed connection that the daemon hands over. Raises :class:`LinkError` without exactly one socket."""
+    if len(fds) != 1:
+        for fd in fds:
+            os.close(fd)
+        raise LinkError(f"{len(fds)} descriptors came with an attachment instead of one")
+    return Handover.unpack(handover).connection(socket.socket(fileno=fds[0]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="internal: one session's worker; started by `rgpu server`")
+    parser.add_argument("--session", required=True)
+    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--quota", type=int, required=True)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--state", default="empty")
+    parser.add_argument("--log-level", default="info")
+    options = parser.parse_args()
+    fixed = without_randomisation()
+    configure_logging(level=options.log_level)
+    structlog.contextvars.bind_contextvars(session=options.session, pid=os.getpid())
+    if not fixed:
+        log.warning("address randomisation cannot be switched off here: module addresses may differ after a move")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener = listen(options.socket)
+    device = make_device(options.device, options.quota)
+    worker = Worker(options.session, options.epoch, device, options.state)
+    log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch)
+    worker.serve(listener)
+    log.info("worker ends")
+    os._exit(0)  # device threads may still wait for work that nobody will give them
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""A real local pool for scenario tests: real daemons, real workers, real programs, real kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+DIGEST = re.compile(r"^digest ([0-9a-f]{64})$")
+
+
+class VerbError(AssertionError):
+    """A verb exited with an error: ``code`` is its exit status, ``text`` what it said."""
+
+    def __init__(self, verb: tuple[str, ...], code: int, text: str) -> None:
+        super().__init__(f"rgpu {' '.join(verb)} exited with {code}: {text}")
+        self.code, self.text = code, text
+
+
+class LocalPool:
+    """``rgpu up`` in a folder of its own; use as a context manager."""
+
+    def __init__(self, folder: Path, nodes: int = 3, lease: float = 2.0, device: str = "cpu") -> None:
+        self.folder = folder
+        self.nodes = nodes
+        self.lease = lease
+        self.device = device
+        self.programs: list[Program] = []
+        self.environment = {
+            **os.environ, "RGPU_POOL": str(folder / "pool"), "RGPU_JOURNAL_DIR": str(folder / "journal"),
+            "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "RGPU_CONFIG": "",
+        }
+
+    def __enter__(self) -> LocalPool:
+        self.rgpu("up", "--nodes", str(self.nodes), "--device", self.device, "--lease", str(self.lease), "--detach")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for program in self.programs:
+            program.stop()
+        try:
+            self.rgpu("down")
+        finally:
+            self._kill_strays()
+
+    def _kill_strays(self) -> None:
+        """Frozen or orphaned workers of this pool: named by its folder on their command line."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if str(self.folder).encode() in path.read_bytes() and b"rgpu" in path.read_bytes():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+            except (OSError, ValueError):
+                continue
+
+    def rgpu(self, *verb: str, timeout: float = 90) -> Any:
+        """Run a verb with ``-o json`` and return what it printed. Raises :class:`VerbError`."""
+        done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", *verb, "-o", "json"], env=self.environment, cwd=ROOT,
+                              capture_output=True, text=True, timeout=timeout)
+        if done.returncode:
+            raise VerbError(verb, done.returncode, done.stderr)
+        return json.loads(done.stdout)
+
+    def run(self, *command: str, name: str, options: tuple[str, ...] = ()) -> Program:
+        program = Program(self, [str(part) for part in command], name, options)
+        self.programs.append(program)
+        return program
+
+    def heat(self, name: str, n: int = 96, steps: int = 600, report: int = 20, options: tuple[str, ...] = ()) -> Program:
+        return self.run(sys.executable, str(EXAMPLES / "heat.py"), "--n", str(n), "--steps", str(steps), "--report",
+                        str(report), name=name, options=options)
+
+    def session(self, name: str) -> dict[str, Any]:
+        """The row of ``rgpu ps`` for a session."""
+        rows = [row for row in self.rgpu("ps", "--all") if row["session"] == name]
+        assert rows, f"no session {name}"
+        return rows[0]
+
+    def node(self, host: str) -> dict[str, Any]:
+        return next(row for row in self.rgpu("nodes") if row["host"] == host)
+
+    def wait_state(self, name: str, state: str, seconds: float = 30, not_on: str | None = None) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while True:
+            row = self.session(name)
+            if row["state"] == state and row["host"] != not_on:
+                return row
+            assert time.monotonic() < deadline, f"{name} is {row['state']} on {row['host']} after {seconds} s: {row}"
+            time.sleep(0.1)
+
+    def logs(self) -> str:
+        """The end of every log of the pool: for a failing test's message."""
+        return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-3000:]}"
+                         for path in sorted(self.folder.rglob("*.log")))
+
+
+class Program:
+    """A program under ``rgpu run``."""
+
+    def __init__(self, pool: LocalPool, command: list[str], name: str, options: tuple[str, ...]) -> None:
+        self.name = name
+        self.lines: list[str] = []
+        self.errors: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rgpu.cli.main", "run", "--name", name, *options, "--", *command],
+            env=pool.environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True)
+        self._threads = [threading.Thread(target=self._read, args=(stream, lines), daemon=True)
+                         for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self.errors))]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, stream: Any, lines: list[str]) -> None:
+        for line in stream:
+            lines.append(line.rstrip())
+
+    def wait_lines(self, count: int, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self.lines) < count:
+            assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.errors[-20:]}"
+            assert time.monotonic() < deadline, f"only {len(self.lines)} lines after {seconds} s: {self.errors[-20:]}"
+            time.sleep(0.01)
+
+    def finish(self, seconds: float = 120) -> str:
+        """Wait for the end; the digest that the program printed."""
+        code = self.process.wait(seconds)
+        for thread in self._threads:
+            thread.join(5)
+        assert code == 0, f"exit {code}: {self.errors[-30:]}"
+        found = [match.group(1) for line in self.lines if (match := DIGEST.match(line))]
+        assert found, f"no digest in {self.lines[-5:]}"
+        return found[-1]
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()

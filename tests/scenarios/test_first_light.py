@@ -1,0 +1,160 @@
+"""An unmodified program on a remote session: it runs, it moves, it outlives its server."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.scenarios.conftest import SWEEP
+from tests.scenarios.pool import EXAMPLES, LocalPool, VerbError
+
+OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
+
+
+def test_runs_and_waits_rarely(pool: LocalPool, undisturbed: str) -> None:
+    """The heat example waits fewer than 3 times for each time step it launches."""
+    steps = 300
+    program = pool.heat("awaited", steps=steps, report=10)
+    program.wait_lines(25)
+    row = pool.session("awaited")
+    assert {"session", "state", "host", "epoch", "memory_bytes", "calls", "awaited_calls", "pid", "worker_pid"} <= set(row)
+    program.finish()
+    row = pool.session("awaited")
+    assert 0 < row["awaited_calls"] < 3 * steps
+    assert row["calls"] > steps
+
+
+@pytest.mark.parametrize("example", ["heat", "numba_life", "cudart_saxpy"])
+def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> None:
+    command = {"heat": ("heat.py", "--n", "64", "--steps", "400", "--report", "20"),
+               "numba_life": ("numba_life.py", "--n", "64", "--steps", "200"),
+               "cudart_saxpy": ("cudart_saxpy.py", "--n", "65536", "--rounds", "300")}[example]
+    line = (sys.executable, EXAMPLES / command[0], *command[1:])
+    first = pool.run(*line, name=f"{example}-still").finish()
+    moved = pool.run(*line, name=f"{example}-moved")
+    moved.wait_lines(1)
+    move = pool.rgpu("migrate", moved.name, OTHER[pool.session(moved.name)["host"]])
+    assert move["outcome"] == "committed" and move["verified"] is True
+    assert {"outcome", "reason", "from", "to", "epoch", "downtime_ms", "total_ms", "rounds", "pages_total", "pages_sent",
+            "bytes_sent", "verified"} <= set(move)
+    assert moved.finish() == first
+
+
+def test_moves_at_random_moments(pool: LocalPool, undisturbed: str) -> None:
+    """Moves to and fro while it computes; the digest does not change."""
+    moves = 50 if SWEEP else 8
+    chance = random.Random(20)
+    done = 0
+    run = 0
+    while done < moves:
+        run += 1
+        program = pool.heat(f"wander-{run}")
+        program.wait_lines(1)
+        while program.process.poll() is None and done < moves:
+            time.sleep(chance.random() * 0.4)
+            row = pool.session(program.name)
+            if row["state"] != "running":
+                break
+            try:
+                result = pool.rgpu("migrate", program.name, OTHER[row["host"]])
+            except VerbError as error:
+                # The program may end while it is asked: nothing else may go wrong.
+                assert pool.session(program.name)["state"] == "ended", error
+                break
+            assert result["outcome"] == "committed", result
+            done += 1
+        assert program.finish() == undisturbed
+    assert done == moves
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_worker_killed(pool: LocalPool, undisturbed: str, checkpoint: bool) -> None:
+    """kill -9 of the worker, without and with an image: its node brings it back."""
+    program = pool.heat(f"worker-{checkpoint}")
+    program.wait_lines(3)
+    if checkpoint:
+        image = pool.rgpu("checkpoint", program.name)
+        assert image["position"] > 0 and image["pages"] > 0
+    before = pool.session(program.name)
+    os.kill(before["worker_pid"], signal.SIGKILL)
+    assert program.finish() == undisturbed
+    assert pool.session(program.name)["epoch"] > before["epoch"]
+
+
+def test_whole_node_killed(fresh_pool: LocalPool) -> None:
+    pool = fresh_pool
+    expected = pool.heat("still").finish()
+    program = pool.heat("node")
+    program.wait_lines(3)
+    row = pool.session("node")
+    node = pool.node(row["host"])
+    for pid in (node["pid"], row["worker_pid"]):
+        os.kill(pid, signal.SIGKILL)
+    after = pool.wait_state("node", "running", not_on=row["host"])
+    assert after["epoch"] > row["epoch"]
+    assert program.finish() == expected
+
+
+def test_daemon_restarts_under_its_worker(fresh_pool: LocalPool) -> None:
+    """kill -9 of the daemon alone; a new one adopts the worker within the lease."""
+    pool = fresh_pool
+    expected = pool.heat("still").finish()
+    program = pool.heat("adopted")
+    program.wait_lines(3)
+    row = pool.session("adopted")
+    node = pool.node(row["host"])
+    os.kill(node["pid"], signal.SIGKILL)
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "rgpu.cli.main", "server", "--host", row["host"], "--lease", "2"], env=pool.environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert program.finish() == expected
+        after = pool.session("adopted")
+        assert (after["host"], after["epoch"]) == (row["host"], row["epoch"]), "the worker was not adopted"
+    finally:
+        daemon.terminate()
+        daemon.wait(20)
+
+
+def test_exit_code_signals_and_output(pool: LocalPool) -> None:
+    done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "run", "--", sys.executable, "-c",
+                           "import sys; print(sys.stdin.read().upper(), end=''); sys.exit(7)"],
+                          env=pool.environment, input="hello", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (7, "HELLO")
+    killed = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "run", "--", "sh", "-c", "kill -TERM $$"],
+                            env=pool.environment, capture_output=True, timeout=60)
+    assert killed.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_refusals(pool: LocalPool) -> None:
+    """Each is refused before anything stops, with a reason and its class's exit code."""
+    program = pool.heat("refused", steps=2000)
+    program.wait_lines(1)
+    here = pool.session("refused")["host"]
+    for host, code, word in (("nowhere", 3, "nowhere"), (here, 5, "already")):
+        with pytest.raises(VerbError) as error:
+            pool.rgpu("migrate", "refused", host)
+        assert (error.value.code, word in error.value.text) == (code, True), error.value.text
+    with pytest.raises(VerbError) as error:
+        pool.rgpu("migrate", "nobody", here)
+    assert error.value.code == 3 and "nobody" in error.value.text
+    taken = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "run", "--name", "refused", "--", sys.executable,
+                            str(EXAMPLES / "heat.py"), "--n", "32", "--steps", "1"], env=pool.environment,
+                           capture_output=True, text=True, timeout=60)
+    assert taken.returncode != 0 and "refused" in taken.stderr
+    assert pool.session("refused")["state"] == "running"
+    pool.rgpu("kill", "refused")
+    assert program.process.wait(30) != 0
+
+
+def test_no_pool_no_key(pool: LocalPool, tmp_path) -> None:
+    """One line that says what to do."""
+    environment = {**pool.environment, "RGPU_POOL": str(tmp_path / "none")}
+    done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "ps"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 3 and "rgpu up" in done.stderr and done.stderr.count("\n") == 1
