@@ -27,8 +27,7 @@ def verify(path: Path, output: str) -> None:
     """Check every record of the journal at PATH; a damaged one exits 8 and names offset and reason."""
     _exists(path)
     report = journal_file.verify(path)
-    value = report if isinstance(report, dict) else report.as_dict()
-    common.emit(value, output, lambda v: common.out.print(
+    common.emit(report.as_dict(), output, lambda v: common.out.print(
         "\n".join(f"{key}: {item}" for key, item in v.items()), markup=False))
 
 

@@ -27,7 +27,7 @@ class LazyGroup(click.Group):
         if name not in VERBS:
             return None
         module = importlib.import_module(f"rgpu.cli.{VERBS[name]}")
-        return getattr(module, "command")
+        return module.command
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,7 +8,6 @@ import click
 
 from rgpu.cli import common
 from rgpu.cli.pool import connect
-from rgpu.cli.settings import parse_seconds
 
 
 @click.command("migrate")
@@ -25,7 +24,7 @@ def command(session: str, host: str, max_downtime: str | None, pool: str | None,
     until then the session runs where it was, whatever fails.
     """
     settings = common.settings(pool=pool, max_downtime=max_downtime)
-    arguments = {"session": session, "host": host, "max_downtime": parse_seconds(settings.max_downtime)}
+    arguments = {"session": session, "host": host, "options": {"max_downtime": settings.max_downtime}}
     with connect(settings) as client:
         if output == "json" or not common.err.is_terminal:
             result = client.call("session.migrate", arguments, timeout=600)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files
-from rgpu.cli.settings import parse_size
+from rgpu.cli.settings import Settings
+from rgpu.session.errors import NotFound
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -31,6 +33,14 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
 
     settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
                                journal_dir=journal_dir)
-    sys.exit(run(list(program), name=name, memory=parse_size(settings.memory), pool=pool_files(settings), host=host,
-                 recover=settings.recover, journal_limit=parse_size(settings.journal_limit),
-                 journal_dir=settings.journal_dir))
+    sys.exit(run(list(program), name=name, memory=settings.memory, pool=_pool(settings), recover=settings.recover,
+                 journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
+                 extra={"host": host} if host else {}, reraise=True))
+
+
+def _pool(settings: Settings) -> Path:
+    """The pool's directory. Raises :class:`NotFound` with what to do when there is none."""
+    files = pool_files(settings)
+    if not files.description_path.exists():
+        raise NotFound(f"there is no pool in {files.root}: start one with `rgpu up`, or name one with --pool or RGPU_POOL")
+    return files.root

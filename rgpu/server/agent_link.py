@@ -48,7 +48,7 @@ class AgentLink:
         self._progress_queued = threading.Event()
         self._closed = threading.Event()
         self._last_watermark: tuple[Any, ...] | None = None
-        self.bytes_received = 0
+        self._published = 0
         self._receiver = threading.Thread(target=self._receive, name="agent-link", daemon=True)
         self._sender = threading.Thread(target=self._send, name="agent-send", daemon=True)
 
@@ -57,8 +57,11 @@ class AgentLink:
 
     # -- receiving ----------------------------------------------------------------
     def _receive(self) -> None:
-        reason = "the connection ended"
+        reason, feeding = "the connection ended", False
         try:
+            self._check_attach()
+            self.runtime.take_over()
+            feeding = True
             self._attach()
             self._sender.start()
             reader, expected = RecordReader(), 0
@@ -70,7 +73,6 @@ class AgentLink:
                         raise Corrupt(f"the record stream jumps from {expected} to {offset}", offset=expected,
                                       reason="gap")
                     expected += len(body) - 8
-                    self.bytes_received += len(body)
                     self.runtime.feed(reader.feed(body[8:]))
                 elif kind == PING:
                     self._queue.put(("raw", (PONG, bytes(body))))
@@ -88,10 +90,12 @@ class AgentLink:
             reason = str(error)
             log.exception("agent link failed", session=self.runtime.session)
         finally:
+            if feeding:
+                self.runtime.hand_back()
             self.close()
             self.report("detached", {"reason": reason, "link": id(self)})
 
-    def _attach(self) -> None:
+    def _check_attach(self) -> None:
         kind, body = self.connection.recv()
         if kind != ATTACH:
             raise Corrupt(f"the first message is of type {kind}, not ATTACH", reason="protocol")
@@ -99,9 +103,13 @@ class AgentLink:
         if request.get("session") != self.runtime.session or request.get("epoch") != self.runtime.epoch:
             raise Fenced(f"attach for {request.get('session')} epoch {request.get('epoch')}; here is "
                          f"{self.runtime.session} epoch {self.runtime.epoch}")
+        published = request.get("delivered")
+        self._published = published if isinstance(published, int) else 0
+
+    def _attach(self) -> None:
         self.connection.send(ATTACHED, _encode({"epoch": self.runtime.epoch, "next": self.runtime.applied + 1,
                                                 "state": "running"}))
-        for seq, result, reply, payload in self.runtime.attach(self.deliver):
+        for seq, result, reply, payload in self.runtime.attach(self.deliver, self._published):
             self.deliver(seq, result, reply, payload)
         self.runtime.device.on_progress(self._progressed)
         self._progressed()

@@ -16,8 +16,8 @@ import structlog
 
 from rgpu.link.frames import Handover, server_preamble
 from rgpu.link.tickets import Ticket
-from rgpu.session.errors import RgpuError
 from rgpu.server.workers import WorkerHandle
+from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
 

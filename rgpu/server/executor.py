@@ -53,8 +53,7 @@ class Executor:
         self.broken = 0
         self.broken_detail = ""
         self.bugs = 0  #: argument errors that the shim let through
-        self.premapped: set[tuple[int, int]] = set()  #: mapped ahead of a rebuild by a move
-        self._events: set[int] = set()
+        self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
 
     @property
     def error(self) -> int:
@@ -77,6 +76,19 @@ class Executor:
         except Exception as error:  # noqa: BLE001 - a bug here must not take the session's memory with it
             log.exception("executor bug", call=call.name, seq=record.seq)
             self._failed(record, call, DeviceError(str(error), CUDA_ERROR_UNKNOWN))
+
+    def replay(self, record: Record) -> None:
+        """Apply a call of the live objects during a rebuild. Raises :class:`DeviceError`; nothing is answered."""
+        call = BY_ID[record.call_id]
+        failures: list[DeviceError] = []
+        answer, self._answer = self._answer, lambda seq, result, reply, payload: failures.append(
+            DeviceError(f"{call.name} was answered with {result}", result)) if result else None
+        try:
+            getattr(self, call.name)(record, decoders.decode(record.call_id, record.args))
+        finally:
+            self._answer = answer
+        if failures:
+            raise failures[0]
 
     def _failed(self, record: Record, call: Any, error: DeviceError) -> None:
         if call.answer is not Answer.ASYNC:
@@ -127,8 +139,7 @@ class Executor:
 
     # -- memory ---------------------------------------------------------------
     def memory_map(self, record: Record, args: Any) -> None:
-        if (args.address, args.size) in self.premapped:
-            self.premapped.discard((args.address, args.size))
+        if any(at <= args.address and args.address + args.size <= at + size for at, size in self.premapped):
             return
         self.device.map(args.address, args.size)
 

@@ -24,18 +24,18 @@ dirty by the next round (DESIGN decision 6).
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import lz4.block
 import msgspec
-import numpy as np
 import structlog
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Device, Region
+from rgpu.checkpoint.pages import Page, PageTable, collect_dirty
+from rgpu.checkpoint.state import SessionState
 from rgpu.link.frames import SealedConnection
 from rgpu.session.errors import Corrupt, LinkError, MoveFailed, from_dict
 
@@ -47,7 +47,6 @@ RAW, LZ4, ZERO = 0, 1, 2
 _PAGE = struct.Struct("<QIIB")
 BATCH = 32  #: pages in one frame: 2 MiB at most
 PIECE = 1 << 20
-CHUNK = 16 * PAGE  #: bytes read from the device at once
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -74,29 +73,25 @@ class PageSender:
                  fault: Callable[[str], None] = lambda point: None) -> None:
         self.connection = connection
         self.device = device
-        self.key = key
         self.fault = fault
-        self.sent: dict[tuple[int, int, str], np.ndarray] = {}  #: region → hash of what was last sent for each page
+        self.table = PageTable(key)
         self.statistics = Statistics()
 
     def begin(self, session: str, move: str) -> None:
-        self.connection.send(BEGIN, _encode({"session": session, "move": move, "hash_key": self.key}))
+        self.connection.send(BEGIN, _encode({"session": session, "move": move, "hash_key": self.table.key}))
 
     def round(self) -> int:
         """Send every page that differs from what was last sent; returns how many did."""
         regions = self.device.regions()
         self.connection.send(LAYOUT, _encode({"regions": [[r.address, r.size, r.kind, r.owner] for r in regions]}))
-        alive = {_name(region) for region in regions}
-        self.sent = {name: hashes for name, hashes in self.sent.items() if name in alive}
+        self.statistics.pages_total = sum(pagehash.page_count(region.size) for region in regions)
         before = self.statistics.pages_sent
         batch: list[bytes] = []
-        self.statistics.pages_total = sum(-(-region.size // PAGE) for region in regions)
-        for region in regions:
-            for record in self._dirty(region):
-                batch.append(record)
-                if len(batch) >= BATCH:
-                    self._flush(batch)
-            self.fault("page")
+        for page in collect_dirty(self.device, self.table):
+            batch.append(self._record(page))
+            if len(batch) >= BATCH:
+                self._flush(batch)
+                self.fault("page")
         self._flush(batch)
         self.statistics.rounds += 1
         self.statistics.last_round_pages = self.statistics.pages_sent - before
@@ -104,46 +99,27 @@ class PageSender:
         self._expect(ACK)
         return self.statistics.last_round_pages
 
-    def finish(self, state: dict[str, Any]) -> None:
+    def finish(self, state: SessionState) -> None:
         """Send the rest of the session; returns once the other side verified every page.
 
-        Raises :class:`MoveFailed` (or what the destination reports) otherwise.
+        Raises :class:`MoveFailed`, or what the destination reports.
         """
         self.fault("state")
-        data = memoryview(_encode(state))
+        data = memoryview(state.encode())
         for at in range(0, max(1, len(data)), PIECE):
             last = at + PIECE >= len(data)
             self.connection.send(STATE, bytes([last]), data[at:at + PIECE])
         self.fault("verify")
         self._expect(DONE)
 
-    def hashes(self) -> list[tuple[Region, np.ndarray]]:
-        """What every page must hash to at the destination."""
-        return [(region, self.sent[_name(region)]) for region in self.device.regions()]
-
-    def _dirty(self, region: Region) -> Iterator[bytes]:
-        """Wire records of the region's pages that changed since they were last sent."""
-        known = self.sent.setdefault(_name(region), np.zeros((-(-region.size // PAGE), 2), np.uint64))
-        first_time = not known.any()
-        for at in range(0, region.size, CHUNK):
-            length = min(CHUNK, region.size - at)
-            data = self.device.read(region.address + at, length)
-            hashes = pagehash.hash_bytes(data, self.key)
-            start = at // PAGE
-            changed = np.ones(len(hashes), bool) if first_time else (known[start:start + len(hashes)] != hashes).any(axis=1)
-            for index in np.flatnonzero(changed):
-                page = data[index * PAGE:min((index + 1) * PAGE, length)]
-                yield self._record(region.address + at + int(index) * PAGE, page)
-            known[start:start + len(hashes)] = hashes
-
-    def _record(self, address: int, page: bytes) -> bytes:
+    def _record(self, page: Page) -> bytes:
         self.statistics.pages_sent += 1
-        if not any(page[:64]) and not np.frombuffer(page, np.uint8).any():
-            return _PAGE.pack(address, len(page), 0, ZERO)
-        packed = lz4.block.compress(page, store_size=False)
-        if len(packed) < len(page) * 3 // 4:
-            return _PAGE.pack(address, len(page), len(packed), LZ4) + packed
-        return _PAGE.pack(address, len(page), len(page), RAW) + page
+        if page.data is None:
+            return _PAGE.pack(page.address, page.size, 0, ZERO)
+        packed = lz4.block.compress(page.data, store_size=False)
+        if len(packed) < len(page.data) * 3 // 4:
+            return _PAGE.pack(page.address, page.size, len(packed), LZ4) + packed
+        return _PAGE.pack(page.address, page.size, page.size, RAW) + page.data
 
     def _flush(self, batch: list[bytes]) -> None:
         if batch:
@@ -160,10 +136,6 @@ class PageSender:
             raise MoveFailed(f"the destination answered with message type {kind} instead of {wanted}")
 
 
-def _name(region: Region) -> tuple[int, int, str]:
-    return region.address, region.size, region.kind
-
-
 @dataclass
 class Received:
     """What a destination holds before it rebuilds: pages by address, and the state."""
@@ -173,7 +145,7 @@ class Received:
     hash_key: bytes = b""
     pages: dict[int, bytes] = field(default_factory=dict)  #: of regions that could not be written at once
     mapped: set[tuple[int, int]] = field(default_factory=set)
-    state: dict[str, Any] = field(default_factory=dict)
+    state: SessionState | None = None
 
 
 class PageReceiver:
@@ -184,7 +156,6 @@ class PageReceiver:
         self.device = device
         self.received = Received()
         self._layout: list[Region] = []
-        self.started = time.monotonic()
 
     def receive(self) -> Received:
         """Take everything up to the state. Raises :class:`LinkError`, :class:`Corrupt`, :class:`DeviceError`."""
@@ -204,7 +175,7 @@ class PageReceiver:
             elif kind == STATE:
                 pieces.append(bytes(body[1:]))
                 if body[0]:
-                    self.received.state = _decode(b"".join(pieces))
+                    self.received.state = SessionState.decode(b"".join(pieces))
                     return self.received
             else:
                 raise LinkError(f"unknown message type {kind} on a page link")

@@ -16,19 +16,20 @@ from typing import Any
 
 import structlog
 
+from rgpu.checkpoint import restore
 from rgpu.checkpoint.device import Device
+from rgpu.checkpoint.state import SessionState
 from rgpu.server.executor import Executor
 from rgpu.session.answers import RetainedAnswers
-from rgpu.session.calls.wire import BY_ID, BY_NAME, Answer
-from rgpu.session.errors import Corrupt, TimedOut
+from rgpu.session.calls.wire import BY_ID, Answer
+from rgpu.session.errors import LinkError, TimedOut
 from rgpu.session.live import LiveObjects
 from rgpu.session.record import Record
+from rgpu.session.replay import Apply, ApplyGate, Command, Drop, WaitAll, WaitFor
 
 log = structlog.get_logger(__name__)
 
-COMPLETED = BY_NAME["completed"].id
 _AWAITED = frozenset(call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC)
-_VOLATILE = frozenset(call.id for call in BY_ID.values() if call.volatile)
 
 #: (seq, CUresult, encoded reply arguments, payload)
 Deliver = Callable[[int, int, bytes, Any], None]
@@ -45,16 +46,24 @@ class SessionRuntime:
         self.executor = Executor(device, self._answered)
         self.live = LiveObjects()
         self.retained = RetainedAnswers()
-        self.applied = 0
-        self.calls = 0
+        self.gate = ApplyGate()
+        self._applied = 0
+        self._unanswered: set[int] = set()  #: awaited calls that were applied and have no answer yet
         self.deliver: Deliver | None = None  #: where answers go while an agent is attached
         self._condition = threading.Condition()
         self._pauses = 0
         self._applying = False
         self._stopped = False
+        self._interrupts = 0
+        self._feeder = threading.Lock()  #: held by the thread that applies
         self._answers_lock = threading.Lock()
 
     # -- applying -------------------------------------------------------------
+    @property
+    def applied(self) -> int:
+        """The session's position: every call ≤ it was applied."""
+        return self._applied
+
     def feed(self, records: Iterable[Record]) -> None:
         """Apply records in order; those at or below the position are skipped.
 
@@ -66,37 +75,67 @@ class SessionRuntime:
                 if self._pauses:
                     self._leave()
                     self._enter()
-                self._apply(record)
+                for command in self.gate.feed(record):
+                    self._obey(command)
         finally:
+            self.gate.position = self._applied  # what was given out and not applied comes again
             self._leave()
+
+    def take_over(self, seconds: float = 10.0) -> None:
+        """Become the applying thread; one that still waits is sent away. Raises :class:`TimedOut`."""
+        self._interrupts += 1
+        try:
+            with self._condition:
+                self._condition.notify_all()
+            if not self._feeder.acquire(timeout=seconds):
+                raise TimedOut("an earlier connection of the agent is still applying a call")
+        finally:
+            self._interrupts -= 1
+
+    def hand_back(self) -> None:
+        """The applying thread ends."""
+        self._feeder.release()
+
+    def _go_away(self) -> bool:
+        return self._stopped or self._interrupts > 0
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Apply(record):
+                self._apply(record)
+            case WaitFor(seq):
+                if not self.device.is_complete(seq):
+                    self._wait(lambda: self.device.wait_complete(seq, 0.05))
+                with self._answers_lock:
+                    self.retained.observed(seq, seq in self._unanswered)
+            case WaitAll(_):
+                self._wait(lambda: self.device.drain(0.05))
+            case Drop(_):
+                pass
 
     def _apply(self, record: Record) -> None:
-        if record.seq <= self.applied:
-            return
-        if record.seq != self.applied + 1:
-            raise Corrupt(f"journal position {record.seq} follows {self.applied}: calls are missing",
-                          seq=record.seq, applied=self.applied, reason="gap")
-        if record.call_id == COMPLETED:
-            self._observe(int.from_bytes(record.args[:8], "little"))
+        if record.call_id in _AWAITED:
+            with self._answers_lock:
+                self._unanswered.add(record.seq)
         self.live.apply(record)
         self.executor.apply(record)
-        self.applied = record.seq
-        self.calls += 1
+        self._applied = record.seq
 
-    def _observe(self, seq: int) -> None:
-        """Nothing that follows may be submitted before call ``seq`` is complete (SEMANTICS 1)."""
-        if not self.device.is_complete(seq):
-            self._leave()
-            while not self.device.wait_complete(seq, 0.05):
-                if self._stopped:
-                    break
+    def _wait(self, done: Callable[[], bool]) -> None:
+        """Wait without holding up a cut: the position is at a record's boundary meanwhile."""
+        self._leave()
+        try:
+            while not done():
+                if self._go_away():
+                    raise LinkError("another connection takes over, or the session ends here")
+        finally:
             self._enter()
-        with self._answers_lock:
-            self.retained.observed(seq)
 
     def _enter(self) -> None:
         with self._condition:
-            self._condition.wait_for(lambda: self._pauses == 0 or self._stopped)
+            self._condition.wait_for(lambda: self._pauses == 0 or self._go_away())
+            if self._pauses and self._go_away():
+                raise LinkError("another connection takes over, or the session ends here")
             self._applying = True
 
     def _leave(self) -> None:
@@ -110,18 +149,39 @@ class SessionRuntime:
             self._stopped = True
             self._condition.notify_all()
 
+    # -- rebuilding -------------------------------------------------------------
+    def restore(self, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]]) -> None:
+        """Become the session that ``state`` describes, on an unused device; every page is verified.
+
+        Raises :class:`RecoveryFailed`, :class:`Corrupt`.
+        """
+        live = LiveObjects.from_dict(state.live)
+        restore.restore(self.device, state, live.structural_calls(), self.executor.replay, pages)
+        self.executor.premapped = []
+        self.live = live
+        self.retained = RetainedAnswers.from_list(state.answers)
+        self.hash_key = state.hash_key
+        self.gate = ApplyGate(state.position)
+        self._applied = state.position
+
     # -- answers ----------------------------------------------------------------
     def _answered(self, seq: int, result: int, reply: bytes, payload: Any) -> None:
         data = b"" if payload is None else bytes(payload)
+        self.live.answered(seq, result, reply)
         with self._answers_lock:
+            self._unanswered.discard(seq)
             self.retained.answered(seq, result, reply, data)
             deliver = self.deliver
-        self.live.answered(seq, result, reply)
         if deliver is not None:
             deliver(seq, result, reply, data)
 
-    def attach(self, deliver: Deliver) -> list[tuple[int, int, bytes, bytes]]:
-        """Answers go to ``deliver`` from now on; returns those that were not yet observed."""
+    def attach(self, deliver: Deliver, published: int) -> list[tuple[int, int, bytes, bytes]]:
+        """Answers go to ``deliver`` from now on; returns those that were not yet observed.
+
+        ``published``: the highest position that the program's side had published: up to
+        there an earlier owner may have applied the calls, so they are a replay.
+        """
+        self.gate.replay_until = max(self.gate.replay_until, published)
         with self._answers_lock:
             self.deliver = deliver
             return self.retained.unobserved()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from rgpu.link.keys import PoolFiles
+from rgpu.link.keys import Endpoint, PoolFiles
 
 
 def daemon_state(files: PoolFiles, host: str) -> dict[str, Any]:
@@ -45,3 +46,13 @@ def write_state(files: PoolFiles, host: str, state: dict[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({**state, "host": host, "pid": os.getpid(), "started": process_start(os.getpid())}))
     os.replace(temporary, path)
+
+
+def update_endpoint(files: PoolFiles, endpoint: Endpoint) -> None:
+    """Put a node's control address into pool.json, in place of its older one; several daemons may do so at once."""
+    with open(files.root / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        description = files.read_description()
+        others = [known for known in description.endpoints if known.host != endpoint.host]
+        description.endpoints = sorted([*others, endpoint], key=lambda known: known.host)
+        files.write_description(description)

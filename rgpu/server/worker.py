@@ -71,8 +71,9 @@ def make_device(spec: str, memory: int) -> Device:
 class Worker:
     """The worker's control side; one thread for each long task."""
 
-    def __init__(self, session: str, epoch: int, device: Device, state: str) -> None:
+    def __init__(self, session: str, epoch: int, device: Device, state: str, spec: str = "", quota: int = 0) -> None:
         self.runtime = SessionRuntime(session, epoch, device)
+        self.spec, self.quota = spec, quota
         self.state = state  #: empty | incoming | running | paused | over
         self.channel: Channel | None = None
         self.link: AgentLink | None = None
@@ -124,7 +125,8 @@ class Worker:
         try:
             if handler is None:
                 raise Refused(f"a worker does not know {name!r}")
-            reply = {"id": number, "ok": handler(*([fds] if name in ("attach", "receive") else []), **message) or {}}
+            sockets = [fds] if name in ("attach", "receive") else []
+            reply = {"id": number, "ok": handler(*sockets, **message) or {}}
         except RgpuError as error:
             reply = {"id": number, "error": error.as_dict()}
         except Exception as error:  # noqa: BLE001 - the daemon must hear of it
@@ -179,7 +181,7 @@ class Worker:
         return {"session": runtime.session, "epoch": runtime.epoch, "state": self.state, "position": runtime.applied,
                 "calls": runtime.applied, "memory_bytes": runtime.memory_bytes(), "attached": self.link is not None,
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
-                "shim_bugs": runtime.executor.bugs, "worker_pid": os.getpid(), "stats": self.stats}
+                "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs, "worker_pid": os.getpid(), "stats": self.stats}
 
     # -- ownership ------------------------------------------------------------------
     def do_activate(self, epoch: int) -> None:
@@ -244,7 +246,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(options.socket)
     device = make_device(options.device, options.quota)
-    worker = Worker(options.session, options.epoch, device, options.state)
+    worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota)
     log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch)
     worker.serve(listener)
     log.info("worker ends")

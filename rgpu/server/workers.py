@@ -51,7 +51,8 @@ class WorkerHandle:
         self._reader = self._loop.run_in_executor(None, self._read)
         self._pump = self._loop.create_task(self._dispatch())
 
-    async def request(self, do: str, *, fds: tuple[int, ...] = (), timeout: float = 30.0, **values: Any) -> dict[str, Any]:
+    async def request(self, do: str, *, fds: tuple[int, ...] = (), timeout: float = 30.0,
+                      **values: Any) -> dict[str, Any]:
         """Ask the worker to do something. Raises what it raised, :class:`LinkError`, :class:`TimedOut`."""
         number = next(self._ids)
         future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
@@ -148,8 +149,8 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     socket_path, log_path = folder / f"{epoch}.sock", folder / "worker.log"
     with open(log_path, "ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rgpu.server.worker", "--session", session, "--epoch", str(epoch), "--device", device,
-             "--quota", str(quota), "--socket", str(socket_path), "--state", state, "--log-level", log_level],
+            [sys.executable, "-m", "rgpu.server.worker", "--session", session, "--epoch", str(epoch),
+             "--device", device, "--quota", str(quota), "--socket", str(socket_path), "--state", state, "--log-level", log_level],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True)
     asyncio.get_running_loop().run_in_executor(None, process.wait)  # no zombie is left
     try:

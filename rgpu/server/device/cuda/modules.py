@@ -13,12 +13,14 @@ from typing import Any
 
 from cuda.bindings import driver
 
+from rgpu.server.device.cpu import fatbin
 from rgpu.server.device.cuda.errors import check
 from rgpu.session.errors import DeviceError
 from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
 
-_VARIABLE = re.compile(r"^\s*(?:\.(?:visible|weak|common)\s+)+\.(?:global|const)\b[^;={]*?([\w$]+)\s*(?:\[[^\]]*\]\s*)*(?:=|;)",
-                       re.MULTILINE)
+_VARIABLE = re.compile(
+    r"^\s*(?:\.(?:visible|weak|common)\s+)*\.(?:global|const)\b[^;={]*?([\w$]+)\s*(?:\[[^\]]*\]\s*)*(?:=|;)",
+    re.MULTILINE)
 FUNCTION_ATTRIBUTES = 16
 CUDA_ERROR_NOT_FOUND = 500
 
@@ -45,10 +47,10 @@ def load(image: bytes) -> tuple[Module, str]:
         text = bytes(error_log).split(b"\0", 1)[0].decode(errors="replace")
         raise DeviceError(text or driver.CUresult(int(error)).name, int(error))
     count = check(driver.cuModuleGetFunctionCount(handle), "cuModuleGetFunctionCount")
-    functions = list(check(driver.cuModuleEnumerateFunctions(count, handle), "cuModuleEnumerateFunctions")) if count else []
+    functions = check(driver.cuModuleEnumerateFunctions(count, handle), "cuModuleEnumerateFunctions") if count else []
     infos = tuple(_function(function) for function in functions)
     variables = tuple(_variables(handle, image))
-    module = Module(handle, functions, ModuleTable(infos, variables), [info.parameters for info in infos])
+    module = Module(handle, list(functions), ModuleTable(infos, variables), [info.parameters for info in infos])
     return module, bytes(info_log).split(b"\0", 1)[0].decode(errors="replace")
 
 
@@ -88,11 +90,9 @@ def variable_names(image: bytes) -> set[str]:
 
 
 def _fatbin_variables(image: bytes) -> set[str]:
-    from rgpu.server.device.fatbin import entries  # noqa: PLC0415 - zstd and lz4 are needed for fat binaries only
-
     names: set[str] = set()
-    for entry in entries(image):
-        names |= variable_names(entry.data)
+    for entry in fatbin.entries(image):
+        names |= variable_names(fatbin.decompress(entry))
     return names
 
 

@@ -1,0 +1,235 @@
+"""The node daemon: ports, workers, membership, and (when elected) the coordinator.
+
+One asyncio loop. Blocking work (workers' sockets, the store, the registry's
+SQLite) runs in threads. Verbs are handled in :mod:`.pool_verbs` (what users and
+agents ask) and :mod:`.node_verbs` (what a coordinator commands).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from rgpu import __version__
+from rgpu.checkpoint.device import DeviceFacts
+from rgpu.link.control import AsyncControlClient, ControlServer
+from rgpu.link.keys import Endpoint, PoolFiles
+from rgpu.link.logging import configure_logging
+from rgpu.server import workers
+from rgpu.server.data_port import DataPort
+from rgpu.server.leadership import Leadership
+from rgpu.server.node import DeviceSlot, Node
+from rgpu.server.node_verbs import NodeVerbs
+from rgpu.server.pool_verbs import PoolVerbs
+from rgpu.server.state_file import update_endpoint, write_state
+from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError, UsageError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `rgpu server` was told. Sizes in bytes, lease in seconds."""
+
+    files: PoolFiles
+    host: str
+    devices: tuple[str, ...]
+    device_memory: int
+    listen: str
+    control_port: int
+    data_port: int
+    lease: float
+    coordinator: bool
+    log_level: str
+
+
+def device_slot(spec: str, host: str, cpu_memory: int) -> DeviceSlot:
+    """Look at a device. Raises :class:`UsageError`, or what the driver says."""
+    kind, _, ordinal = spec.partition(":")
+    if kind not in ("cpu", "cuda") or (ordinal and not ordinal.isdigit()):
+        raise UsageError(f"unknown device {spec!r}: use cpu, cpu:N or cuda:N")
+    number = int(ordinal or 0)
+    facts: DeviceFacts
+    if kind == "cpu":
+        from rgpu.server.device.cpu.facts import make_facts
+
+        facts = make_facts(number, cpu_memory, host)
+        return DeviceSlot(f"cpu:{number}", facts, cpu_memory)
+    from rgpu.server.device.cuda.device import facts as cuda_facts
+
+    facts = cuda_facts(number)
+    # Contexts and modules need room that no session's quota counts.
+    return DeviceSlot(f"cuda:{number}", facts, facts.total_memory - (2 << 30))
+
+
+class Daemon:
+    """One node of the pool."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.files = options.files
+        self.host = options.host
+        self.directory = self.files.node_directory(options.host)
+        self.keys = self.files.add_node(options.host)
+        slots = [device_slot(spec, options.host, options.device_memory) for spec in options.devices]
+        self.node = Node(host=self.host, directory=self.directory, store=self.files.root / "images",
+                         pool_secret=self.files.secret(), slots={slot.spec: slot for slot in slots},
+                         on_event=self.worker_event, log_level=options.log_level)
+        self.control = ControlServer(self.keys, self.files.authorized,
+                                     f"tcp://{options.listen}:{options.control_port or '*'}")
+        self.leadership = Leadership(self)
+        self.node_verbs = NodeVerbs(self)
+        self.pool_verbs = PoolVerbs(self)
+        self.stopping = asyncio.Event()
+        self._peers: dict[Endpoint, AsyncControlClient] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # -- life -----------------------------------------------------------------
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stopping.set)
+        port = DataPort(self.options.listen, self.options.data_port, self.node.pool_secret, self.node.find, loop)
+        self.node.data_address = port.address
+        try:
+            await self._adopt()
+            await self.leadership.join()
+            self.node_verbs.register(self.control)
+            self.pool_verbs.register(self.control)
+            await self.control.start()
+            port.start()
+            await self.leadership.announce(self.control.address, port.address)
+            update_endpoint(self.files, Endpoint(self.control.address, self.keys.public, self.host))
+            self._write_state(ready=True)
+            log.info("node is ready", host=self.host, control=self.control.address, data=address(port.address),
+                     devices=list(self.node.slots), version=__version__)
+            self.leadership.start()
+            await self.stopping.wait()
+            log.info("node stops", host=self.host)
+        finally:
+            await self._stop(port)
+
+    def _write_state(self, ready: bool) -> None:
+        write_state(self.files, self.host, {
+            "ready": ready, "control": self.control.address, "data": address(self.node.data_address),
+            "devices": list(self.node.slots)})
+
+    async def _adopt(self) -> None:
+        """Take over the workers of an earlier daemon of this node; the registry decides about each later."""
+        for handle in await workers.adopt(self.directory, self.worker_event):
+            view = handle.view
+            handle.device, handle.quota = view.get("device", ""), int(view.get("quota", 0))
+            if view["state"] in ("running", "paused"):
+                self.node.running[handle.session] = handle
+                self.node.epochs[handle.session] = int(view["epoch"])
+                log.info("adopted a worker", session=handle.session, epoch=view["epoch"], pid=handle.pid)
+            else:
+                handle.kill()
+
+    async def _stop(self, port: DataPort) -> None:
+        port.close()
+        for task in list(self._tasks):
+            task.cancel()
+        with contextlib.suppress(RgpuError, asyncio.TimeoutError):
+            await asyncio.wait_for(self.leadership.leave(), 5)
+        for session in list(self.node.running) + list(self.node.incoming):
+            with contextlib.suppress(RgpuError):
+                await self.node.session_end(session=session, reason="the node stops")
+        await self.control.stop()
+        for peer in self._peers.values():
+            await peer.close()
+        self._write_state(ready=False)
+
+    def spawn(self, work: Any) -> asyncio.Task[Any]:
+        """A task that is cancelled with the daemon; its failure is logged."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+
+        def done(finished: asyncio.Task[Any]) -> None:
+            self._tasks.discard(finished)
+            if not finished.cancelled() and finished.exception() is not None:
+                log.error("a task failed", error=repr(finished.exception()))
+
+        task.add_done_callback(done)
+        return task
+
+    # -- workers ----------------------------------------------------------------
+    async def worker_event(self, session: str, event: str, values: dict[str, Any]) -> None:
+        """What a worker reports."""
+        if event == "died":
+            was = self.node.died(session, int(values["pid"]))
+            if was:
+                log.warning("a worker died", session=session, pid=values["pid"], was=was)
+                if was == "running":
+                    self.spawn(self.leadership.worker_died(session, self.node.epochs.get(session, 0)))
+        elif event == "bye":
+            self.spawn(self.leadership.program_ended(session, str(values.get("reason", "")), values.get("exit_code")))
+        elif event == "stats":
+            self.spawn(self.leadership.consider_checkpoint(session, values))
+
+    # -- other nodes ----------------------------------------------------------------
+    def peer(self, endpoint: Endpoint) -> AsyncControlClient:
+        """A client to another node's control port, kept."""
+        found = self._peers.get(endpoint)
+        if found is None:
+            found = self._peers[endpoint] = AsyncControlClient(self.keys, endpoint)
+        return found
+
+    async def endpoint_of(self, host: str) -> Endpoint:
+        """Raises :class:`NotFound`, :class:`PoolUnavailable`."""
+        node = (await self.leadership.nodes()).get(host)
+        if node is None:
+            raise NotFound(f"no node is called {host}, or it is down", host=host)
+        if not node.control:
+            raise PoolUnavailable(f"{host} is still starting")
+        return Endpoint(node.control, node.public_key, host)
+
+    async def command(self, host: str, verb: str, args: dict[str, Any], *, leader: int, epoch: int, command_id: str,
+                      timeout: float = 30.0, on_progress: Any = None) -> dict[str, Any]:
+        """Command a node (:class:`rgpu.migrate.coordinator.NodeCommands`): this one directly, others over control."""
+        if host == self.host:
+            return await self.node_verbs.perform(verb, args, leader=leader, command_id=command_id)
+        client = self.peer(await self.endpoint_of(host))
+        result = await client.call("node.command", {"verb": verb, "args": args}, timeout=timeout, leader=leader,
+                                   epoch=epoch, command=command_id, on_progress=on_progress)
+        return dict(result or {})
+
+
+def address(pair: tuple[str, int]) -> str:
+    """``host:port``."""
+    return f"{pair[0]}:{pair[1]}"
+
+
+def incarnation(directory: Path, adopting: bool) -> int:
+    """Random 64 bits for each start; a daemon that adopts workers goes on as the one that started them."""
+    path = directory / "incarnation"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    if adopting:
+        with contextlib.suppress(OSError, msgspec.MsgspecError, KeyError):
+            value = msgspec.json.decode(path.read_bytes())
+            if value["boot"] == boot:
+                return int(value["incarnation"])
+    number = secrets.randbits(63)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(msgspec.json.encode({"boot": boot, "incarnation": number}))
+    os.replace(temporary, path)
+    return number
+
+
+def run(options: Options) -> None:
+    """The daemon's process, until SIGTERM."""
+    configure_logging(level=options.log_level, host=options.host)
+
+    async def main() -> None:
+        await Daemon(options).run()
+
+    asyncio.run(main())

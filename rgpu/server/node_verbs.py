@@ -1,0 +1,58 @@
+"""The verbs that a coordinator commands a node with, fenced (OWNERSHIP 6).
+
+A node keeps the highest leader revision that it has seen and refuses lower
+ones; a repeated command id returns the recorded result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from rgpu.link.control import CommandLog, ControlServer, Request
+from rgpu.session.errors import Fenced, Refused
+
+if TYPE_CHECKING:
+    from rgpu.server.daemon import Daemon
+
+log = structlog.get_logger(__name__)
+
+
+class NodeVerbs:
+    """See the module docstring."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.highest_leader = 0
+        self._done = CommandLog()
+        node = daemon.node
+        self._verbs: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
+            "worker.start": node.worker_start, "move.receive": node.move_receive, "move.send": node.move_send,
+            "move.settle": self._settle, "session.image": node.session_checkpoint,
+            "session.notice": node.session_notice, "session.drop": node.session_end, "worker.forget": node.session_end}
+
+    def register(self, control: ControlServer) -> None:
+        control.register("node.command", self._command)
+
+    async def _command(self, request: Request) -> Any:
+        """`node.command`: one of the verbs above from another node."""
+        return await self.perform(str(request.args.get("verb")), dict(request.args.get("args") or {}),
+                                  leader=request.leader, command_id=request.command)
+
+    async def perform(self, verb: str, args: dict[str, Any], *, leader: int,
+                      command_id: str) -> dict[str, Any]:
+        """Do it, once. Raises :class:`Fenced` for a leader that is over."""
+        if leader < self.highest_leader:
+            raise Fenced(f"{verb} by leader revision {leader}; {self.daemon.host} has seen {self.highest_leader}")
+        self.highest_leader = leader
+        handler = self._verbs.get(verb)
+        if handler is None:
+            raise Refused(f"a node does not know the command {verb!r}")
+        result = await self._done.run("leader", command_id or f"{verb}:{id(args)}", lambda: handler(**args))
+        return dict(result or {})
+
+    async def _settle(self, *, session: str, move: str, **_: Any) -> dict[str, Any]:
+        """Read the record and obey it; never what the commander says it holds (OWNERSHIP 2)."""
+        return await self.daemon.leadership.settle(session, move)

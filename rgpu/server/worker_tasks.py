@@ -1,0 +1,214 @@
+"""The long tasks of a worker: send the session away, receive one, write an image, restore one.
+
+Each is one method, run in a thread of its own by :class:`rgpu.server.worker.Worker`.
+Faults for tests: ``RGPU_FAULT=point:action[:seconds]`` where action is ``kill``,
+``stop`` (SIGSTOP to itself) or ``fail``; points are named where they stand.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from rgpu.checkpoint import cut, pagehash
+from rgpu.checkpoint.device import PAGE
+from rgpu.checkpoint.state import SessionState
+from rgpu.checkpoint.store import DirectoryStore
+from rgpu.link.frames import SealedConnection, client_preamble, connect
+from rgpu.server.page_stream import PageReceiver, PageSender, Received
+from rgpu.session.errors import DeviceError, Fenced, MoveFailed, RgpuError
+
+if TYPE_CHECKING:
+    from rgpu.server.worker import Worker
+
+log = structlog.get_logger(__name__)
+
+MAX_ROUNDS = 6  #: pre-copy rounds before the last one
+SMALL_ROUND = 64  #: pages: copying these in the pause is cheaper than another round
+DRAIN_SECONDS = 10.0
+
+
+def fault(point: str) -> None:
+    """Break here if a test asked for it."""
+    wanted = os.environ.get("RGPU_FAULT", "")
+    if not wanted.startswith(point + ":"):
+        return
+    action = wanted.split(":")[1]
+    log.warning("fault point", point=point, action=action)
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "fail":
+        raise MoveFailed(f"fault point {point}")
+
+
+class Tasks:
+    """See the module docstring."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._received: Received | None = None
+
+    # -- a move, as the source ------------------------------------------------------
+    def do_send(self, move: str, address: list[Any], ticket: bytes, secret: bytes,
+                max_downtime: float) -> dict[str, Any]:
+        """Copy while running, pause, send the rest; on return the other side has verified every page.
+
+        The session stays paused for ``resume`` or ``forget``. On an error it
+        runs on, and the error says why.
+        """
+        worker, runtime = self.worker, self.worker.runtime
+        if worker.state != "running":
+            raise Fenced(f"the session is {worker.state} here")
+        if runtime.executor.error:
+            raise DeviceError(f"the session has failed: {runtime.device.error_detail()}", runtime.executor.error)
+        began = time.monotonic()
+        sock = connect((str(address[0]), int(address[1])))
+        connection = client_preamble(sock, "pages", ticket, secret, runtime.session)
+        try:
+            sender = PageSender(connection, runtime.device, runtime.hash_key, fault)
+            sender.begin(runtime.session, move)
+            self._copy_running(sender, move)
+            statistics = self._last_round(sender, max_downtime)
+        finally:
+            connection.close()
+        return {**statistics, "total_ms": (time.monotonic() - began) * 1000}
+
+    def _copy_running(self, sender: PageSender, move: str) -> None:
+        """Rounds while the program runs, until few pages are left or they do not become fewer."""
+        left = None
+        for number in range(MAX_ROUNDS):
+            dirty = sender.round()
+            fault("round")
+            self.worker.report("progress", move=move, phase="copying", round=number + 1,
+                               pages_sent=sender.statistics.pages_sent, bytes_sent=sender.statistics.bytes_sent)
+            if dirty <= SMALL_ROUND or (left is not None and dirty > left * 0.7):
+                return
+            left = dirty
+
+    def _last_round(self, sender: PageSender, max_downtime: float) -> dict[str, Any]:
+        worker, runtime = self.worker, self.worker.runtime
+        runtime.quiesce(DRAIN_SECONDS)
+        paused = time.monotonic()
+        try:
+            fault("paused")
+            sender.connection.sock.settimeout(max(0.5, max_downtime))
+            sender.round()
+            sender.finish(self.take())
+            fault("sent")
+            if time.monotonic() - paused > max_downtime:
+                raise MoveFailed(f"the stop took {time.monotonic() - paused:.2f} s, more than the {max_downtime:.2f} s "
+                                 "allowed; the session runs on where it was")
+        except BaseException:
+            runtime.resume()
+            raise
+        worker.state = "paused"
+        return {**sender.statistics.as_dict(), "verified": True, "position": runtime.applied,
+                "pause_ms": (time.monotonic() - paused) * 1000}
+
+    def take(self) -> SessionState:
+        """The state of the quiesced session, pages apart."""
+        runtime = self.worker.runtime
+        return cut.take(runtime.device, session=runtime.session, epoch=runtime.epoch, position=runtime.applied,
+                        hash_key=runtime.hash_key, live=runtime.live.to_dict(), answers=runtime.retained.as_list())
+
+    # -- a move, as the destination ---------------------------------------------------
+    def do_receive(self, fds: list[int], handover: bytes) -> None:
+        """Take a session from its source; the connection stays this task's until it is verified."""
+        from rgpu.server.worker import adopt
+
+        connection = adopt(fds, handover)
+        if self.worker.state != "incoming" or self._received is not None:
+            connection.close()
+            raise Fenced(f"this worker is {self.worker.state} and receives no session")
+        threading.Thread(target=self._receive, args=(connection,), name="receive", daemon=True).start()
+
+    def _receive(self, connection: SealedConnection) -> None:
+        worker, runtime = self.worker, self.worker.runtime
+        receiver = PageReceiver(connection, runtime.device)
+        try:
+            fault("receive")
+            received = self._received = receiver.receive()
+            assert received.state is not None
+            if received.session != runtime.session:
+                raise Fenced(f"pages of {received.session} came for {runtime.session}")
+            fault("rebuild")
+            pages = self.rebuild(received.state, received)
+            fault("verified")
+            receiver.done(pages)
+            worker.report("received", **worker.describe())
+        except RgpuError as error:
+            log.warning("receiving failed", session=runtime.session, error=error.code, reason=error.message)
+            try:
+                receiver.failed(error.as_dict())
+            except RgpuError:
+                pass
+            worker.do_forget("discarded")
+        except Exception as error:  # noqa: BLE001 - the source must hear that nothing comes of it
+            log.exception("receiving failed", session=runtime.session)
+            try:
+                receiver.failed(RgpuError(f"the destination failed: {error}").as_dict())
+            except RgpuError:
+                pass
+            worker.do_forget("discarded")
+
+    def rebuild(self, state: SessionState, received: Received) -> int:
+        """Replay the live objects, write the pages that waited for them, verify all; returns how many."""
+        runtime = self.worker.runtime
+        runtime.executor.premapped = sorted(received.mapped)
+        runtime.restore(state, _staged(state, received.pages))
+        return sum(pagehash.page_count(region.size) for region in state.regions)
+
+    # -- images -------------------------------------------------------------------------
+    def do_checkpoint(self, image: str, store: str) -> dict[str, Any]:
+        """Write an image. The session stands still while its pages are copied to host memory."""
+        runtime = self.worker.runtime
+        if self.worker.state != "running":
+            raise Fenced(f"the session is {self.worker.state} here")
+        began = time.monotonic()
+        runtime.quiesce(DRAIN_SECONDS)
+        try:
+            paused = time.monotonic()
+            state = self.take()
+            pages = list(cut.pages(runtime.device, state))
+            pause = time.monotonic() - paused
+        finally:
+            runtime.resume()
+        fault("cut")
+        with DirectoryStore(store).writer(image) as writer:
+            for page in pages:
+                writer.add_page(page)
+            fault("image")
+            counts = writer.finish(state, {"pause_ms": pause * 1000})
+        return {"image": image, "position": state.position, "epoch": state.epoch, "pages": len(pages),
+                "bytes": counts.get("stored_bytes", 0), "pause_ms": pause * 1000,
+                "total_ms": (time.monotonic() - began) * 1000}
+
+    def do_restore(self, image: str, store: str) -> dict[str, Any]:
+        """Rebuild the session from an image of the store; every page is verified."""
+        runtime = self.worker.runtime
+        if self.worker.state != "empty":
+            raise Fenced(f"the session is {self.worker.state} here")
+        with DirectoryStore(store).open(image) as opened:
+            state = opened.state
+            if state.session != runtime.session:
+                raise Fenced(f"image {image} is of session {state.session}, not of {runtime.session}")
+            runtime.restore(state, opened.pages())
+        return {"position": state.position, "epoch": state.epoch}
+
+
+def _staged(state: SessionState, pages: dict[int, bytes]) -> Iterator[tuple[int, int, bytes | None]]:
+    """Pages that were kept by absolute address, as (region address, page index, bytes)."""
+    for region in state.regions:
+        if region.kind != "mapped":
+            for index in range(pagehash.page_count(region.size)):
+                data = pages.get(region.address + index * PAGE)
+                if data is not None:
+                    yield region.address, index, data

@@ -1,0 +1,31 @@
+"""Tests that need a GPU are skipped elsewhere, with that reason."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import pytest
+
+
+def gpu_count() -> int:
+    """GPUs that the real driver reports; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = [item for item in items if item.get_closest_marker("gpu")]
+    if wanted and not gpu_count():
+        for item in wanted:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU and its driver (make test-gpu)"))
+    if not os.environ.get("RGPU_SWEEP"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="whole in `make sweep`"))
