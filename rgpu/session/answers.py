@@ -1,0 +1,160 @@
+"""Answers that the program may not have seen yet, and what a replay may not answer differently.
+
+Two books, one on each side of the data link, both without I/O:
+
+:class:`RetainedAnswers`   the worker's: every answer given, until the record
+                           ``completed(seq)`` for it was applied. Travels with
+                           an image and a move, is sent again after an ATTACH.
+:class:`DeliveredAnswers`  the digests of what the program was given. A replay
+                           answers again: the answer is not delivered a second
+                           time, and one that differs is a :class:`Divergence`
+                           (volatile calls never: SEMANTICS 5).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+import blake3
+
+from rgpu.session.calls.wire import BY_ID
+from rgpu.session.errors import Corrupt
+
+DIGEST_SIZE = 16  #: bytes; tells equal from different, names nothing
+MAX_ANSWERS = 1 << 20
+MAX_EARLY = 4096  #: an answer follows its completion at once, so this many is plenty
+
+_HEAD = Struct("<iIQ")
+
+
+def answer_digest(result: int, reply: Any, payload: Any) -> bytes:
+    """The digest of one answer: CUresult, reply arguments, reply payload."""
+    hasher = blake3.blake3(_HEAD.pack(result, len(reply), len(payload)))
+    hasher.update(reply)
+    hasher.update(payload)
+    return hasher.digest(length=DIGEST_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A replay gave another answer than the program was given. ``what`` says so in words."""
+
+    seq: int
+    call: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedAnswer:
+    seq: int
+    result: int  #: CUresult
+    reply: bytes
+    payload: bytes
+
+
+class RetainedAnswers:
+    """The worker's book; see the module docstring. Not locked: the caller orders its threads."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, RetainedAnswer] = {}
+        #: In a replay ``completed(n)`` may be applied just before the answer to n comes: the newest
+        #: observed calls that had no answer. Most of them never get one (nobody awaited them).
+        self._early: OrderedDict[int, None] = OrderedDict()
+        self.bytes = 0  #: held in replies and payloads
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def answered(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
+        """Call ``seq`` was answered; a second answer (a replay's) replaces the first."""
+        if seq in self._early:
+            del self._early[seq]
+            return
+        self._drop(seq)
+        self._answers[seq] = RetainedAnswer(seq, result, bytes(reply), bytes(payload))
+        self.bytes += len(reply) + len(payload)
+
+    def observed(self, seq: int) -> None:
+        """The record ``completed(seq)`` was applied: the program has that answer, if there is one."""
+        if not self._drop(seq):
+            self._early[seq] = None
+            if len(self._early) > MAX_EARLY:
+                self._early.popitem(last=False)
+
+    def unobserved(self) -> list[tuple[int, int, bytes, bytes]]:
+        """(seq, result, reply, payload) of what the program may not have, by seq."""
+        return [(a.seq, a.result, a.reply, a.payload) for _, a in sorted(self._answers.items())]
+
+    def _drop(self, seq: int) -> bool:
+        answer = self._answers.pop(seq, None)
+        if answer is None:
+            return False
+        self.bytes -= len(answer.reply) + len(answer.payload)
+        return True
+
+    def as_list(self) -> list[list[Any]]:
+        """For an image or a move: rows of seq, result, reply, payload."""
+        return [list(row) for row in self.unobserved()]
+
+    @staticmethod
+    def from_list(rows: Any) -> RetainedAnswers:
+        """The inverse of :meth:`as_list`. Raises :class:`Corrupt`."""
+        found = RetainedAnswers()
+        if not isinstance(rows, list) or len(rows) > MAX_ANSWERS:
+            raise Corrupt("retained answers: no list, or too long", offset=0, reason="answers")
+        for index, row in enumerate(rows):
+            if not isinstance(row, list) or [type(value) for value in row] != [int, int, bytes, bytes] \
+                    or row[0] <= 0 or row[0] in found._answers:
+                raise Corrupt(f"retained answer {index} is malformed", offset=index, reason="answers")
+            found.answered(*row)
+        return found
+
+    def check(self) -> None:
+        """Invariants; raises AssertionError."""
+        assert self.bytes == sum(len(a.reply) + len(a.payload) for a in self._answers.values())
+        assert not self._early.keys() & self._answers.keys() and len(self._early) <= MAX_EARLY
+        assert all(seq == answer.seq for seq, answer in self._answers.items())
+
+
+class DeliveredAnswers:
+    """The digests of answers that the program was given, until the journal is cut behind them."""
+
+    def __init__(self, digests: Iterable[tuple[int, bytes]] = ()) -> None:
+        self._digests: dict[int, bytes] = dict(digests)
+        self.divergences: list[Divergence] = []
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._digests
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def delivered(self, seq: int, result: int, reply: Any, payload: Any) -> None:
+        """The program is given this answer to call ``seq``."""
+        self._digests[seq] = answer_digest(result, reply, payload)
+
+    def again(self, seq: int, call_id: int, result: int, reply: Any, payload: Any) -> Divergence | None:
+        """An answer to a call that was answered before: to be dropped by the caller.
+
+        Returns (and keeps) the divergence if the program was told something else.
+        """
+        call = BY_ID[call_id]
+        if call.volatile or self._digests[seq] == answer_digest(result, reply, payload):
+            return None
+        what = (f"the replay of {call.name} (position {seq}) gives another answer than the program was given: "
+                f"result {result}, {len(reply)} + {len(payload)} bytes")
+        found = Divergence(seq, call.name, what)
+        self.divergences.append(found)
+        return found
+
+    def cut(self, position: int) -> None:
+        """Calls up to ``position`` are never replayed any more."""
+        self._digests = {seq: digest for seq, digest in self._digests.items() if seq > position}
+
+    def items(self) -> list[tuple[int, bytes]]:
+        """(seq, digest) by seq, for a spill."""
+        return sorted(self._digests.items())

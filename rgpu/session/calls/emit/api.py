@@ -1,0 +1,139 @@
+"""api.hpp, exports.cpp and symbols.map: what libcuda.so.1 exports."""
+
+from __future__ import annotations
+
+from rgpu.session.calls.emit.types import BANNER
+from rgpu.session.calls.functions import FUNCTIONS, symbols
+from rgpu.session.calls.functions.model import Function
+
+_API_HEAD = """#pragma once
+
+#include "cuda_types.hpp"
+
+#define RGPU_API __attribute__((visibility("default")))
+
+namespace rgpu {
+
+// Logs `name` as called but not implemented, the first time only. Written by hand.
+void log_unsupported(const char *name);
+
+// Whether stream 0 means the calling thread's own default stream: true while a
+// _ptds or _ptsz variant runs.
+inline thread_local constinit bool per_thread_default_stream = false;
+
+struct PerThreadScope {
+    bool before = per_thread_default_stream;
+    PerThreadScope() { per_thread_default_stream = true; }
+    ~PerThreadScope() { per_thread_default_stream = before; }
+    PerThreadScope(const PerThreadScope &) = delete;
+    PerThreadScope &operator=(const PerThreadScope &) = delete;
+};
+
+enum ProcKind : uint32_t { kProcNormal = 0, kProcPerThread = 1 };
+
+// What cuGetProcAddress knows; sorted by base, then kind, then version.
+struct ProcEntry {
+    const char *base;
+    int version;  // as CUDA_VERSION: the first driver that has it
+    uint32_t kind;
+    void *address;
+};
+
+extern const ProcEntry kProcTable[];
+extern const size_t kProcTableSize;
+
+// The entry of `base` with the highest version that is not above `version`: of
+// the per-thread kind if that is asked for and exists. Null if there is none;
+// *known then says whether the name exists at a higher version.
+const ProcEntry *find_proc(const char *base, int version, bool per_thread, bool *known = nullptr);
+
+}  // namespace rgpu
+
+extern "C" {
+
+"""
+
+_FIND = """const ProcEntry *find_proc(const char *base, int version, bool per_thread, bool *known) {
+    const ProcEntry *end = kProcTable + kProcTableSize;
+    const ProcEntry *at = std::lower_bound(
+        kProcTable, end, base, [](const ProcEntry &entry, const char *name) { return strcmp(entry.base, name) < 0; });
+    const ProcEntry *plain = nullptr;
+    const ProcEntry *thread = nullptr;
+    if (known) *known = false;
+    for (; at != end && strcmp(at->base, base) == 0; ++at) {
+        if (known) *known = true;
+        if (at->version > version) continue;
+        (at->kind == kProcPerThread ? thread : plain) = at;
+    }
+    return per_thread && thread ? thread : plain;
+}
+"""
+
+
+def _signature(entry: Function, symbol: str) -> str:
+    return f"RGPU_API CUresult {symbol}({entry.arguments or 'void'})"
+
+
+def _implemented() -> list[Function]:
+    return [entry for _, entry in sorted(FUNCTIONS.items()) if entry.implemented]
+
+
+def api_header() -> str:
+    """The prototypes of every implemented function, variants included."""
+    lines = [f"{_signature(entry, symbol)};\n" for entry in _implemented() for symbol in entry.symbols]
+    return BANNER + _API_HEAD + "".join(lines) + '\n}  // extern "C"\n'
+
+
+def _forwarders() -> list[str]:
+    """Bodies of aliases, adapters and per-thread variants of implemented functions."""
+    found = []
+    for entry in _implemented():
+        names = ", ".join(entry.parameter_names)
+        if entry.alias:
+            found.append(f"{_signature(entry, entry.symbol)} {{ return {entry.alias}({names}); }}\n")
+        elif entry.adapter:
+            found.append(f"{_signature(entry, entry.symbol)} {{ {entry.adapter} }}\n")
+        for symbol in entry.symbols[1:]:
+            found.append(f"{_signature(entry, symbol)} {{\n    rgpu::PerThreadScope scope;\n"
+                         f"    return {entry.symbol}({names});\n}}\n")
+    return found
+
+
+def _stubs() -> list[str]:
+    """What is not implemented. Declared without parameters: the caller removes
+    arguments in every calling convention that libcuda has, and the types of
+    functions that nobody implements need not be declared."""
+    return [f"RGPU_REFUSED({symbol})\n"
+            for _, entry in sorted(FUNCTIONS.items()) if not entry.implemented for symbol in entry.symbols]
+
+
+def _proc_rows() -> list[tuple[str, int, int, str]]:
+    rows = []
+    for entry in FUNCTIONS.values():
+        if entry.base is None:
+            continue
+        rows.append((entry.base, 0, entry.version, entry.symbol))
+        if entry.per_thread:
+            rows.append((entry.base, 1, entry.per_thread.version, entry.symbol + entry.per_thread.suffix))
+    return sorted(rows)
+
+
+def exports() -> str:
+    """The text of exports.cpp."""
+    table = "".join(f'    {{"{base}", {version}, {kind}, reinterpret_cast<void *>(&{symbol})}},\n'
+                    for base, kind, version, symbol in _proc_rows())
+    return "".join((
+        BANNER, '#include "api.hpp"\n\n#include <algorithm>\n#include <cstring>\n\n',
+        '// Not implemented: logged once by name, CUDA_ERROR_NOT_SUPPORTED.\n',
+        '#define RGPU_REFUSED(symbol)              \\\n    RGPU_API CUresult symbol() {          \\\n'
+        '        rgpu::log_unsupported(#symbol);   \\\n        return CUDA_ERROR_NOT_SUPPORTED;  \\\n    }\n\n',
+        'extern "C" {\n\n', *_stubs(), "\n", *_forwarders(), '\n}  // extern "C"\n\nnamespace rgpu {\n\n',
+        "const ProcEntry kProcTable[] = {\n", table, "};\n",
+        "const size_t kProcTableSize = sizeof(kProcTable) / sizeof(kProcTable[0]);\n\n", _FIND,
+        "\n}  // namespace rgpu\n",
+    ))
+
+
+def version_script() -> str:
+    """symbols.map: the driver's names and nothing else."""
+    return "{\n  global:\n" + "".join(f"    {name};\n" for name in symbols()) + "  local:\n    *;\n};\n"

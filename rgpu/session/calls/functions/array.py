@@ -1,0 +1,195 @@
+"""Driver functions: arrays, textures, surfaces and tensor maps."""
+
+from __future__ import annotations
+
+from rgpu.session.calls.functions.model import function
+
+FUNCTIONS = (
+    function(
+        "cuArray3DCreate", "CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray", "cuArray3DCreate 2000",
+    ),
+    function(
+        "cuArray3DCreate_v2", "CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray",
+        "cuArray3DCreate 3020",
+    ),
+    function(
+        "cuArray3DGetDescriptor", "CUDA_ARRAY3D_DESCRIPTOR *pArrayDescriptor, CUarray hArray",
+        "cuArray3DGetDescriptor 2000",
+    ),
+    function(
+        "cuArray3DGetDescriptor_v2", "CUDA_ARRAY3D_DESCRIPTOR *pArrayDescriptor, CUarray hArray",
+        "cuArray3DGetDescriptor 3020",
+    ),
+    function("cuArrayCreate", "CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray", "cuArrayCreate 2000"),
+    function(
+        "cuArrayCreate_v2", "CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray", "cuArrayCreate 3020",
+    ),
+    function("cuArrayDestroy", "CUarray hArray", "cuArrayDestroy 2000"),
+    function(
+        "cuArrayGetDescriptor", "CUDA_ARRAY_DESCRIPTOR *pArrayDescriptor, CUarray hArray",
+        "cuArrayGetDescriptor 2000",
+    ),
+    function(
+        "cuArrayGetDescriptor_v2", "CUDA_ARRAY_DESCRIPTOR *pArrayDescriptor, CUarray hArray",
+        "cuArrayGetDescriptor 3020",
+    ),
+    function(
+        "cuArrayGetMemoryRequirements",
+        "CUDA_ARRAY_MEMORY_REQUIREMENTS *memoryRequirements, CUarray array, CUdevice device",
+        "cuArrayGetMemoryRequirements 11060",
+    ),
+    function(
+        "cuArrayGetPlane", "CUarray *pPlaneArray, CUarray hArray, unsigned int planeIdx", "cuArrayGetPlane 11020",
+    ),
+    function(
+        "cuArrayGetSparseProperties", "CUDA_ARRAY_SPARSE_PROPERTIES *sparseProperties, CUarray array",
+        "cuArrayGetSparseProperties 11010",
+    ),
+    function(
+        "cuMipmappedArrayCreate",
+        "CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc, unsigned int "
+        "numMipmapLevels", "cuMipmappedArrayCreate 5000",
+    ),
+    function("cuMipmappedArrayDestroy", "CUmipmappedArray hMipmappedArray", "cuMipmappedArrayDestroy 5000"),
+    function(
+        "cuMipmappedArrayGetLevel", "CUarray *pLevelArray, CUmipmappedArray hMipmappedArray, unsigned int level",
+        "cuMipmappedArrayGetLevel 5000",
+    ),
+    function(
+        "cuMipmappedArrayGetMemoryRequirements",
+        "CUDA_ARRAY_MEMORY_REQUIREMENTS *memoryRequirements, CUmipmappedArray mipmap, CUdevice device",
+        "cuMipmappedArrayGetMemoryRequirements 11060",
+    ),
+    function(
+        "cuMipmappedArrayGetSparseProperties",
+        "CUDA_ARRAY_SPARSE_PROPERTIES *sparseProperties, CUmipmappedArray mipmap",
+        "cuMipmappedArrayGetSparseProperties 11010",
+    ),
+    function(
+        "cuSurfObjectCreate", "CUsurfObject *pSurfObject, const CUDA_RESOURCE_DESC *pResDesc",
+        "cuSurfObjectCreate 5000",
+    ),
+    function("cuSurfObjectDestroy", "CUsurfObject surfObject", "cuSurfObjectDestroy 5000"),
+    function(
+        "cuSurfObjectGetResourceDesc", "CUDA_RESOURCE_DESC *pResDesc, CUsurfObject surfObject",
+        "cuSurfObjectGetResourceDesc 5000",
+    ),
+    function("cuSurfRefGetArray", "CUarray *phArray, CUsurfref hSurfRef", "cuSurfRefGetArray 3000"),
+    function("cuSurfRefSetArray", "CUsurfref hSurfRef, CUarray hArray, unsigned int Flags", "cuSurfRefSetArray 3000"),
+    function(
+        "cuTensorMapEncodeIm2col",
+        "CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, uint32_t tensorRank, void "
+        "*globalAddress, const uint64_t *globalDim, const uint64_t *globalStrides, const int "
+        "*pixelBoxLowerCorner, const int *pixelBoxUpperCorner, uint32_t channelsPerPixel, uint32_t "
+        "pixelsPerColumn, const uint32_t *elementStrides, CUtensorMapInterleave interleave, "
+        "CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill",
+        "cuTensorMapEncodeIm2col 12000",
+    ),
+    function(
+        "cuTensorMapEncodeIm2colWide",
+        "CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, uint32_t tensorRank, void "
+        "*globalAddress, const uint64_t *globalDim, const uint64_t *globalStrides, int "
+        "pixelBoxLowerCornerWidth, int pixelBoxUpperCornerWidth, uint32_t channelsPerPixel, uint32_t "
+        "pixelsPerColumn, const uint32_t *elementStrides, CUtensorMapInterleave interleave, "
+        "CUtensorMapIm2ColWideMode mode, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, "
+        "CUtensorMapFloatOOBfill oobFill", "cuTensorMapEncodeIm2colWide 12080",
+    ),
+    function(
+        "cuTensorMapEncodeTiled",
+        "CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, uint32_t tensorRank, void "
+        "*globalAddress, const uint64_t *globalDim, const uint64_t *globalStrides, const uint32_t *boxDim, "
+        "const uint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, "
+        "CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill", "cuTensorMapEncodeTiled 12000",
+    ),
+    function(
+        "cuTensorMapReplaceAddress", "CUtensorMap *tensorMap, void *globalAddress", "cuTensorMapReplaceAddress 12000",
+    ),
+    function(
+        "cuTexObjectCreate",
+        "CUtexObject *pTexObject, const CUDA_RESOURCE_DESC *pResDesc, const CUDA_TEXTURE_DESC *pTexDesc, "
+        "const CUDA_RESOURCE_VIEW_DESC *pResViewDesc", "cuTexObjectCreate 5000",
+    ),
+    function("cuTexObjectDestroy", "CUtexObject texObject", "cuTexObjectDestroy 5000"),
+    function(
+        "cuTexObjectGetResourceDesc", "CUDA_RESOURCE_DESC *pResDesc, CUtexObject texObject",
+        "cuTexObjectGetResourceDesc 5000",
+    ),
+    function(
+        "cuTexObjectGetResourceViewDesc", "CUDA_RESOURCE_VIEW_DESC *pResViewDesc, CUtexObject texObject",
+        "cuTexObjectGetResourceViewDesc 5000",
+    ),
+    function(
+        "cuTexObjectGetTextureDesc", "CUDA_TEXTURE_DESC *pTexDesc, CUtexObject texObject",
+        "cuTexObjectGetTextureDesc 5000",
+    ),
+    function("cuTexRefCreate", "CUtexref *pTexRef", "cuTexRefCreate 2000"),
+    function("cuTexRefDestroy", "CUtexref hTexRef", "cuTexRefDestroy 2000"),
+    function("cuTexRefGetAddress", "unsigned int *pdptr, CUtexref hTexRef", "cuTexRefGetAddress 2000"),
+    function(
+        "cuTexRefGetAddressMode", "CUaddress_mode *pam, CUtexref hTexRef, int dim", "cuTexRefGetAddressMode 2000",
+    ),
+    function("cuTexRefGetAddress_v2", "CUdeviceptr *pdptr, CUtexref hTexRef", "cuTexRefGetAddress 3020"),
+    function("cuTexRefGetArray", "CUarray *phArray, CUtexref hTexRef", "cuTexRefGetArray 2000"),
+    function("cuTexRefGetBorderColor", "float *pBorderColor, CUtexref hTexRef", "cuTexRefGetBorderColor 8000"),
+    function("cuTexRefGetFilterMode", "CUfilter_mode *pfm, CUtexref hTexRef", "cuTexRefGetFilterMode 2000"),
+    function("cuTexRefGetFlags", "unsigned int *pFlags, CUtexref hTexRef", "cuTexRefGetFlags 2000"),
+    function(
+        "cuTexRefGetFormat", "CUarray_format *pFormat, int *pNumChannels, CUtexref hTexRef", "cuTexRefGetFormat 2000",
+    ),
+    function("cuTexRefGetMaxAnisotropy", "int *pmaxAniso, CUtexref hTexRef", "cuTexRefGetMaxAnisotropy 5000"),
+    function(
+        "cuTexRefGetMipmapFilterMode", "CUfilter_mode *pfm, CUtexref hTexRef", "cuTexRefGetMipmapFilterMode 5000",
+    ),
+    function("cuTexRefGetMipmapLevelBias", "float *pbias, CUtexref hTexRef", "cuTexRefGetMipmapLevelBias 5000"),
+    function(
+        "cuTexRefGetMipmapLevelClamp", "float *pminMipmapLevelClamp, float *pmaxMipmapLevelClamp, CUtexref hTexRef",
+        "cuTexRefGetMipmapLevelClamp 5000",
+    ),
+    function(
+        "cuTexRefGetMipmappedArray", "CUmipmappedArray *phMipmappedArray, CUtexref hTexRef",
+        "cuTexRefGetMipmappedArray 5000",
+    ),
+    function(
+        "cuTexRefSetAddress", "unsigned int *ByteOffset, CUtexref hTexRef, unsigned int dptr, unsigned int bytes",
+        "cuTexRefSetAddress 2000",
+    ),
+    function(
+        "cuTexRefSetAddress2D",
+        "CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, unsigned int dptr, unsigned int Pitch",
+        "cuTexRefSetAddress2D 2020",
+    ),
+    function(
+        "cuTexRefSetAddress2D_v2",
+        "CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch",
+        "cuTexRefSetAddress2D 3020",
+    ),
+    function(
+        "cuTexRefSetAddress2D_v3",
+        "CUtexref hTexRef, const CUDA_ARRAY_DESCRIPTOR *desc, CUdeviceptr dptr, size_t Pitch",
+        "cuTexRefSetAddress2D 4010",
+    ),
+    function("cuTexRefSetAddressMode", "CUtexref hTexRef, int dim, CUaddress_mode am", "cuTexRefSetAddressMode 2000"),
+    function(
+        "cuTexRefSetAddress_v2", "size_t *ByteOffset, CUtexref hTexRef, CUdeviceptr dptr, size_t bytes",
+        "cuTexRefSetAddress 3020",
+    ),
+    function("cuTexRefSetArray", "CUtexref hTexRef, CUarray hArray, unsigned int Flags", "cuTexRefSetArray 2000"),
+    function("cuTexRefSetBorderColor", "CUtexref hTexRef, float *pBorderColor", "cuTexRefSetBorderColor 8000"),
+    function("cuTexRefSetFilterMode", "CUtexref hTexRef, CUfilter_mode fm", "cuTexRefSetFilterMode 2000"),
+    function("cuTexRefSetFlags", "CUtexref hTexRef, unsigned int Flags", "cuTexRefSetFlags 2000"),
+    function(
+        "cuTexRefSetFormat", "CUtexref hTexRef, CUarray_format fmt, int NumPackedComponents",
+        "cuTexRefSetFormat 2000",
+    ),
+    function("cuTexRefSetMaxAnisotropy", "CUtexref hTexRef, unsigned int maxAniso", "cuTexRefSetMaxAnisotropy 5000"),
+    function("cuTexRefSetMipmapFilterMode", "CUtexref hTexRef, CUfilter_mode fm", "cuTexRefSetMipmapFilterMode 5000"),
+    function("cuTexRefSetMipmapLevelBias", "CUtexref hTexRef, float bias", "cuTexRefSetMipmapLevelBias 5000"),
+    function(
+        "cuTexRefSetMipmapLevelClamp", "CUtexref hTexRef, float minMipmapLevelClamp, float maxMipmapLevelClamp",
+        "cuTexRefSetMipmapLevelClamp 5000",
+    ),
+    function(
+        "cuTexRefSetMipmappedArray", "CUtexref hTexRef, CUmipmappedArray hMipmappedArray, unsigned int Flags",
+        "cuTexRefSetMipmappedArray 5000",
+    ),
+)

@@ -1,0 +1,94 @@
+"""Driver functions: virtual memory management and multicast."""
+
+from __future__ import annotations
+
+from rgpu.session.calls.functions.model import function
+
+FUNCTIONS = (
+    function("cuMemAddressFree", "CUdeviceptr ptr, size_t size", "cuMemAddressFree 10020"),
+    function(
+        "cuMemAddressReserve",
+        "CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags",
+        "cuMemAddressReserve 10020",
+    ),
+    function(
+        "cuMemCreate",
+        "CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long "
+        "long flags", "cuMemCreate 10020",
+    ),
+    function(
+        "cuMemExportToShareableHandle",
+        "void *shareableHandle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType handleType, "
+        "unsigned long long flags", "cuMemExportToShareableHandle 10020",
+    ),
+    function(
+        "cuMemGetAccess", "unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr",
+        "cuMemGetAccess 10020",
+    ),
+    function(
+        "cuMemGetAllocationGranularity",
+        "size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option",
+        "cuMemGetAllocationGranularity 10020",
+    ),
+    function(
+        "cuMemGetAllocationPropertiesFromHandle", "CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle",
+        "cuMemGetAllocationPropertiesFromHandle 10020",
+    ),
+    function("cuMemGetAttribute", None, ""),
+    function("cuMemGetAttribute_v2", None, ""),
+    function(
+        "cuMemGetHandleForAddressRange",
+        "void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType, unsigned long long flags",
+        "cuMemGetHandleForAddressRange 11070",
+    ),
+    function(
+        "cuMemImportFromShareableHandle",
+        "CUmemGenericAllocationHandle *handle, void *osHandle, CUmemAllocationHandleType shHandleType",
+        "cuMemImportFromShareableHandle 10020",
+    ),
+    function(
+        "cuMemMap",
+        "CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long"
+        " flags", "cuMemMap 10020",
+    ),
+    function(
+        "cuMemMapArrayAsync", "CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream",
+        "cuMemMapArrayAsync 11010 ptsz 11010",
+    ),
+    function("cuMemRelease", "CUmemGenericAllocationHandle handle", "cuMemRelease 10020"),
+    function(
+        "cuMemRetainAllocationHandle", "CUmemGenericAllocationHandle *handle, void *addr",
+        "cuMemRetainAllocationHandle 11000",
+    ),
+    function(
+        "cuMemSetAccess", "CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count",
+        "cuMemSetAccess 10020",
+    ),
+    function("cuMemUnmap", "CUdeviceptr ptr, size_t size", "cuMemUnmap 10020"),
+    function(
+        "cuMulticastAddDevice", "CUmemGenericAllocationHandle mcHandle, CUdevice dev", "cuMulticastAddDevice 12010",
+    ),
+    function(
+        "cuMulticastBindAddr",
+        "CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUdeviceptr memptr, size_t size, unsigned "
+        "long long flags", "cuMulticastBindAddr 12010",
+    ),
+    function(
+        "cuMulticastBindMem",
+        "CUmemGenericAllocationHandle mcHandle, size_t mcOffset, CUmemGenericAllocationHandle memHandle, "
+        "size_t memOffset, size_t size, unsigned long long flags", "cuMulticastBindMem 12010",
+    ),
+    function(
+        "cuMulticastCreate", "CUmemGenericAllocationHandle *mcHandle, const CUmulticastObjectProp *prop",
+        "cuMulticastCreate 12010",
+    ),
+    function(
+        "cuMulticastGetGranularity",
+        "size_t *granularity, const CUmulticastObjectProp *prop, CUmulticastGranularity_flags option",
+        "cuMulticastGetGranularity 12010",
+    ),
+    function(
+        "cuMulticastUnbind", "CUmemGenericAllocationHandle mcHandle, CUdevice dev, size_t mcOffset, size_t size",
+        "cuMulticastUnbind 12010",
+    ),
+)

@@ -1,0 +1,99 @@
+"""Handles, scalar names, structures and constants (interface facts of cuda.h 13.0).
+
+A structure is (name, size in bytes on LP64, C members). The size is asserted
+in the generated header, so a slip here fails the build.
+"""
+
+from __future__ import annotations
+
+#: CUcontext = struct CUctx_st *, as programs and debuggers know them.
+HANDLES: dict[str, str] = {
+    "CUcontext": "CUctx_st", "CUmodule": "CUmod_st", "CUfunction": "CUfunc_st", "CUlibrary": "CUlib_st",
+    "CUkernel": "CUkern_st", "CUstream": "CUstream_st", "CUevent": "CUevent_st", "CUarray": "CUarray_st",
+    "CUgraph": "CUgraph_st", "CUgraphNode": "CUgraphNode_st", "CUgraphDeviceNode": "CUgraphDeviceUpdatableNode_st",
+    "CUmemoryPool": "CUmemPoolHandle_st", "CUlinkState": "CUlinkState_st", "CUgreenCtx": "CUgreenCtx_st",
+    "CUtexref": "CUtexref_st", "CUsurfref": "CUsurfref_st",
+}
+
+#: name → C type
+SCALARS: dict[str, str] = {"CUdeviceptr": "unsigned long long", "CUdevice": "int"}
+
+#: name → C declaration of the pointer type
+CALLBACKS: dict[str, str] = {
+    "CUstreamCallback": "void (*CUstreamCallback)(CUstream stream, CUresult status, void *user)",
+    "CUhostFn": "void (*CUhostFn)(void *user)",
+    "CUoccupancyB2DSize": "size_t (*CUoccupancyB2DSize)(int block)",
+}
+
+_COPY_SIDE_2D = "size_t {0}XInBytes; size_t {0}Y; CUmemorytype {0}MemoryType; {1}void *{0}Host; " \
+    "CUdeviceptr {0}Device; CUarray {0}Array; size_t {0}Pitch; "
+_COPY_SIDE_3D = "size_t {0}XInBytes; size_t {0}Y; size_t {0}Z; size_t {0}LOD; CUmemorytype {0}MemoryType; " \
+    "{1}void *{0}Host; CUdeviceptr {0}Device; CUarray {0}Array; {2}; size_t {0}Pitch; size_t {0}Height; "
+
+STRUCTS: tuple[tuple[str, int, str], ...] = (
+    ("CUuuid", 16, "char bytes[16];"),
+    ("CUDA_MEMCPY2D", 128,
+     _COPY_SIDE_2D.format("src", "const ") + _COPY_SIDE_2D.format("dst", "") + "size_t WidthInBytes; size_t Height;"),
+    ("CUDA_MEMCPY3D", 200,
+     _COPY_SIDE_3D.format("src", "const ", "void *reserved0") + _COPY_SIDE_3D.format("dst", "", "void *reserved1")
+     + "size_t WidthInBytes; size_t Height; size_t Depth;"),
+    ("CUDA_MEMCPY3D_PEER", 200,
+     _COPY_SIDE_3D.format("src", "const ", "CUcontext srcContext")
+     + _COPY_SIDE_3D.format("dst", "", "CUcontext dstContext") + "size_t WidthInBytes; size_t Height; size_t Depth;"),
+    ("CUdevprop", 56,
+     "int maxThreadsPerBlock; int maxThreadsDim[3]; int maxGridSize[3]; int sharedMemPerBlock; "
+     "int totalConstantMemory; int SIMDWidth; int memPitch; int regsPerBlock; int clockRate; int textureAlign;"),
+    ("CUaccessPolicyWindow", 32,
+     "void *base_ptr; size_t num_bytes; float hitRatio; CUaccessProperty hitProp; CUaccessProperty missProp;"),
+    ("CUlaunchMemSyncDomainMap", 2, "unsigned char default_; unsigned char remote;"),
+    ("CUlaunchDim", 12, "unsigned int x; unsigned int y; unsigned int z;"),
+    ("CUlaunchProgrammaticEvent", 16, "CUevent event; int flags; int triggerAtBlockStart;"),
+    ("CUlaunchCompletionEvent", 16, "CUevent event; int flags;"),
+    ("CUlaunchUpdatableNode", 16, "int deviceUpdatable; CUgraphDeviceNode devNode;"),
+    ("CUlaunchAttribute", 72, "CUlaunchAttributeID id; char pad[4]; CUlaunchAttributeValue value;"),
+    ("CUlaunchConfig", 56,
+     "unsigned int gridDimX; unsigned int gridDimY; unsigned int gridDimZ; "
+     "unsigned int blockDimX; unsigned int blockDimY; unsigned int blockDimZ; "
+     "unsigned int sharedMemBytes; CUstream hStream; CUlaunchAttribute *attrs; unsigned int numAttrs;"),
+    ("CUmemLocation", 8, "CUmemLocationType type; int id;"),
+    ("CUmemPoolProps", 88,
+     "CUmemAllocationType allocType; CUmemAllocationHandleType handleTypes; CUmemLocation location; "
+     "void *win32SecurityAttributes; size_t maxSize; unsigned short usage; unsigned char reserved[54];"),
+    ("CUexecAffinityParam", 8, "CUexecAffinityType type; unsigned int smCount;"),
+    ("CUctxCigParam", 16, "CUcigDataType sharedDataType; void *sharedData;"),
+    ("CUctxCreateParams", 24,
+     "CUexecAffinityParam *execAffinityParams; int numExecAffinityParams; CUctxCigParam *cigParams;"),
+    ("CUgraphEdgeData", 8,
+     "unsigned char from_port; unsigned char to_port; unsigned char type; unsigned char reserved[5];"),
+)
+
+#: (name, size, members), each declared just before the structure that needs it
+UNIONS: dict[str, tuple[str, int, str]] = {
+    "CUlaunchAttribute": (
+        "CUlaunchAttributeValue", 64,
+        "char pad[64]; CUaccessPolicyWindow accessPolicyWindow; int cooperative; CUsynchronizationPolicy syncPolicy; "
+        "CUlaunchDim clusterDim; CUclusterSchedulingPolicy clusterSchedulingPolicyPreference; "
+        "int programmaticStreamSerializationAllowed; CUlaunchProgrammaticEvent programmaticEvent; "
+        "CUlaunchCompletionEvent launchCompletionEvent; int priority; CUlaunchMemSyncDomainMap memSyncDomainMap; "
+        "CUlaunchMemSyncDomain memSyncDomain; CUlaunchDim preferredClusterDim; "
+        "CUlaunchUpdatableNode deviceUpdatableKernelNode; unsigned int sharedMemCarveout; "
+        "unsigned int nvlinkUtilCentricScheduling;"),
+}
+
+#: alias → type
+ALIASES: dict[str, str] = {
+    "CUstreamAttrID": "CUlaunchAttributeID", "CUstreamAttrValue": "CUlaunchAttributeValue",
+}
+
+#: name → C++ expression
+CONSTANTS: dict[str, str] = {
+    "CU_STREAM_LEGACY": "reinterpret_cast<CUstream>(uintptr_t{1})",
+    "CU_STREAM_PER_THREAD": "reinterpret_cast<CUstream>(uintptr_t{2})",
+    "CU_MEMHOSTALLOC_PORTABLE": "1u", "CU_MEMHOSTALLOC_DEVICEMAP": "2u", "CU_MEMHOSTALLOC_WRITECOMBINED": "4u",
+    "CU_MEMHOSTREGISTER_PORTABLE": "1u", "CU_MEMHOSTREGISTER_DEVICEMAP": "2u", "CU_MEMHOSTREGISTER_IOMEMORY": "4u",
+    "CU_MEMHOSTREGISTER_READ_ONLY": "8u",
+    "CU_LAUNCH_PARAM_END": "static_cast<void *>(nullptr)",
+    "CU_LAUNCH_PARAM_BUFFER_POINTER": "reinterpret_cast<void *>(uintptr_t{1})",
+    "CU_LAUNCH_PARAM_BUFFER_SIZE": "reinterpret_cast<void *>(uintptr_t{2})",
+    "CU_DEVICE_CPU": "CUdevice{-1}", "CU_DEVICE_INVALID": "CUdevice{-2}",
+}

@@ -1,0 +1,179 @@
+"""What a program may ask about its session without a round trip: the WELCOME blob (docs/architecture.md)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from struct import Struct
+from struct import error as StructError
+from typing import Any
+
+from rgpu.session import addresses
+from rgpu.session.errors import Corrupt, VersionMismatch
+
+VERSION = 1
+MAX_DEVICES = 64
+MAX_ATTRIBUTES = 4096
+
+#: version, driver version, session number, quota, journal limit, recover, devices
+_HEAD = Struct("<IIQQQII")
+#: uuid, PCI domain, bus, device, zero, total memory, range base, range size
+_DEVICE = Struct("<16siiiIQQQ")
+_ATTRIBUTE = Struct("<ii")
+_U16 = Struct("<H")
+_U32 = Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One device as the program sees it."""
+
+    name: str
+    uuid: bytes  #: 16 bytes
+    total_memory: int  #: bytes
+    pci: tuple[int, int, int] = (0, 0, 0)  #: domain, bus, device
+    range_base: int = addresses.DEVICE_BASE
+    range_size: int = addresses.DEVICE_STRIDE
+    attributes: dict[int, int] = field(default_factory=dict)  #: CUdevice_attribute → value
+
+    def as_dict(self) -> dict[str, Any]:
+        """For control messages: msgpack takes it as it is."""
+        return {**asdict(self), "pci": list(self.pci)}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> DeviceInfo:
+        """Raises :class:`Corrupt`."""
+        try:
+            domain, bus, device = data["pci"]
+            info = DeviceInfo(
+                _typed(data["name"], str), _typed(data["uuid"], bytes), _typed(data["total_memory"], int),
+                (_typed(domain, int), _typed(bus, int), _typed(device, int)), _typed(data["range_base"], int),
+                _typed(data["range_size"], int),
+                # JSON turns the keys of a map into strings
+                {int(key): _typed(value, int) for key, value in data["attributes"].items()})
+            if len(info.uuid) != 16:
+                raise ValueError(f"a UUID of {len(info.uuid)} bytes")
+            return info
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Corrupt(f"device facts: {error!r}", offset=0, reason="facts") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """Everything that WELCOME says."""
+
+    name: str
+    number: int  #: numbers the session among those of its agent
+    driver_version: int  #: as cuDriverGetVersion, 13000 = 13.0
+    quota: int  #: bytes for each device
+    journal_limit: int  #: bytes
+    recover: bool
+    devices: tuple[DeviceInfo, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "number": self.number, "driver_version": self.driver_version, "quota": self.quota,
+                "journal_limit": self.journal_limit, "recover": self.recover,
+                "devices": [device.as_dict() for device in self.devices]}
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> SessionFacts:
+        """Raises :class:`Corrupt`."""
+        try:
+            return SessionFacts(
+                _typed(data["name"], str), _typed(data["number"], int), _typed(data["driver_version"], int),
+                _typed(data["quota"], int), _typed(data["journal_limit"], int), _typed(data["recover"], bool),
+                tuple(DeviceInfo.from_dict(item) for item in _typed(data["devices"], list)))
+        except (KeyError, TypeError) as error:
+            raise Corrupt(f"session facts: {error!r}", offset=0, reason="facts") from None
+
+    def encode(self) -> bytes:
+        """The body of WELCOME. Raises ValueError for what does not fit its field."""
+        if len(self.devices) > MAX_DEVICES:
+            raise ValueError(f"{len(self.devices)} devices; {MAX_DEVICES} at most")
+        try:
+            parts = [_HEAD.pack(VERSION, self.driver_version, self.number, self.quota, self.journal_limit,
+                                self.recover, len(self.devices)), _name(self.name)]
+            for device in self.devices:
+                parts.append(_encode_device(device))
+        except StructError as error:
+            raise ValueError(f"session facts: {error}") from None
+        return b"".join(parts)
+
+    @staticmethod
+    def decode(data: bytes) -> SessionFacts:
+        """The inverse of :meth:`encode`. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
+        cursor = _Cursor(data)
+        version, driver, number, quota, limit, recover, count = cursor.take(_HEAD)
+        if version != VERSION:
+            raise VersionMismatch(f"session facts of version {version}; this program reads {VERSION}", version=version)
+        if recover > 1 or count > MAX_DEVICES:
+            raise cursor.corrupt(f"recover {recover}, {count} devices")
+        name = cursor.name()
+        devices = tuple(_decode_device(cursor) for _ in range(count))
+        cursor.end()
+        return SessionFacts(name, number, driver, quota, limit, bool(recover), devices)
+
+
+def _encode_device(device: DeviceInfo) -> bytes:
+    if len(device.uuid) != 16 or len(device.attributes) > MAX_ATTRIBUTES:
+        raise ValueError(f"{device.name}: a UUID of {len(device.uuid)} bytes, {len(device.attributes)} attributes")
+    return b"".join((
+        _DEVICE.pack(device.uuid, *device.pci, 0, device.total_memory, device.range_base, device.range_size),
+        _name(device.name), _U32.pack(len(device.attributes)),
+        *(_ATTRIBUTE.pack(key, value) for key, value in sorted(device.attributes.items()))))
+
+
+def _decode_device(cursor: _Cursor) -> DeviceInfo:
+    uuid, domain, bus, device, zero, total, base, size = cursor.take(_DEVICE)
+    if zero:
+        raise cursor.corrupt("a field that must be zero is not")
+    name = cursor.name()
+    (count,) = cursor.take(_U32)
+    if count > MAX_ATTRIBUTES:
+        raise cursor.corrupt(f"{count} attributes")
+    attributes = dict(cursor.take(_ATTRIBUTE) for _ in range(count))
+    return DeviceInfo(name, uuid, total, (domain, bus, device), base, size, attributes)
+
+
+def _name(text: str) -> bytes:
+    data = text.encode()
+    return _U16.pack(len(data)) + data
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
+
+
+class _Cursor:
+    """Reads fields from untrusted bytes, in order."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = bytes(data)
+        self.at = 0
+
+    def corrupt(self, what: str) -> Corrupt:
+        return Corrupt(f"session facts at offset {self.at}: {what}", offset=self.at, reason=what)
+
+    def take(self, layout: Struct) -> tuple[Any, ...]:
+        if len(self.data) - self.at < layout.size:
+            raise self.corrupt("cut off")
+        values = layout.unpack_from(self.data, self.at)
+        self.at += layout.size
+        return values
+
+    def name(self) -> str:
+        (size,) = self.take(_U16)
+        if len(self.data) - self.at < size:
+            raise self.corrupt("a name is cut off")
+        raw = self.data[self.at:self.at + size]
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:
+            raise self.corrupt("a name that is not UTF-8") from None
+        self.at += size
+        return text
+
+    def end(self) -> None:
+        if self.at != len(self.data):
+            raise self.corrupt(f"{len(self.data) - self.at} bytes left over")

@@ -1,0 +1,71 @@
+"""Retained and delivered answers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rgpu.session.answers import MAX_EARLY, DeliveredAnswers, RetainedAnswers, answer_digest
+from rgpu.session.calls.wire import BY_NAME
+from rgpu.session.errors import Corrupt
+
+
+@given(st.lists(st.one_of(
+    st.tuples(st.just("answered"), st.integers(1, 20), st.integers(0, 3), st.binary(max_size=5), st.binary(max_size=5)),
+    st.tuples(st.just("observed"), st.integers(1, 20))), max_size=60))
+def test_against_a_model(events: list[tuple]) -> None:  # type: ignore[type-arg]
+    book, model, early = RetainedAnswers(), {}, set()
+    for event in events:
+        seq = event[1]
+        if event[0] == "answered":
+            book.answered(*event[1:])
+            if seq in early:
+                early.discard(seq)
+            else:
+                model[seq] = event[1:]
+        else:
+            book.observed(seq)
+            if seq not in model:
+                early.add(seq)
+            model.pop(seq, None)
+        book.check()
+        assert book.unobserved() == [model[s] for s in sorted(model)]
+    assert RetainedAnswers.from_list(book.as_list()).unobserved() == book.unobserved()
+    assert len(book) == len(model)
+
+
+def test_observed_calls_without_an_answer_do_not_pile_up() -> None:
+    book = RetainedAnswers()
+    for seq in range(1, 3 * MAX_EARLY):
+        book.observed(seq)
+    book.check()
+    book.answered(3 * MAX_EARLY - 1, 0, b"", b"late")
+    assert not book.unobserved()
+
+
+@pytest.mark.parametrize("rows", [None, {}, [1], [[1, 0, b""]], [["1", 0, b"", b""]], [[1, 0, b"", "x"]],
+                                  [[1, 0, b"", b""], [1, 0, b"", b""]], [[0, 0, b"", b""]], [[True, 0, b"", b""]]])
+def test_malformed_rows(rows: object) -> None:
+    with pytest.raises(Corrupt):
+        RetainedAnswers.from_list(rows)
+
+
+def test_divergence() -> None:
+    book = DeliveredAnswers()
+    copy, elapsed = BY_NAME["memcpy_d2h"].id, BY_NAME["event_elapsed"].id
+    book.delivered(5, 0, b"", b"data")
+    book.delivered(6, 0, b"\0\0\0\0", b"")
+    assert 5 in book and 7 not in book
+    assert book.again(5, copy, 0, b"", b"data") is None
+    assert book.again(6, elapsed, 0, b"\1\0\0\0", b"") is None, "volatile answers are never compared"
+    found = book.again(5, copy, 0, b"", b"datb")
+    assert found is not None and found.seq == 5 and found.call == "memcpy_d2h" and book.divergences == [found]
+    assert book.again(5, copy, 700, b"", b"data") is not None
+    assert DeliveredAnswers(book.items()).again(5, copy, 0, b"", b"data") is None
+    book.cut(5)
+    assert 5 not in book and 6 in book
+
+
+def test_the_digest_separates_reply_and_payload() -> None:
+    assert answer_digest(0, b"ab", b"c") != answer_digest(0, b"a", b"bc") != answer_digest(1, b"a", b"bc")

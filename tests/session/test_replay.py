@@ -1,0 +1,74 @@
+"""The rules of order for applying records."""
+
+from __future__ import annotations
+
+import pytest
+
+from rgpu.session.calls import decoders
+from rgpu.session.calls.wire import BY_ID, BY_NAME
+from rgpu.session.errors import Corrupt
+from rgpu.session.record import Record
+from rgpu.session.replay import ENDS_MEMORY, Apply, ApplyGate, Drop, WaitAll, WaitFor
+
+
+def _record(seq: int, name: str, **values: object) -> Record:
+    return Record(seq, BY_NAME[name].id, decoders.encode_args(name, **values))
+
+
+def test_plain_calls_pass_and_repeated_ones_are_dropped() -> None:
+    gate = ApplyGate(position=4)
+    call = _record(5, "stream_synchronize", stream=0)
+    assert gate.feed(call) == (Apply(call),)
+    assert gate.feed(call) == (Drop(5),)
+    assert gate.position == 5
+
+
+def test_an_observation_waits_for_what_it_names() -> None:
+    gate = ApplyGate()
+    launch = _record(1, "stream_synchronize", stream=0)
+    seen = _record(2, "completed", observed=1)
+    assert gate.feed(launch) == (Apply(launch),)
+    assert gate.feed(seen) == (WaitFor(1), Apply(seen))
+
+
+@pytest.mark.parametrize("observed", [0, 1, 2, 1 << 60])
+def test_the_future_is_not_observed(observed: int) -> None:
+    with pytest.raises(Corrupt):
+        ApplyGate().feed(_record(1, "completed", observed=observed))
+
+
+@pytest.mark.parametrize("seq", [2, 7, 1 << 60])
+def test_a_gap_is_corrupt(seq: int) -> None:
+    gate = ApplyGate()
+    with pytest.raises(Corrupt) as caught:
+        gate.feed(_record(seq, "completed", observed=1))
+    assert caught.value.detail["reason"] == "gap" and gate.position == 0
+
+
+def test_memory_ends_in_replay_when_all_is_complete() -> None:
+    gate = ApplyGate(replay_until=2)
+    first, second, third = (_record(n, "memory_free", address=n << 30) for n in (1, 2, 3))
+    assert gate.replaying
+    assert gate.feed(first) == (WaitAll(0), Apply(first))
+    assert gate.feed(second) == (WaitAll(1), Apply(second))
+    assert not gate.replaying
+    assert gate.feed(third) == (Apply(third),), "live, the shim has looked already"
+
+
+def test_the_table_of_calls_that_end_memory() -> None:
+    assert {BY_ID[n].name for n in ENDS_MEMORY} == {"memory_unmap", "memory_free", "host_free"}
+
+
+def test_two_threads_ordered_on_the_host_only() -> None:
+    """Thread 1 waits for its stream, tells thread 2, which launches on another: the launch may not overtake."""
+    calls = [
+        Record(1, BY_NAME["memset"].id, b"", thread=1),
+        Record(2, BY_NAME["stream_synchronize"].id, decoders.encode_args("stream_synchronize", stream=16), thread=1),
+        _record(3, "completed", observed=2),
+        Record(4, BY_NAME["launch"].id, b"", thread=2),
+    ]
+    gate, submitted = ApplyGate(replay_until=4), []
+    for call in calls:
+        for command in gate.feed(call):
+            submitted.append(("wait", command.seq) if isinstance(command, WaitFor) else call.seq)
+    assert submitted == [1, 2, ("wait", 2), 3, 4]
