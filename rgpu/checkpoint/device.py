@@ -20,8 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from rgpu.session.addresses import GRANULE, PAGE
+from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
 
-__all__ = ["GRANULE", "PAGE", "Device", "DeviceFacts", "Done", "FunctionInfo", "GlobalVariable", "Launch", "ModuleTable", "Region"]
+__all__ = ["GRANULE", "PAGE", "Device", "DeviceFacts", "Done", "FunctionInfo", "GlobalVariable", "Launch",
+           "ModuleTable", "Region"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +52,6 @@ class Region:
     kind: str
     owner: int = 0  #: module handle for ``global``
     name: str = ""  #: the variable's name for ``global``
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionInfo:
-    name: str
-    parameters: tuple[tuple[int, int], ...]  #: (offset, size) in bytes
-    attributes: tuple[int, ...]  #: CUfunction_attribute 0…15, −1 where unknown
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalVariable:
-    name: str
-    address: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleTable:
-    """What a load returns to the client: enough to answer every later question."""
-
-    functions: tuple[FunctionInfo, ...]
-    globals: tuple[GlobalVariable, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +110,13 @@ class Device(Protocol):
     # -- ordered work -------------------------------------------------------
     def launch(self, seq: int, launch: Launch) -> None: ...
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
-        """Host bytes (height rows of width, packed) to device memory of that pitch."""
+        """Host bytes (height rows of width, packed) to device memory of that pitch.
+
+        ``data`` must not change before ``seq`` is complete.
+        """
 
     def copy_out(self, seq: int, stream: int, source: int, pitch: int, width: int, height: int, done: Done) -> None:
-        """done(result, packed bytes)."""
+        """done(result, packed bytes: a bytes-like object; None with an error)."""
 
     def copy(self, seq: int, stream: int, destination: int, destination_pitch: int,
              source: int, source_pitch: int, width: int, height: int) -> None: ...
@@ -144,9 +127,14 @@ class Device(Protocol):
     def record_event(self, seq: int, event: int, stream: int) -> None: ...
     def wait_event(self, seq: int, stream: int, event: int) -> None: ...
     def host_function(self, seq: int, stream: int, reached: Done) -> None:
-        """reached() when the stream gets there; the stream stops until host_function_done(seq)."""
+        """reached(0, None) when the stream gets there; the stream stops until host_function_done(seq).
 
-    def host_function_done(self, seq: int) -> None: ...
+        After a sticky error reached(error, None), and the stream does not stop.
+        """
+
+    def host_function_done(self, seq: int) -> None:
+        """May come before the stream gets there (a replay): then it does not stop. DeviceError(400) if none waits."""
+
     def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
         """done() when all work given so far to the stream (None: to any) is complete."""
 
@@ -162,7 +150,7 @@ class Device(Protocol):
     def is_complete(self, seq: int) -> bool: ...
     def wait_complete(self, seq: int, timeout: float | None = None) -> bool: ...
     def drain(self, timeout: float) -> bool:
-        """Wait until no ordered work is left; False after timeout seconds."""
+        """Wait until no ordered work is left and every done() has returned; False after timeout seconds."""
 
     @property
     def error(self) -> int:
@@ -170,7 +158,7 @@ class Device(Protocol):
 
     def error_detail(self) -> str: ...
 
-    # -- state: only while drained -------------------------------------------
+    # -- state: exact only while drained; read() and hash_pages() may be used while work runs, as a hint ----
     def regions(self) -> list[Region]: ...
     def read(self, address: int, size: int) -> bytes: ...
     def write(self, address: int, data: Any) -> None: ...

@@ -1,0 +1,57 @@
+"""Taking a session's state from a drained device."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from rgpu.checkpoint import pagehash
+from rgpu.checkpoint.device import Device
+from rgpu.checkpoint.pages import Page, read_page
+from rgpu.checkpoint.state import RegionState, SessionState
+from rgpu.session.errors import DeviceError, TimedOut
+
+
+def new_hash_key() -> bytes:
+    """A fresh key for a session's page hashes."""
+    return secrets.token_bytes(pagehash.KEY_BYTES)
+
+
+def take(device: Device, *, session: str, epoch: int, position: int, hash_key: bytes, live: Any, answers: Any = None,
+         drain_seconds: float = 0.1) -> SessionState:
+    """Everything but the pages' bytes, with the hash of each page.
+
+    The caller applies no call meanwhile. Raises :class:`TimedOut` if the
+    device does not drain (apply further calls and try again, SEMANTICS 19),
+    :class:`DeviceError` if an error sticks: such a state is never kept.
+    """
+    if not device.drain(drain_seconds):
+        raise TimedOut(f"work was still running after {drain_seconds} s", seconds=drain_seconds)
+    if device.error:
+        raise DeviceError(f"the session has failed: {device.error_detail()}", device.error)
+    regions = [
+        RegionState(region.address, region.size, region.kind, region.owner, region.name,
+                    pagehash.pack(device.hash_pages(region, hash_key)))
+        for region in device.regions()
+    ]
+    facts = device.facts
+    return SessionState(
+        session=session, epoch=epoch, position=position, hash_key=hash_key, regions=regions, live=live,
+        events=device.event_states(), clock=device.clock(), answers=answers,
+        device={"name": facts.name, "compute_capability": list(facts.compute_capability),
+                "driver_version": facts.driver_version})
+
+
+def pages(device: Device, state: SessionState) -> Iterator[Page]:
+    """Every page of the cut, in address order; the device must not run meanwhile.
+
+    Raises :class:`DeviceError` when a page is not what was hashed: something ran.
+    """
+    for region_state in state.regions:
+        region = region_state.region()
+        for index, wanted in enumerate(region_state.page_hashes()):
+            page = read_page(device, region, index, state.hash_key)
+            if page.hash != (int(wanted[0]), int(wanted[1])):
+                raise DeviceError(f"page {index} of {region.address:#x} changed during the cut", 999)
+            yield page

@@ -1,0 +1,173 @@
+"""Which pages must be sent or stored: the hashes of what the other side has.
+
+Pure bookkeeping over hashes (:mod:`.pagehash`). A region starts as what the
+other side gets without a page being sent: zeros for mapped memory and pinned
+shadows, unknown for module variables (their initial values are not zero).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rgpu.checkpoint import pagehash
+from rgpu.checkpoint.device import PAGE, Device, Region
+from rgpu.session.errors import Corrupt, DeviceError
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page with its bytes: ``index`` counts from the region's start; ``data`` is None for all zeros."""
+
+    region: Region
+    index: int
+    data: bytes | None
+    hash: tuple[int, int]
+
+    @property
+    def address(self) -> int:
+        return self.region.address + self.index * PAGE
+
+    @property
+    def size(self) -> int:
+        return page_size(self.region, self.index)
+
+
+def page_size(region: Region, index: int) -> int:
+    """Bytes of page ``index`` (the last one may be short). Raises IndexError outside the region."""
+    left = region.size - index * PAGE
+    if index < 0 or left <= 0:
+        raise IndexError(f"page {index} of a region of {region.size} bytes")
+    return min(left, PAGE)
+
+
+def starting_hashes(region: Region, key: bytes) -> np.ndarray[Any, Any]:
+    """What the other side has before anything is sent; a variable's rows match no page (all ones)."""
+    count = pagehash.page_count(region.size)
+    hashes = np.full((count, 2), 2**64 - 1, np.uint64)
+    if region.kind != "global" and count:
+        hashes[:] = pagehash.zero_hash(key)
+        hashes[-1] = pagehash.zero_hash(key, page_size(region, count - 1))
+    return hashes
+
+
+class PageTable:
+    """Last-sent hashes of every region; the difference to present ones is what is dirty.
+
+    ``key``: the session's 32-byte hash key. Not thread-safe.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self._sent: dict[tuple[int, int, str], np.ndarray[Any, Any]] = {}
+
+    def follow(self, regions: Iterable[Region]) -> tuple[list[Region], list[Region]]:
+        """Adopt the present list of regions: (appeared, gone as regions without names).
+
+        A region that was unmapped and mapped again between two calls looks
+        the same here; its pages then differ by content, as all others do.
+        """
+        present = {_identity(region): region for region in regions}
+        gone = [Region(*identity) for identity in self._sent.keys() - present.keys()]
+        for region in gone:
+            del self._sent[_identity(region)]
+        appeared = [region for identity, region in present.items() if identity not in self._sent]
+        for region in appeared:
+            self._sent[_identity(region)] = starting_hashes(region, self.key)
+        return appeared, gone
+
+    def dirty(self, region: Region, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Indices of the pages whose present ``hashes`` differ from what was sent. Changes nothing."""
+        sent = self._sent[_identity(region)]
+        if hashes.shape != sent.shape:
+            raise Corrupt(f"{len(hashes)} page hashes for a region of {len(sent)} pages", offset=region.address,
+                          reason="hash count")
+        return np.flatnonzero((hashes != sent).any(axis=1))
+
+    def mark_sent(self, region: Region, index: int, value: tuple[int, int]) -> None:
+        self._sent[_identity(region)][index] = value
+
+    def forget(self, region: Region, index: int) -> None:
+        """The page was not delivered after all: it is dirty whatever it holds."""
+        self._sent[_identity(region)][index] = 2**64 - 1
+
+    def sent(self, region: Region) -> np.ndarray[Any, Any]:
+        """A copy of what the other side has of a region."""
+        return self._sent[_identity(region)].copy()
+
+
+def _identity(region: Region) -> tuple[int, int, str]:
+    return region.address, region.size, region.kind
+
+
+def read_page(device: Device, region: Region, index: int, key: bytes) -> Page:
+    """Copy one page out and hash *the copy*, so that hash and bytes always agree."""
+    data = device.read(region.address + index * PAGE, page_size(region, index))
+    value = pagehash.hash_page(data, key)
+    if value == pagehash.zero_hash(key, len(data)) and not any(data):
+        return Page(region, index, None, value)
+    return Page(region, index, data, value)
+
+
+def collect_dirty(device: Device, table: PageTable, regions: list[Region] | None = None) -> Iterator[Page]:
+    """Every page that differs from what was sent, copied, hashed and marked as sent.
+
+    ``regions``: those the other side was told of; by default the device's
+    present ones. While work runs, a page may change behind its copy: then it is
+    dirty in the next round; and a region may be unmapped: it is left out, and
+    the next call's :meth:`PageTable.follow` drops it. Only on a drained device
+    is the result a consistent cut.
+    """
+    regions = device.regions() if regions is None else regions
+    table.follow(regions)
+    for region in regions:
+        try:
+            yield from _dirty_pages(device, table, region)
+        except DeviceError:
+            if region in device.regions():
+                raise
+
+
+def _dirty_pages(device: Device, table: PageTable, region: Region) -> Iterator[Page]:
+    sent = table.sent(region)
+    for index in table.dirty(region, device.hash_pages(region, table.key)):
+        page = read_page(device, region, int(index), table.key)
+        if page.hash == tuple(int(word) for word in sent[index]):
+            continue  # it changed back between hash and copy
+        table.mark_sent(region, page.index, page.hash)
+        yield page
+
+
+def apply_page(device: Device, regions: Iterable[Region] | dict[int, Region], address: int, index: int,
+               data: Any | None) -> None:
+    """Write one received page. ``address``: the region's; ``data`` None: zeros.
+
+    Raises :class:`Corrupt` for a region or an index that is not there or a
+    wrong length: nothing is written outside the session's regions.
+    """
+    by_address = regions if isinstance(regions, dict) else {region.address: region for region in regions}
+    region = by_address.get(address)
+    if region is None:
+        raise Corrupt(f"a page for {address:#x}, where the session has no region", offset=address, reason="no region")
+    try:
+        size = page_size(region, index)
+    except IndexError as error:
+        raise Corrupt(str(error), offset=address, reason="page index") from error
+    if data is None:
+        data = bytes(size)
+    elif len(data) != size:
+        raise Corrupt(f"page {index} of {address:#x} has {len(data)} bytes, {size} wanted", offset=address,
+                      reason="page length")
+    device.write(address + index * PAGE, data)
+
+
+def differing(device: Device, region: Region, wanted: np.ndarray[Any, Any], key: bytes) -> np.ndarray[Any, Any]:
+    """Indices of the pages of a drained device that do not have the wanted hashes."""
+    present = device.hash_pages(region, key)
+    if present.shape != wanted.shape:
+        raise Corrupt(f"{len(wanted)} page hashes for a region of {len(present)} pages", offset=region.address,
+                      reason="hash count")
+    return np.flatnonzero((present != wanted).any(axis=1))

@@ -1,0 +1,115 @@
+"""Rebuilding a session on a fresh device: replay what is structural, write pages, verify.
+
+The order is fixed: objects first (their replay maps memory and places module
+variables), then the addresses are compared, then pages are written over what
+the loads initialised, and at the end every page is hashed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rgpu.checkpoint.device import Device, Region
+from rgpu.checkpoint.pages import apply_page, differing
+from rgpu.checkpoint.state import SessionState
+from rgpu.session.errors import RecoveryFailed, RgpuError
+
+
+def rebuild(device: Device, state: SessionState, records: Iterable[Any], apply: Callable[[Any], None]) -> None:
+    """Replay the structural calls through ``apply`` and compare what stands with ``state``.
+
+    ``records`` are the calls that the live objects consist of, in order.
+    Raises :class:`RecoveryFailed`; the device is then of no use any more.
+    """
+    for record in records:
+        try:
+            apply(record)
+        except RgpuError as error:
+            seq = getattr(record, "seq", None)
+            raise RecoveryFailed(f"call {seq} of the session's live objects failed: {error.message}", seq=seq,
+                                 reason=error.code) from error
+    if device.error:
+        raise RecoveryFailed(f"the replay of the live objects failed: {device.error_detail()}", reason="device")
+    compare_regions(device.regions(), state)
+
+
+def compare_regions(present: list[Region], state: SessionState) -> None:
+    """Every recorded region must stand where it stood. Raises :class:`RecoveryFailed` naming the first that does not.
+
+    Module variables are compared by (module, name, occurrence), so that the
+    message says which one moved, and where.
+    """
+    wanted = [region.region() for region in state.regions]
+    _compare_globals(present, wanted)
+    for kind in ("mapped", "pinned"):
+        here = {(r.address, r.size) for r in present if r.kind == kind}
+        there = {(r.address, r.size) for r in wanted if r.kind == kind}
+        for address, size in sorted(here ^ there):
+            what = "is missing" if (address, size) in there else "was not there before"
+            raise RecoveryFailed(f"the {kind} range {address:#x}+{size:#x} {what} after the replay", address=address,
+                                 reason="region")
+
+
+def _compare_globals(present: list[Region], wanted: list[Region]) -> None:
+    here, there = _globals(present), _globals(wanted)
+    for identity in sorted(there.keys() | here.keys()):
+        module, name = identity
+        now, before = here.get(identity), there.get(identity)
+        if now == before:
+            continue
+        if now is None or before is None:
+            what = "is missing" if now is None else "was not there before"
+            raise RecoveryFailed(f"global {name!r} of module {module} {what} after the replay", module=module,
+                                 variable=name, reason="global")
+        raise RecoveryFailed(
+            f"global {name!r} of module {module} is at {_places(now)} after the replay, it was at {_places(before)}",
+            module=module, variable=name, reason="global address")
+
+
+def _globals(regions: list[Region]) -> dict[tuple[int, str], list[tuple[int, int]]]:
+    found: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for region in regions:
+        if region.kind == "global":
+            found.setdefault((region.owner, region.name), []).append((region.address, region.size))
+    return found
+
+
+def _places(places: list[tuple[int, int]]) -> str:
+    return ", ".join(f"{address:#x} ({size} bytes)" for address, size in places)
+
+
+def write_pages(device: Device, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]]) -> int:
+    """Write (region address, page index, bytes or None for zeros) …; returns how many.
+
+    Zero pages of mapped memory and shadows may be left out: they are zero already.
+    """
+    regions = {region.address: region.region() for region in state.regions}
+    count = 0
+    for address, index, data in pages:
+        apply_page(device, regions, address, index, data)
+        count += 1
+    return count
+
+
+def finish(device: Device, state: SessionState) -> None:
+    """Verify every page, then restore events and clock. Raises :class:`RecoveryFailed` naming the first bad page."""
+    for region_state in state.regions:
+        bad = differing(device, region_state.region(), region_state.page_hashes(), state.hash_key)
+        if len(bad):
+            what = f"global {region_state.name!r}" if region_state.kind == "global" else f"{region_state.kind} range"
+            raise RecoveryFailed(
+                f"{len(bad)} pages of the {what} at {region_state.address:#x} differ, the first is page {bad[0]}",
+                address=region_state.address, page=int(bad[0]), pages=len(bad), reason="page hash")
+    present = device.event_states().keys()
+    device.restore_event_states({event: when for event, when in state.events.items() if event in present})
+    device.set_clock(state.clock)
+
+
+def restore(device: Device, state: SessionState, records: Iterable[Any], apply: Callable[[Any], None],
+            pages: Iterable[tuple[int, int, bytes | None]]) -> int:
+    """All of the above in order; returns the number of pages written."""
+    rebuild(device, state, records, apply)
+    count = write_pages(device, state, pages)
+    finish(device, state)
+    return count

@@ -1,0 +1,70 @@
+"""A device of plain Python memory: enough of the protocol for cuts, images and restores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rgpu.checkpoint import pagehash
+from rgpu.checkpoint.device import DeviceFacts, Region
+from rgpu.session.errors import DeviceError
+
+
+@dataclass
+class FakeDevice:
+    """``memory``: (region, bytes) by address."""
+
+    memory: dict[int, tuple[Region, bytearray]] = field(default_factory=dict)
+    events: dict[int, int | None] = field(default_factory=dict)
+    now: int = 0
+    error: int = 0
+    drains: bool = True
+    facts: DeviceFacts = DeviceFacts("fake", bytes(16), 1 << 30, (0, 0, 0), (7, 5), 13000)
+
+    def add(self, address: int, size: int, kind: str = "mapped", owner: int = 0, name: str = "",
+            data: bytes = b"") -> Region:
+        region = Region(address, size, kind, owner, name)
+        self.memory[address] = (region, bytearray(data.ljust(size, b"\0")))
+        return region
+
+    def drain(self, timeout: float) -> bool:
+        return self.drains
+
+    def error_detail(self) -> str:
+        return "failed on purpose"
+
+    def regions(self) -> list[Region]:
+        return [self.memory[address][0] for address in sorted(self.memory)]
+
+    def _find(self, address: int, size: int) -> tuple[bytearray, int]:
+        for region, data in self.memory.values():
+            if region.address <= address and address + size <= region.address + region.size:
+                return data, address - region.address
+        raise AssertionError(f"access outside every region: {address:#x}+{size}")
+
+    def read(self, address: int, size: int) -> bytes:
+        data, at = self._find(address, size)
+        return bytes(data[at:at + size])
+
+    def write(self, address: int, data: Any) -> None:
+        target, at = self._find(address, len(data))
+        target[at:at + len(data)] = data
+
+    def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
+        if region.address not in self.memory:
+            raise DeviceError("no such region", 1)
+        return pagehash.hash_pages(bytes(self.memory[region.address][1]), key)
+
+    def event_states(self) -> dict[int, int | None]:
+        return dict(self.events)
+
+    def restore_event_states(self, states: dict[int, int | None]) -> None:
+        self.events.update(states)
+
+    def clock(self) -> int:
+        return self.now
+
+    def set_clock(self, now: int) -> None:
+        self.now = now
