@@ -1,0 +1,379 @@
+"""What the elected leader does: place, move, checkpoint, recover and end sessions.
+
+One object for one term. All truth is in the registry: a new leader needs
+nothing else to finish or undo what this one began (:meth:`Coordinator.run`).
+Operations on one session follow each other; different sessions do not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+
+from rgpu.migrate import ownership
+from rgpu.migrate.checks import MoveCheck
+from rgpu.migrate.desk import Clock, Desk, SystemClock
+from rgpu.migrate.mover import Mover
+from rgpu.migrate.nodes import IMAGE_SECONDS, START_SECONDS, NodeCommands, Progress
+from rgpu.migrate.ownership import Held, Leader
+from rgpu.migrate.placement import Request, place
+from rgpu.migrate.records import (
+    HISTORY,
+    LEADER,
+    ImageName,
+    NodeRecord,
+    Program,
+    SessionRecord,
+    check_session_name,
+    image_name,
+    node_key,
+    session_key,
+)
+from rgpu.migrate.recovery import Recovery
+from rgpu.migrate.registry.base import Delete, Registry, created
+from rgpu.migrate.watching import Watching
+from rgpu.session.errors import (
+    AlreadyExists,
+    Conflict,
+    Fenced,
+    NotFound,
+    Refused,
+    RgpuError,
+    UsageError,
+)
+
+log = structlog.get_logger(__name__)
+
+CREATE_TRIES = 3
+AGENT_GRACE = 600.0  #: seconds of silence of a client's host (OWNERSHIP 9)
+UNREACHABLE_SECONDS = 10.0  #: of an owner that its agent does not reach (OWNERSHIP 7)
+KEEP_HISTORY = 2000
+KEEP_ENDED = 500
+
+
+class Coordinator:
+    """See the module docstring. ``node_ttl``: how long a new leader waits for nodes that it does not find."""
+
+    def __init__(self, registry: Registry, commands: NodeCommands, leader: Leader, clock: Clock | None = None,
+                 *, node_ttl: float = 5.0, agent_grace: float = AGENT_GRACE) -> None:
+        self.desk = Desk(registry, commands, leader, clock or SystemClock())
+        self.recovery = Recovery(self.desk)
+        self.agent_grace = agent_grace
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._movers: dict[str, Mover] = {}
+        self._watching = Watching(self, node_ttl)
+
+    async def run(self) -> None:
+        """Finish what is unfinished, then keep watch over nodes and sessions, until cancelled.
+
+        Raises :class:`Fenced` when another leader was elected.
+        """
+        await self._watching.run()
+
+    async def resume_unfinished(self) -> None:
+        """Finish or undo every move, start and recovery that a former leader left (the first part of :meth:`run`)."""
+        await self._watching.resume_unfinished()
+
+    @asynccontextmanager
+    async def session_lock(self, name: str) -> AsyncIterator[None]:
+        """Operations on one session, one after the other."""
+        lock = self._locks[name]
+        async with lock:
+            yield
+
+    def busy(self, name: str) -> bool:
+        return name in self._locks and self._locks[name].locked()
+
+    # -- create -----------------------------------------------------------------
+    async def create_session(self, name: str, *, quota: int, agent: str, program: dict[str, Any] | None = None,
+                             recover: bool = True, host: str | None = None, device: str | None = None) -> SessionRecord:
+        """Place a new session and start its worker; its record, ``running``.
+
+        A repetition by the same agent for the same program (it did not get our answer) gives the
+        session it made. Raises :class:`AlreadyExists`, :class:`UsageError`, :class:`NotFound` (the
+        host asked for), :class:`Refused` with a reason for every device.
+        """
+        check_session_name(name)
+        if not 0 < quota < 2**63:
+            raise UsageError(f"a session cannot have {quota} bytes of memory")
+        who = _program(program)
+        async with self.session_lock(name):
+            again = await self._repeated(name, agent, who)
+            if again is not None:
+                return again
+            failed: list[str] = []
+            for _ in range(CREATE_TRIES):
+                held = await self._place_new(name, quota, agent, who, recover, host, device, failed)
+                running = await self._start_new(held, failed)
+                if running is not None:
+                    return running.record
+            raise Refused(f"{name} could not be started: {'; '.join(failed)}", session=name)
+
+    async def _repeated(self, name: str, agent: str, program: Program) -> SessionRecord | None:
+        held = await self.desk.find(name)
+        if held is None or held.record.state not in ("starting", "running") or not program.pid:
+            return None
+        record = held.record
+        if (record.agent, record.program.pid, record.program.host) != (agent, program.pid, program.host):
+            return None
+        if record.state == "starting":
+            found = await self.recovery.returned(name) or await self.recovery.run(name, "its start was interrupted")
+            return found.record if found else None
+        return record
+
+    async def _place_new(self, name: str, quota: int, agent: str, program: Program, recover: bool, host: str | None,
+                         device: str | None, failed: list[str]) -> Held:
+        async with self.desk.placing:
+            held = await self.desk.find(name)
+            if held is not None and held.record.state != "ended":
+                raise AlreadyExists(f"there is a session {name} already, it is {held.record.state}", session=name)
+            tried = {why.partition(":")[0] for why in failed}
+            try:
+                choice = place(await self.desk.snapshot(), Request(name, quota, host=host, device=device,
+                                                                   avoid_hosts=tried))
+            except Refused as error:
+                raise Refused("; ".join([error.message, *failed]), session=name) from error
+            node = await self.desk.node(choice.host)
+            if node is None:
+                raise Conflict(f"{choice.host} has just left the pool; try again")
+            return await self.desk.apply(ownership.create(
+                held, name=name, node=node, device=choice.device, quota=quota, agent=agent, program=program,
+                recover=recover, leader=self.desk.leader, now=self.desk.clock.wall(), reason=choice.reason))
+
+    async def _start_new(self, held: Held, failed: list[str]) -> Held | None:
+        """The session runs; or its record ended again, and ``failed`` says why."""
+        record, host = held.record, str(held.record.owner)
+        args = {"session": record.name, "epoch": record.epoch, "quota": record.quota, "device": record.device,
+                "image": None, "recover": record.recover}
+        try:
+            await self.desk.tell(host, "worker.start", args, epoch=record.epoch, timeout=START_SECONDS, tries=2)
+            node = await self.desk.node(host)
+            if node is None:
+                raise Refused(f"the lease of {host} has ended")
+            return await self.desk.change(record.name, lambda h: ownership.started(
+                h, epoch=record.epoch, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
+                reason=f"started on {host}"))
+        except RgpuError as error:
+            if isinstance(error, Fenced) and not await self.leads():
+                raise
+            failed.append(f"{host}: {error.message}")
+            await self._end(record.name, f"it could not be started on {host}: {error.message}", only=record.epoch)
+            return None
+
+    # -- move -------------------------------------------------------------------
+    async def migrate(self, name: str, host: str, *, max_downtime: float = 10.0, device: str | None = None,
+                      on_progress: Progress | None = None) -> dict[str, Any]:
+        """Move a session while it runs; the statistics of ``rgpu migrate -o json``.
+
+        Raises :class:`NotFound`, :class:`Refused` before anything was changed, :class:`MoveFailed`
+        when the move was aborted (detail: the statistics), :class:`Fenced`.
+        """
+        if name in self._movers:
+            raise Refused(f"{name} is being moved already ({self._movers[name].role.state})", session=name)
+        async with self.session_lock(name):
+            check = MoveCheck(self.desk, name, host, device)
+            return await self.drive(Mover(self.desk, name, check=check, max_downtime=max_downtime,
+                                          on_progress=on_progress))
+
+    async def drive(self, mover: Mover) -> dict[str, Any]:
+        """Run a mover; the caller holds the session's lock."""
+        self._movers[mover.name] = mover
+        try:
+            return await mover.run()
+        finally:
+            del self._movers[mover.name]
+
+    def cancel_moves(self, host: str, reason: str) -> None:
+        """Abort, if they are not ready, the moves from and to a host that went away."""
+        for mover in self._movers.values():
+            if mover.involves(host):
+                mover.cancel(reason)
+
+    async def move_abort(self, name: str, move: str | None = None,
+                         reason: str = "aborted on request") -> dict[str, Any]:
+        """Abort a move that is not ready yet; the move's state now. Raises :class:`NotFound`."""
+        mover = self._movers.get(name)
+        if mover is not None and move in (None, mover.move):
+            mover.cancel(reason)
+        return await self.move_status(name)
+
+    async def move_status(self, name: str) -> dict[str, Any]:
+        """{session, move: its record or None, role: the state of the move that this leader drives}."""
+        record = (await self.desk.held(name)).record
+        mover = self._movers.get(name)
+        move = record.move
+        return {"session": name, "role": mover.role.state if mover else None, "move": None if move is None else {
+            "id": move.id, "from": move.source, "to": move.destination, "state": move.state, "reason": move.reason}}
+
+    async def unreachable(self, name: str, *, epoch: int, reached: str | None = None,
+                          seconds: float = UNREACHABLE_SECONDS) -> SessionRecord:
+        """An agent that cannot reach its owner asks for one that it can (OWNERSHIP 7); the record after it.
+
+        The session is moved there; recovered there if its owner does not answer us either.
+        """
+        record = (await self.desk.held(name)).record
+        if record.epoch != epoch or record.state != "running" or seconds < UNREACHABLE_SECONDS:
+            return record
+        why = f"its agent does not reach {record.owner} since {seconds:.0f} s"
+        try:
+            snapshot = await self.desk.snapshot()
+            choice = place(snapshot, Request(name, record.quota, record.needs, host=reached,
+                                             avoid_hosts={str(record.owner)}))
+            await self.migrate(name, choice.host)
+        except Fenced:
+            raise
+        except RgpuError as error:
+            log.warning("cannot move to where the agent is heard", session=name, reason=error.message)
+            async with self.session_lock(name):
+                held = await self.desk.held(name)
+                if held.record.epoch == epoch and held.record.recover and reached is not None:
+                    place(await self.desk.snapshot(), Request(name, record.quota, record.needs, host=reached))
+                    await self.recovery.run(name, f"{why}; {error.message}", host=reached)
+        return (await self.desk.held(name)).record
+
+    # -- images -----------------------------------------------------------------
+    async def checkpoint(self, name: str) -> dict[str, Any]:
+        """Write an image and name it: {image, position, epoch, pages, bytes}. Raises what the node raises."""
+        async with self.session_lock(name):
+            return await self._checkpoint(name)
+
+    async def _checkpoint(self, name: str) -> dict[str, Any]:
+        record = (await self.desk.held(name)).record
+        if record.state != "running":
+            raise Refused(f"{name} is {record.state}, not running: {record.reason}", session=name)
+        epoch, owner, now = record.epoch, str(record.owner), self.desk.clock.wall()
+        wanted = image_name(name, epoch, record.image.position if record.image else 0, now)
+        result = await self.desk.tell(owner, "session.image", {"session": name, "image": wanted}, epoch=epoch,
+                                      timeout=IMAGE_SECONDS, tries=2)
+        image = ImageName(name=str(result["image"]), position=int(result["position"]), epoch=epoch, created=now,
+                          bytes=int(result.get("bytes", 0)))
+        await self.desk.change(name, lambda held: ownership.publish_image(
+            held, owner=owner, epoch=epoch, image=image, leader=self.desk.leader, now=self.desk.clock.wall(),
+            reason=f"image {image.name} at position {image.position}"))
+        await self.desk.suggest(owner, "session.notice", {
+            "session": name, "epoch": epoch, "kind": "cut",
+            "values": {"epoch": epoch, "position": image.position, "image": image.name}}, epoch=epoch)
+        return {"session": name, "image": image.name, "position": image.position, "epoch": epoch,
+                "pages": int(result.get("pages", 0)), "bytes": image.bytes}
+
+    async def restore(self, image: str, name: str, *, host: str | None = None,
+                      position: int | None = None) -> dict[str, Any]:
+        """Bring a session back from an image that its journal still reaches; {session, host, owner, epoch, position}.
+
+        ``position``: of the image, where the record does not name it (the manifest says it). Raises
+        :class:`NotFound`, :class:`Refused` when the journal before the image was cut.
+        """
+        async with self.session_lock(name):
+            record = (await self.desk.held(name)).record
+            if not record.live:
+                raise Refused(f"{name} is {record.state}: its program has no journal to go on from", session=name)
+            chosen = record.image
+            if chosen is None or chosen.name != image:
+                if position is None:
+                    raise NotFound(f"the registry names no image {image} of {name}", image=image)
+                chosen = ImageName(name=image, position=position, epoch=record.epoch)
+            if record.image is not None and chosen.position < record.image.position:
+                raise Refused(f"image {image} stands at position {chosen.position}, and the journal before "
+                              f"{record.image.position} was cut: a live program cannot be rolled back", image=image)
+            if not record.recover:
+                raise Refused(f"{name} runs with --recover off: no journal is kept that could follow an image")
+            place(await self.desk.snapshot(), Request(name, record.quota, record.needs, host=host))
+            held = await self.recovery.run(name, f"restored from {image}", host=host, image=chosen)
+            if held is None:
+                reason = (await self.desk.held(name)).record.reason
+                raise Refused(f"{name} was not restored: {reason}", session=name)
+            record = held.record
+            return {"session": name, "host": record.owner, "owner": record.owner, "epoch": record.epoch,
+                    "position": chosen.position, "image": image}
+
+    # -- the end ------------------------------------------------------------------
+    async def end(self, name: str, reason: str = "its program ended") -> SessionRecord:
+        """End a session and give its memory back; one that ended is no error. Raises :class:`NotFound`."""
+        mover = self._movers.get(name)
+        if mover is not None:
+            mover.cancel(f"the session ends: {reason}")
+        async with self.session_lock(name):
+            held = await self.desk.held(name)
+            return held.record if held.record.state == "ended" else (await self._end(name, reason)).record
+
+    async def _end(self, name: str, reason: str, only: int | None = None) -> Held:
+        """``only``: end that epoch, nothing newer."""
+        before = await self.desk.held(name)
+        if only is not None and before.record.epoch != only:
+            return before
+        held = await self.desk.change(name, lambda h: ownership.end(
+            h, leader=self.desk.leader, now=self.desk.clock.wall(), reason=reason))
+        args = {"session": name, "reason": reason}
+        hosts = {before.record.owner, before.record.open_move.destination if before.record.open_move else None}
+        for host in hosts - {None}:
+            await self.desk.suggest(host, "session.drop", args, epoch=before.record.epoch)
+        return held
+
+    async def agent_silent(self, name: str, seconds: float) -> SessionRecord:
+        """A client host is silent: past its grace the session is checkpointed, parked, ended (OWNERSHIP 9)."""
+        if seconds < self.agent_grace:
+            return (await self.desk.held(name)).record
+        async with self.session_lock(name):
+            held = await self.desk.held(name)
+            if held.record.state != "running":
+                return held.record
+            parked = "no image could be taken"
+            try:
+                parked = f"parked in image {(await self._checkpoint(name))['image']}"
+            except Fenced:
+                raise
+            except RgpuError as error:
+                parked = f"no image could be taken: {error.message}"
+            return (await self._end(name, f"its client host was silent for {seconds:.0f} s; {parked}")).record
+
+    # -- losses: what the daemon's shell reports --------------------------------------
+    async def worker_died(self, name: str, host: str, *, epoch: int, position: int | None = None,
+                          reason: str = "its worker ended") -> None:
+        """A node says that its worker of a session has gone without being told to."""
+        mover = self._movers.get(name)
+        if mover is not None and mover.involves(host):
+            mover.cancel(f"the worker on {host} has gone: {reason}")
+        await self._watching.worker_died(name, host, epoch, position, reason)
+
+    async def cordon(self, host: str, state: str, reason: str = "") -> NodeRecord:
+        """``ready``, ``cordoned`` or ``draining``. Raises :class:`NotFound`, :class:`UsageError`."""
+        if state not in ("ready", "cordoned", "draining"):
+            raise UsageError(f"a node cannot be made {state!r}: ready, cordoned or draining")
+        return await self._watching.set_state(node_key(host), state, reason)
+
+    async def leads(self) -> bool:
+        """Whether the election still names this leader."""
+        from rgpu.migrate.election import current_leader
+
+        found = await current_leader(self.desk.registry)
+        return found is not None and found[1].revision == self.desk.leader.revision
+
+    async def prune(self) -> None:
+        """Forget the oldest history and the records of long ended sessions."""
+        registry, fence = self.desk.registry, created(LEADER, self.desk.leader.revision)
+        stories = sorted((await registry.list(HISTORY)).entries, key=lambda entry: entry.mod_revision)
+        ended = sorted((h for h in await self.desk.sessions() if h.record.state == "ended"), key=lambda h: h.revision)
+        old = [entry.key for entry in stories[:-KEEP_HISTORY]]
+        old += [session_key(held.record.name) for held in ended[:-KEEP_ENDED]]
+        for at in range(0, len(old), 100):
+            await registry.txn([fence], [Delete(key) for key in old[at:at + 100]])
+
+    def spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
+        """Background work of this term."""
+        self._watching.spawn(work, what)
+
+
+def _program(program: dict[str, Any] | None) -> Program:
+    """From a message: hostile. Raises :class:`UsageError`."""
+    values = program or {}
+    pid, command, host = values.get("pid", 0), values.get("command", ""), values.get("host", "")
+    if isinstance(command, list):
+        command = " ".join(str(part) for part in command)
+    if not isinstance(pid, int) or not 0 <= pid < 2**63 or not isinstance(command, str) or not isinstance(host, str):
+        raise UsageError("program must be {pid: number, command: text, host: text}")
+    return Program(pid=pid, command=command[:4096], host=host[:4096])

@@ -1,0 +1,163 @@
+"""What everything that the leader does shares: reading records, deciding by transaction, commanding nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+
+from rgpu.migrate.nodes import NodeCommands, Progress
+from rgpu.migrate.ownership import Decision, Held, Leader, Node, describe
+from rgpu.migrate.placement import Snapshot
+from rgpu.migrate.records import LEADER, NODES, SESSIONS, NodeRecord, SessionRecord, decode, node_key, session_key
+from rgpu.migrate.registry.base import Entry, Registry, txn_certain
+from rgpu.session.errors import Conflict, Corrupt, Fenced, LinkError, NotFound, RgpuError, TimedOut
+
+log = structlog.get_logger(__name__)
+
+CONFLICT_TRIES = 10
+
+
+class Clock(Protocol):
+    """Where the coordinator's times come from; tests bring their own."""
+
+    def wall(self) -> float:
+        """Unix time, s: for records that people read."""
+
+    def monotonic(self) -> float:
+        """Seconds: for durations."""
+
+
+class SystemClock:
+    def wall(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+@dataclass
+class Desk:
+    """One leader's term: everything here carries ``leader`` as its fencing token."""
+
+    registry: Registry
+    commands: NodeCommands
+    leader: Leader
+    clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        self._ids = itertools.count(1)
+        #: Held from the snapshot that a place is chosen by until the record that promises it.
+        self.placing = asyncio.Lock()
+        self._salt = secrets.token_hex(4)
+
+    def new_id(self) -> str:
+        """Unlike any other command's or move's id."""
+        return f"{self.leader.revision}-{self._salt}-{next(self._ids)}"
+
+    # -- reading ----------------------------------------------------------------
+    async def held(self, name: str) -> Held:
+        """A session's record. Raises :class:`NotFound`, :class:`Corrupt`."""
+        found = await self.find(name)
+        if found is None:
+            raise NotFound(f"no session is called {name}", session=name)
+        return found
+
+    async def find(self, name: str) -> Held | None:
+        entry = await self.registry.get(session_key(name))
+        return None if entry is None else _held(entry)
+
+    async def node(self, host: str | None) -> Node | None:
+        """A living node; None when no lease holds its record."""
+        entry = await self.registry.get(node_key(host)) if host else None
+        return None if entry is None else Node(decode(entry.value, NodeRecord, entry.key), entry.create_revision)
+
+    async def sessions(self) -> list[Held]:
+        """All that can be read; one damaged record must not stop the others."""
+        found = []
+        for entry in (await self.registry.list(SESSIONS)).entries:
+            try:
+                found.append(_held(entry))
+            except RgpuError as error:
+                log.error("a session's record cannot be read", key=entry.key, reason=error.message)
+        return found
+
+    async def nodes(self) -> list[NodeRecord]:
+        found = []
+        for entry in (await self.registry.list(NODES)).entries:
+            try:
+                found.append(decode(entry.value, NodeRecord, entry.key))
+            except Corrupt as error:
+                log.error("a node's record cannot be read", key=entry.key, reason=error.message)
+        return found
+
+    async def snapshot(self) -> Snapshot:
+        return Snapshot(tuple(await self.nodes()), tuple(held.record for held in await self.sessions()))
+
+    # -- deciding ---------------------------------------------------------------
+    async def apply(self, decision: Decision) -> Held:
+        """Make a decision true.
+
+        Raises :class:`Fenced` when another leader was elected, :class:`Conflict` when something
+        that it was based on changed, :class:`UnknownOutcome`, :class:`PoolUnavailable`.
+        """
+        result = await txn_certain(self.registry, decision.compares, decision.operations)
+        if result.succeeded:
+            log.info("decided", **describe(decision))
+            return Held(decision.record, result.revision)
+        elected = result.entries.get(LEADER)
+        if LEADER in result.entries and (elected is None or elected.create_revision != self.leader.revision):
+            raise Fenced(f"{self.leader.host} leads no more: {decision.name} of {decision.record.name} is not its to "
+                         "decide")
+        raise Conflict(f"{decision.name} of {decision.record.name}: the registry changed since it was read")
+
+    async def change(self, name: str, decide: Callable[[Held], Decision]) -> Held:
+        """Read, decide, apply; again if something came between. Raises what ``decide`` raises."""
+        for _ in range(CONFLICT_TRIES):
+            try:
+                return await self.apply(decide(await self.held(name)))
+            except Conflict:
+                continue
+        raise Conflict(f"the record of {name} changes too fast")
+
+    # -- commanding -------------------------------------------------------------
+    async def tell(self, host: str, verb: str, args: dict[str, Any], *, epoch: int, timeout: float, tries: int = 1,
+                   on_progress: Progress | None = None) -> dict[str, Any]:
+        """A command; where its outcome is unknown it is repeated under the same id, ``tries`` times in all."""
+        command_id = self.new_id()
+        while True:
+            tries -= 1
+            try:
+                return await self.commands.command(host, verb, args, leader=self.leader.revision, epoch=epoch,
+                                                   command_id=command_id, timeout=timeout, on_progress=on_progress)
+            except (LinkError, TimedOut) as error:
+                if tries <= 0:
+                    raise
+                log.info("asked again", host=host, verb=verb, reason=error.message)
+
+    async def suggest(self, host: str | None, verb: str, args: dict[str, Any], *, epoch: int,
+                      timeout: float = 5.0) -> bool:
+        """A command that helps but decides nothing: whether it was done."""
+        if not host or await self.node(host) is None:
+            return False
+        try:
+            await self.tell(host, verb, args, epoch=epoch, timeout=timeout)
+            return True
+        except Fenced:
+            raise
+        except RgpuError as error:
+            log.info("not done", host=host, verb=verb, session=args.get("session"), reason=error.message)
+            return False
+
+
+def _held(entry: Entry) -> Held:
+    record = decode(entry.value, SessionRecord, entry.key)
+    if session_key(record.name) != entry.key:
+        raise Corrupt(f"{entry.key} holds the record of {record.name}", offset=0, reason="name")
+    return Held(record, entry.mod_revision)

@@ -1,0 +1,161 @@
+"""A node's place in the pool: ``nodes/HOST`` under a lease (OWNERSHIP 3, 4).
+
+The record is created, never overwritten, by a new incarnation: its create
+revision names the incarnation, and transactions compare it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+
+import structlog
+
+from rgpu.migrate.leases import NODE_SLOT, KeptLease, LeaseKeeper
+from rgpu.migrate.records import NodeRecord, decode, encode, node_key
+from rgpu.migrate.registry.base import Delete, Put, Registry, absent, txn_certain, unchanged
+from rgpu.migrate.registry.clock import boot_time_ns
+from rgpu.session.errors import AlreadyExists, Conflict, NotFound, RgpuError
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_TTL = 5.0  #: seconds
+WATCH_SECONDS = 0.1
+
+
+def new_incarnation() -> int:
+    """Random 64 bits: one for each start of a daemon."""
+    return secrets.randbits(64)
+
+
+class Membership:
+    """Registers a node and keeps it registered. ``kept`` is None while it is not.
+
+    ``take_over``: the caller knows (by a lock on the node's own folder) that no other daemon of this
+    name lives: an earlier incarnation's record is replaced at once, so that a restarted daemon is
+    back before anybody thinks its sessions lost. Otherwise that record's lease must run out.
+    """
+
+    def __init__(self, registry: Registry, keeper: LeaseKeeper, record: NodeRecord, ttl: float = DEFAULT_TTL,
+                 take_over: bool = False, on_lost: Callable[[], None] = lambda: None,
+                 on_return: Callable[[], None] = lambda: None) -> None:
+        self.registry = registry
+        self.record = record
+        self.ttl = ttl
+        self.kept: KeptLease | None = None
+        self._keeper = keeper
+        self._take_over = take_over
+        self._on_lost, self._on_return = on_lost, on_return
+        self._task: asyncio.Task[None] | None = None
+        self._update_lock = asyncio.Lock()
+
+    def in_time(self) -> bool:
+        """Whether new attachments, moves, publications and cuts may begin here (OWNERSHIP 3)."""
+        return self.kept is not None and self.kept.in_time()
+
+    async def start(self) -> None:
+        """Register, and register again whenever the lease is lost.
+
+        Raises :class:`AlreadyExists` when a living node has this name, :class:`PoolUnavailable`.
+        """
+        await self._register()
+        self._task = asyncio.create_task(self._stay(), name="membership")
+
+    async def stop(self) -> None:
+        """Leave the pool at once: the lease is revoked."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self.kept is not None:
+            lease, self.kept = self.kept.lease, None
+            self._keeper.drop(NODE_SLOT)
+            try:
+                await self.registry.lease_revoke(lease)
+            except RgpuError as error:
+                log.warning("the node's lease runs out by itself", reason=error.message)
+
+    async def update(self, **changes: object) -> None:
+        """Change the node's record (free memory, health). Raises :class:`Conflict` when it is not registered now."""
+        async with self._update_lock:
+            for _ in range(8):
+                entry = await self.registry.get(node_key(self.record.host))
+                if entry is None or self.kept is None:
+                    raise Conflict(f"{self.record.host} is not registered at the moment")
+                current = decode(entry.value, NodeRecord, entry.key)
+                if current.incarnation != self.record.incarnation:
+                    raise Conflict(f"another incarnation of {self.record.host} is registered")
+                record = current.replace(**changes)
+                if record == current:
+                    return
+                put = Put(entry.key, encode(record), self.kept.lease)
+                if (await txn_certain(self.registry, [unchanged(entry.key, entry.mod_revision)], [put])).succeeded:
+                    self.record = record
+                    return
+        raise Conflict(f"the record of {self.record.host} changes too fast")
+
+    async def _register(self) -> None:
+        key = node_key(self.record.host)
+        asked = boot_time_ns()
+        lease = await self.registry.lease_grant(self.ttl)
+        while True:
+            entry = await self.registry.get(key)
+            if entry is None:
+                break
+            ours = decode(entry.value, NodeRecord, key).incarnation == self.record.incarnation
+            if not ours and not self._take_over:
+                await self._wait_for_old(key, entry.mod_revision)
+            else:  # deleted and made anew, in two steps: its create revision must be another one
+                await self.registry.txn([unchanged(key, entry.mod_revision)], [Delete(key)])
+        result = await txn_certain(self.registry, [absent(key)], [Put(key, encode(self.record), lease)])
+        if not result.succeeded:
+            raise AlreadyExists(f"another node called {self.record.host} registered at the same moment")
+        self.kept = self._keeper.keep(NODE_SLOT, lease, self.ttl, asked)
+        log.info("node registered", host=self.record.host, incarnation=self.record.incarnation, ttl=self.ttl)
+
+    async def _wait_for_old(self, key: str, revision: int) -> None:
+        """An earlier incarnation's lease must run out; one that is renewed belongs to a living node.
+
+        A lease is renewed without a change of the record, so the only sign is that the record stays.
+        Raises :class:`AlreadyExists`.
+        """
+        until = boot_time_ns() + int((self.ttl + 1.0) * 1e9)
+        while boot_time_ns() < until:
+            await asyncio.sleep(WATCH_SECONDS)
+            entry = await self.registry.get(key)
+            if entry is None or entry.mod_revision != revision:
+                return
+        raise AlreadyExists(f"a living node is called {self.record.host} already: choose another name", host=key)
+
+    async def _stay(self) -> None:
+        """Watch over the lease; return to the pool when it was lost."""
+        warned = False
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if self.in_time():
+                continue
+            if not warned:
+                log.warning("past the deadline: nothing new begins here until the registry answers",
+                            host=self.record.host)
+                warned = True
+                self._on_lost()
+            try:
+                if await self._back():
+                    warned = False
+                    self._on_return()
+            except RgpuError as error:
+                log.info("not back in the pool yet", host=self.record.host, reason=error.message)
+                await asyncio.sleep(WATCH_SECONDS)
+
+    async def _back(self) -> bool:
+        """Whether the node is registered again, by its old lease or by a new one."""
+        kept = self.kept
+        if kept is not None:
+            try:
+                await self.registry.keepalive(kept.lease)
+                return kept.in_time()  # the keeper renews it again: its page says when
+            except NotFound:
+                self.kept = None
+                self._keeper.drop(NODE_SLOT)
+        await self._register()
+        return True

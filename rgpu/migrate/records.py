@@ -1,0 +1,292 @@
+"""The registry's records: keys, values, limits. Pure (docs/architecture.md, "Registry").
+
+Values are msgpack maps with a schema version ``v``. A reader takes a newer
+record of the same ``v`` (fields it does not know are ignored) and refuses
+another ``v``. What is read is treated as hostile: sizes, ranges and names are
+checked before a record is believed, errors are :class:`Corrupt`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from rgpu.session.errors import Corrupt, UsageError, VersionMismatch
+
+SCHEMA = 1
+MAX_RECORD = 256 * 1024  #: bytes of one encoded record
+MAX_DEVICES = 64
+
+NODES, SESSIONS, HISTORY, LEADER = "nodes/", "sessions/", "history/", "election/leader"
+
+_SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,6}){0,4}", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
+_MOVE = re.compile(r"[A-Za-z0-9._/-]{1,120}", re.ASCII)
+
+U64 = Annotated[int, Meta(ge=0)]  # msgspec has no bound above int64; the wire has no more than 64 bits
+U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
+
+#: ready: takes sessions. cordoned: keeps its own. draining: is to be emptied. unhealthy: its sessions go.
+NodeState = Literal["ready", "cordoned", "draining", "unhealthy"]
+SessionState = Literal["starting", "running", "moving", "recovering", "failed", "ended"]
+MoveState = Literal["preparing", "ready", "committed", "aborted"]
+
+LIVE: frozenset[str] = frozenset({"starting", "running", "moving", "recovering"})
+OPEN_MOVE: frozenset[str] = frozenset({"preparing", "ready"})
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """What all records share."""
+
+    def replace(self: R, **changes: Any) -> R:
+        """A copy with other values."""
+        return msgspec.structs.replace(self, **changes)
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Needs(Record, kw_only=True):
+    """What a device must be to carry the session on: set by the device that it began on.
+
+    ``kind``: ``cpu`` or ``cuda``; results would differ between them. ``driver_version``: as
+    cuDriverGetVersion; a newer one will do.
+    """
+
+    kind: Name = "cpu"
+    compute_capability: tuple[Annotated[int, Meta(ge=0, le=255)], Annotated[int, Meta(ge=0, le=255)]] = (0, 0)
+    driver_version: U63 = 0
+
+
+class DeviceRecord(Record, kw_only=True):
+    """One device of a node. ``memory``: bytes that sessions may use in all.
+
+    ``free_memory`` is what the node saw last, for people; placement counts the quotas in the
+    session records instead, which cannot be late. ``facts``: what the client is told (opaque here).
+    """
+
+    device: Name  #: cpu:0, cuda:1
+    name: Text = ""
+    uuid: Annotated[bytes, Meta(max_length=16)] = b""
+    memory: U63
+    free_memory: U63 = 0
+    compute_capability: tuple[Annotated[int, Meta(ge=0, le=255)], Annotated[int, Meta(ge=0, le=255)]] = (0, 0)
+    driver_version: U63 = 0
+    healthy: bool = True
+    reason: Text = ""
+    facts: dict[str, Any] = {}
+
+    @property
+    def kind(self) -> str:
+        return self.device.partition(":")[0]
+
+    def needs(self) -> Needs:
+        """What a session that begins on this device will need from every later one."""
+        return Needs(kind=self.kind, compute_capability=self.compute_capability, driver_version=self.driver_version)
+
+
+class NodeRecord(Record, kw_only=True):
+    """``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon."""
+
+    v: int = SCHEMA
+    host: Name
+    incarnation: U64
+    control: Text
+    data: Text
+    public_key: Text = ""
+    devices: Annotated[list[DeviceRecord], Meta(max_length=MAX_DEVICES)] = []
+    state: NodeState = "ready"
+    reason: Text = ""
+    version: Text = ""
+    started: Seconds = 0.0
+
+    def device(self, name: str) -> DeviceRecord | None:
+        return next((device for device in self.devices if device.device == name), None)
+
+
+class ImageName(Record, kw_only=True):
+    """A durable image: everything up to journal position ``position``, taken at ``epoch``."""
+
+    name: Name
+    position: U63
+    epoch: U63
+    created: Seconds = 0.0
+    bytes: U63 = 0
+
+
+class MoveRecord(Record, kw_only=True):
+    """A move; its state decides who owns the session (OWNERSHIP 2)."""
+
+    id: Name
+    source: Name
+    destination: Name
+    destination_incarnation: U64
+    device: Name
+    state: MoveState = "preparing"
+    reason: Text = ""
+    started: Seconds = 0.0
+
+
+class Failure(Record, kw_only=True):
+    """A loss of the session's server. ``position``: how far its calls were applied, as last known."""
+
+    host: Name
+    device: Text = ""
+    position: U63 | None = None
+    when: Seconds = 0.0
+    reason: Text = ""
+
+
+class Program(Record, kw_only=True):
+    """The client process, for people and for recognising a repeated creation."""
+
+    pid: U63 = 0
+    command: Text = ""
+    host: Text = ""
+
+
+class SessionRecord(Record, kw_only=True):
+    """``sessions/NAME``. ``owner`` is None once it ended; ``quota``: bytes on each device."""
+
+    v: int = SCHEMA
+    name: Name
+    state: SessionState
+    owner: Name | None
+    incarnation: U64
+    epoch: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    quota: U63
+    agent: Text
+    device: Text
+    needs: Needs = Needs()
+    image: ImageName | None = None
+    move: MoveRecord | None = None
+    recover: bool = True
+    program: Program = Program()
+    created: Seconds = 0.0
+    changed: Seconds = 0.0
+    running_since: Seconds = 0.0
+    reason: Text = ""
+    failures: Annotated[list[Failure], Meta(max_length=16)] = []
+
+    @property
+    def live(self) -> bool:
+        return self.state in LIVE
+
+    @property
+    def open_move(self) -> MoveRecord | None:
+        """The move that is not decided yet."""
+        return self.move if self.move is not None and self.move.state in OPEN_MOVE else None
+
+
+class LeaderRecord(Record, kw_only=True):
+    """``election/leader``, under the leader's lease; its create revision is the leader revision."""
+
+    v: int = SCHEMA
+    host: Name
+    incarnation: U64
+
+
+class HistoryRecord(Record, kw_only=True):
+    """``history/NAME/…``: one decision and why, written in the transaction that made it true."""
+
+    v: int = SCHEMA
+    when: Seconds
+    session: Name
+    decision: Name
+    reason: Text
+    epoch: U63
+    owner: Name | None = None
+    leader: U63 = 0  #: leader revision of who decided; 0: the session's own node
+
+
+def encode(record: Record) -> bytes:
+    """The registry's value. Raises :class:`ValueError` above MAX_RECORD."""
+    data = msgspec.msgpack.encode(record)
+    if len(data) > MAX_RECORD:
+        raise ValueError(f"a {type(record).__name__} of {len(data)} bytes; {MAX_RECORD} are allowed")
+    return data
+
+
+def decode(data: bytes, kind: type[R], key: str) -> R:
+    """The checked record. Raises :class:`Corrupt` (offset, reason), :class:`VersionMismatch`."""
+    if len(data) > MAX_RECORD:
+        raise Corrupt(f"{key}: a record of {len(data)} bytes", offset=0, reason="size", key=key)
+    try:
+        version = msgspec.msgpack.decode(data, type=_Version).v
+        if version != SCHEMA:
+            raise VersionMismatch(f"{key} has schema {version}; this program knows {SCHEMA}", found=version,
+                                  known=SCHEMA)
+        record = msgspec.msgpack.decode(data, type=kind)
+        _check(record)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise Corrupt(f"{key} does not hold a {kind.__name__}: {error}", offset=0, reason="schema", key=key) from error
+    return record
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+def _check(record: Record) -> None:
+    """What types cannot say. Raises :class:`ValueError`."""
+    if isinstance(record, SessionRecord):
+        _match(_SESSION, record.name, "session name")
+        if record.live and record.owner is None:
+            raise ValueError(f"a {record.state} session without an owner")
+        if (record.state == "moving") != (record.open_move is not None):
+            found = record.move.state if record.move else "absent"
+            raise ValueError(f"state {record.state} with a move that is {found}")
+        if record.image is not None and record.image.epoch > record.epoch:
+            raise ValueError(f"an image of epoch {record.image.epoch} in a session of epoch {record.epoch}")
+        if record.move is not None:
+            _match(_MOVE, record.move.id, "move id")
+    elif isinstance(record, NodeRecord):
+        _match(_HOST, record.host, "host name")
+        names = [device.device for device in record.devices]
+        if len(set(names)) != len(names):
+            raise ValueError("a device stands twice in a node's record")
+
+
+def _match(pattern: re.Pattern[str], value: str, what: str) -> None:
+    if not pattern.fullmatch(value):
+        raise ValueError(f"{what} {value!r} is not allowed")
+
+
+def check_session_name(name: str) -> str:
+    """The name, if a session may have it. Raises :class:`UsageError`."""
+    if not _SESSION.fullmatch(name):
+        raise UsageError(f"a session cannot be called {name!r}: use 1 to 64 letters, digits, dots, dashes and "
+                         "underscores, beginning with a letter or digit", name=name)
+    return name
+
+
+def check_host_name(host: str) -> str:
+    """The name, if a node may have it. Raises :class:`UsageError`."""
+    if not _HOST.fullmatch(host):
+        raise UsageError(f"a host cannot be called {host!r}: use letters, digits, dots, dashes and underscores",
+                         host=host)
+    return host
+
+
+def node_key(host: str) -> str:
+    return NODES + host
+
+
+def session_key(name: str) -> str:
+    return SESSIONS + name
+
+
+def history_key(name: str, revision: int) -> str:
+    """One key for each change of a record: ``revision`` is the mod revision that the change replaced."""
+    return f"{HISTORY}{name}/@{revision:016d}"
+
+
+def image_name(session: str, epoch: int, position: int, when: float) -> str:
+    """A name that no other image has: a session has one owner for each epoch, which takes them in order."""
+    return f"{session.replace('/', '@')}-e{epoch}-p{position}-{int(when * 1000):x}"

@@ -1,0 +1,203 @@
+"""Bringing a session back: another worker at epoch + 1, from the named image (DESIGN decision 10, OWNERSHIP 9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from rgpu.migrate import ownership
+from rgpu.migrate.desk import Desk
+from rgpu.migrate.nodes import ASK_SECONDS, IMAGE_SECONDS
+from rgpu.migrate.ownership import Held, Node, next_place
+from rgpu.migrate.placement import Choice, Place, Request, place
+from rgpu.migrate.records import Failure, ImageName
+from rgpu.session.errors import (
+    Conflict,
+    Corrupt,
+    DeviceError,
+    Fenced,
+    LinkError,
+    NotFound,
+    RecoveryFailed,
+    Refused,
+    RgpuError,
+    StoreError,
+    TimedOut,
+)
+
+log = structlog.get_logger(__name__)
+
+#: Starts in a row for one loss; then the session waits for the next tick, or is given up.
+START_TRIES = 4
+#: Errors of a start that lie in what is restored, not in where.
+CONTENT_ERRORS = (Corrupt, StoreError, DeviceError, RecoveryFailed)
+
+
+@dataclass
+class Attempt:
+    """What one recovery has learned so far."""
+
+    why: str
+    failure: Failure | None = None  #: the loss that is to be answered; None when it was counted already
+    host: str | None = None
+    image: ImageName | None = None
+    failed_hosts: set[str] = field(default_factory=set)
+    avoid: set[Place] = field(default_factory=set)
+    content_error: RgpuError | None = None
+
+
+class Recovery:
+    """Recovers one session at a time; the caller holds the session's lock."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    async def run(self, name: str, why: str, failure: Failure | None = None, *, host: str | None = None,
+                  image: ImageName | None = None) -> Held | None:
+        """The session runs again, or None: it waits for a place, or it was given up; its record says why.
+
+        Raises :class:`Fenced`, :class:`PoolUnavailable`, :class:`UnknownOutcome`.
+        """
+        attempt = Attempt(why, failure, host, image)
+        if failure is not None:
+            held = await self.desk.held(name)
+            rule = next_place(held.record, failure) if held.record.live else "same"
+            if rule == "none":
+                return await self._give_up(held, f"lost for the third time in one place: {failure.reason}")
+            if rule == "another":
+                attempt.avoid.add((failure.host, failure.device or held.record.device))
+        for _ in range(START_TRIES):
+            held = await self.desk.held(name)
+            if not held.record.live:
+                return None
+            if not held.record.recover:
+                return await self._give_up(held, f"{why}; it runs with --recover off, so nothing was kept")
+            try:
+                placed = await self._place(held, attempt)
+            except Conflict:
+                continue  # something came between: look again
+            if placed is None:
+                return None
+            running = await self._start(*placed, attempt)
+            if running is not None:
+                return running
+        held = await self.desk.held(name)
+        if attempt.content_error is not None:
+            return await self._give_up(held, f"{START_TRIES} starts failed: {attempt.content_error.message}")
+        await self._wait(held, f"{why}; no node could start it")
+        return None
+
+    async def returned(self, name: str) -> Held | None:
+        """The session, if its owner is back and still has it (it was only out of reach)."""
+        held = await self.desk.held(name)
+        node = await self.desk.node(held.record.owner)
+        record = held.record
+        if record.state not in ownership.FROM["started"] or node is None \
+                or node.record.incarnation != record.incarnation:
+            return None
+        try:
+            seen = await self.desk.tell(node.record.host, "worker.describe", {"session": name}, epoch=record.epoch,
+                                        timeout=ASK_SECONDS)
+        except Fenced:
+            raise
+        except RgpuError:
+            return None
+        if int(seen.get("epoch", 0)) != record.epoch or seen.get("state") not in ("running", "paused"):
+            return None
+        now = self.desk.clock.wall()
+        held = await self.desk.change(name, lambda h: ownership.started(
+            h, epoch=record.epoch, node=node, leader=self.desk.leader, now=now,
+            reason=f"{node.record.host} is back and still has it"))
+        if held.record.move is not None or seen.get("state") == "paused":
+            move = held.record.move.id if held.record.move else ""
+            await self.desk.suggest(node.record.host, "move.settle", {"session": name, "move": move},
+                                    epoch=record.epoch)
+        return held
+
+    # -- one start ----------------------------------------------------------------
+    async def _place(self, held: Held, attempt: Attempt) -> tuple[Held, Node, Choice] | None:
+        """The record names another owner at epoch + 1, or the session waits."""
+        old = held.record
+        async with self.desk.placing:
+            try:
+                choice = await self._choose(held, attempt)
+                node = await self.desk.node(choice.host)
+                if node is None:
+                    raise Refused(f"{choice.host} has just left the pool")
+                held = await self.desk.apply(ownership.recover(
+                    held, epoch=old.epoch, node=node, device=choice.device, failure=attempt.failure,
+                    leader=self.desk.leader, now=self.desk.clock.wall(), image=attempt.image,
+                    reason=f"{attempt.why}; {choice.reason}"))
+            except Fenced:
+                raise
+            except (Refused, NotFound) as error:
+                await self._wait(held, f"{attempt.why}; {error.message}")
+                return None
+        attempt.failure = None  # it is on record now
+        if old.owner not in (None, choice.host):
+            await self.desk.suggest(old.owner, "worker.forget", {"session": old.name, "epoch": old.epoch,
+                                    "reason": attempt.why}, epoch=held.record.epoch, timeout=2.0)
+        return held, node, choice
+
+    async def _choose(self, held: Held, attempt: Attempt) -> Choice:
+        """The same device again if that is allowed and it has it; the best one otherwise."""
+        record, snapshot = held.record, await self.desk.snapshot()
+
+        def request(host: str | None, device: str | None) -> Request:
+            return Request(session=record.name, quota=record.quota, needs=record.needs, host=host, device=device,
+                           avoid=attempt.avoid, avoid_hosts=attempt.failed_hosts)
+
+        if attempt.host is not None:
+            return place(snapshot, request(attempt.host, None))
+        if attempt.failure is not None:
+            try:
+                return place(snapshot, request(record.owner, record.device))
+            except (Refused, NotFound):
+                pass
+        return place(snapshot, request(None, None))
+
+    async def _start(self, held: Held, node: Node, choice: Choice, attempt: Attempt) -> Held | None:
+        record = held.record
+        args = {"session": record.name, "epoch": record.epoch, "quota": record.quota, "device": choice.device,
+                "image": record.image.name if record.image else None, "recover": record.recover}
+        try:
+            result = await self.desk.tell(choice.host, "worker.start", args, epoch=record.epoch, timeout=IMAGE_SECONDS,
+                                          tries=2)
+        except Fenced as error:
+            if await self._over(record.name, record.epoch):
+                return None
+            raise error
+        except CONTENT_ERRORS as error:
+            attempt.content_error = error
+            attempt.avoid.add((choice.host, choice.device))
+        except (LinkError, TimedOut, RgpuError) as error:
+            log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
+            attempt.failed_hosts.add(choice.host)
+        else:
+            return await self.desk.change(record.name, lambda h: ownership.started(
+                h, epoch=record.epoch, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
+                reason=f"{attempt.why}; on {choice.host} from position {result.get('position', 0)}"))
+        attempt.why = f"{attempt.why}; {choice.host} could not start it"
+        return None
+
+    async def _over(self, name: str, epoch: int) -> bool:
+        """Whether a node's refusal only says that the session moved on."""
+        held = await self.desk.find(name)
+        return held is None or held.record.epoch != epoch
+
+    # -- no start -------------------------------------------------------------------
+    async def _wait(self, held: Held, why: str) -> None:
+        """Nothing is lost while it waits: the epoch stays, and a returning owner goes on."""
+        if held.record.state == "recovering":
+            log.info("still waits", session=held.record.name, why=why)
+            return
+        await self.desk.change(held.record.name, lambda h: ownership.lost(
+            h, epoch=held.record.epoch, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why))
+
+    async def _give_up(self, held: Held, why: str) -> None:
+        log.error("given up", session=held.record.name, why=why)
+        owner, epoch = held.record.owner, held.record.epoch
+        await self.desk.change(held.record.name, lambda h: ownership.fail(
+            h, epoch=epoch, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why))
+        await self.desk.suggest(owner, "session.drop", {"session": held.record.name, "reason": why}, epoch=epoch)

@@ -1,0 +1,34 @@
+"""The time that leases are judged by: CLOCK_BOOTTIME and the boot it belongs to (OWNERSHIP 4, 11)."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from pathlib import Path
+
+NANOSECOND = 1_000_000_000
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """Identifies this boot of the kernel: clock readings of another one mean nothing."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@lru_cache(maxsize=1)
+def _namespace_offset() -> int:
+    """ns that this process's time namespace adds to the host's boot clock (time_namespaces(7))."""
+    try:
+        lines = Path("/proc/self/timens_offsets").read_text().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        name, seconds, nanoseconds = line.split()
+        if name in ("boottime", "7"):
+            return int(seconds) * NANOSECOND + int(nanoseconds)
+    return 0
+
+
+def boot_time_ns() -> int:
+    """The host's CLOCK_BOOTTIME in ns: goes on during suspend, cannot be set, the same in every container."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - _namespace_offset()

@@ -1,0 +1,368 @@
+"""The embedded registry's file: SQLite, used by several processes of one host at once.
+
+Blocking; :mod:`rgpu.migrate.registry.embedded` puts it behind a thread, the
+lease keeper uses it directly.
+
+Write-ahead log, not rollback journal: readers (watches above all) never wait
+for a writer, and a commit costs one fsync instead of three. SQLite before
+3.51.3 can lose a commit in that mode when one connection commits while another
+resets the log (sqlite.org/wal.html, "the WAL-reset bug"); so every writer and
+every checkpoint holds a lock of our own on ``FILE.lock``. It is a flock: the
+kernel drops it when the holder is killed. synchronous=FULL: a commit that was
+acknowledged survives power loss.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rgpu.migrate.registry.base import (
+    Change,
+    Compacted,
+    Compare,
+    Delete,
+    Entry,
+    Event,
+    Listing,
+    Operation,
+    Put,
+    Target,
+    TxnResult,
+    check_txn,
+)
+from rgpu.migrate.registry.clock import NANOSECOND, boot_id, boot_time_ns
+from rgpu.migrate.registry.place import prepare
+from rgpu.session.errors import NotFound, PoolUnavailable, UnknownOutcome, VersionMismatch
+
+SCHEMA_VERSION = 1
+KEEP_CHANGES = 10_000  #: revisions that a watch can resume over, at least
+_COMPACT_EVERY = 1_000
+LOCK_SECONDS = 5.0
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB NOT NULL, create_revision INTEGER NOT NULL,
+                      mod_revision INTEGER NOT NULL, lease INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX entries_of_lease ON entries (lease) WHERE lease != 0;
+CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, boot TEXT NOT NULL, deadline INTEGER NOT NULL,
+                     ttl INTEGER NOT NULL);
+CREATE TABLE changes (revision INTEGER NOT NULL, number INTEGER NOT NULL, key TEXT NOT NULL, value BLOB,
+                      create_revision INTEGER NOT NULL, lease INTEGER NOT NULL,
+                      PRIMARY KEY (revision, number)) WITHOUT ROWID;
+"""
+
+T = TypeVar("T")
+
+_EXPIRED = "boot != ? OR deadline <= ?"
+
+
+class Store:
+    """One connection. For one thread at a time."""
+
+    def __init__(self, path: Path, lock_seconds: float = LOCK_SECONDS) -> None:
+        """Open; create what is missing.
+
+        Raises :class:`Refused`, :class:`PoolUnavailable`, :class:`VersionMismatch`.
+        """
+        self.path = Path(path)
+        self._lock_seconds = lock_seconds
+        prepare(self.path)
+        self._lock_fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=lock_seconds)
+            with self._locked():
+                self._prepare()
+            self.cluster_id = str(self._meta("cluster_id"))
+        except sqlite3.Error as error:
+            os.close(self._lock_fd)
+            raise PoolUnavailable(f"the registry at {path} cannot be opened: {error}", path=str(path)) from error
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise VersionMismatch(f"the registry at {self.path} has schema {version}; this program knows "
+                                  f"{SCHEMA_VERSION}", found=version, known=SCHEMA_VERSION)
+        if version == 0:
+            identity = secrets.token_hex(8)
+            self._db.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO meta VALUES ('cluster_id', '{identity}'), ('revision', 1), "
+                f"('compacted', 0); PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+
+    def close(self) -> None:
+        try:
+            with self._locked():  # the last connection to close checkpoints
+                self._db.close()
+        except PoolUnavailable:
+            self._db.close()
+        os.close(self._lock_fd)
+
+    # -- reading ----------------------------------------------------------------
+    def revision(self) -> int:
+        self._expire_if_due()
+        return int(self._read(lambda: self._meta("revision")))
+
+    def get(self, key: str) -> Entry | None:
+        self._expire_if_due()
+        return self._read(lambda: self._entry(key))
+
+    def list(self, prefix: str) -> Listing:
+        self._expire_if_due()
+
+        def body() -> Listing:
+            with self._snapshot():
+                rows = self._db.execute(
+                    "SELECT key, value, create_revision, mod_revision, lease FROM entries "
+                    "WHERE key >= ? AND substr(key, 1, ?) = ? ORDER BY key", (prefix, len(prefix), prefix))
+                return Listing(int(self._meta("revision")), tuple(Entry(*row) for row in rows))
+
+        return self._read(body)
+
+    def changes(self, prefix: str, from_revision: int, limit: int = 500) -> tuple[list[Change], int]:
+        """Whole changes from that revision on (about ``limit`` events), and the revision to ask for next.
+
+        Raises :class:`Compacted`.
+        """
+        def body() -> tuple[list[Change], int]:
+            with self._snapshot():
+                compacted, last = int(self._meta("compacted")), int(self._meta("revision"))
+                if from_revision <= compacted:
+                    raise Compacted(f"changes up to revision {compacted} are not kept; {from_revision} was asked for",
+                                    oldest=compacted + 1)
+                rows = self._db.execute(
+                    "SELECT revision, key, value, create_revision, lease FROM changes WHERE revision >= ? "
+                    "AND substr(key, 1, ?) = ? ORDER BY revision, number", (from_revision, len(prefix), prefix))
+                return _grouped(rows, limit, max(from_revision, last + 1))
+
+        return self._read(body)
+
+    def data_version(self) -> int:
+        """Changes whenever another connection has committed. Cheap: a look at shared memory."""
+        return int(self._read(lambda: self._db.execute("PRAGMA data_version").fetchone()[0]))
+
+    def next_expiry(self) -> int | None:
+        """CLOCK_BOOTTIME in ns when the first lease ends, if there is one."""
+        row = self._read(lambda: self._db.execute(
+            "SELECT min(CASE WHEN boot != ? THEN 0 ELSE deadline END) FROM leases", (boot_id(),)).fetchone())
+        return row[0]
+
+    # -- changing ---------------------------------------------------------------
+    def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+        check_txn(compares, operations)
+        with self._transaction():
+            if not all(_holds(compare, self._entry(compare.key)) for compare in compares):
+                found = {compare.key: self._entry(compare.key) for compare in compares}
+                return TxnResult(False, int(self._meta("revision")), found)
+            for operation in operations:
+                if isinstance(operation, Put) and operation.lease:
+                    self._lease(operation.lease)
+            return TxnResult(True, self._apply(operations))
+
+    def lease_grant(self, ttl: float) -> int:
+        if not 0.05 <= ttl <= 86400:
+            raise ValueError(f"a lease of {ttl} s; 0.05 s to a day allowed")
+        with self._transaction():
+            length = int(ttl * NANOSECOND)
+            cursor = self._db.execute("INSERT INTO leases (boot, deadline, ttl) VALUES (?, ?, ?)",
+                                      (boot_id(), boot_time_ns() + length, length))
+            return int(cursor.lastrowid or 0)
+
+    def keepalive(self, lease: int) -> float:
+        with self._transaction():
+            length = self._lease(lease)
+            self._db.execute("UPDATE leases SET deadline = ? WHERE id = ?", (boot_time_ns() + length, lease))
+            return length / NANOSECOND
+
+    def lease_revoke(self, lease: int) -> None:
+        with self._transaction():
+            self._end_leases([lease])
+
+    def compact(self, revision: int) -> None:
+        with self._transaction():
+            self._compact(min(revision, int(self._meta("revision"))))
+
+    def expire(self) -> None:
+        """End the leases whose time is over."""
+        with self._transaction():
+            pass  # every transaction begins with it
+
+    # -- inside a transaction -----------------------------------------------------
+    def _apply(self, operations: Sequence[Operation]) -> int:
+        """Apply at the next revision; a transaction that changes nothing has none of its own."""
+        last = int(self._meta("revision"))
+        revision, number = last + 1, 0
+        for operation in operations:
+            old = self._entry(operation.key)
+            if isinstance(operation, Delete):
+                if old is None:
+                    continue
+                self._db.execute("DELETE FROM entries WHERE key = ?", (operation.key,))
+                row = (revision, number, operation.key, None, 0, 0)
+            else:
+                create = old.create_revision if old else revision
+                self._db.execute("REPLACE INTO entries VALUES (?, ?, ?, ?, ?)",
+                                 (operation.key, operation.value, create, revision, operation.lease))
+                row = (revision, number, operation.key, operation.value, create, operation.lease)
+            self._db.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?)", row)
+            number += 1
+        if not number:
+            return last
+        self._set_meta("revision", revision)
+        if revision % _COMPACT_EVERY == 0:
+            self._compact(revision - KEEP_CHANGES)
+        return revision
+
+    def _compact(self, revision: int) -> None:
+        if revision > int(self._meta("compacted")):
+            self._db.execute("DELETE FROM changes WHERE revision <= ?", (revision,))
+            self._set_meta("compacted", revision)
+
+    def _lease(self, lease: int) -> int:
+        """The granted ns of a live lease. Raises :class:`NotFound`."""
+        row = self._db.execute("SELECT ttl FROM leases WHERE id = ?", (lease,)).fetchone()
+        if row is None:
+            raise NotFound(f"lease {lease} has ended", lease=lease)
+        return int(row[0])
+
+    def _end_leases(self, leases: Sequence[int]) -> None:
+        for lease in leases:
+            keys = self._db.execute("SELECT key FROM entries WHERE lease = ? ORDER BY key", (lease,)).fetchall()
+            self._apply([Delete(key) for (key,) in keys])
+            self._db.execute("DELETE FROM leases WHERE id = ?", (lease,))
+
+    def _expire_if_due(self) -> None:
+        """A read must not show what an ended lease held, nor hide that its revision moved."""
+        due = self.next_expiry()
+        if due is not None and due <= boot_time_ns():
+            self.expire()
+
+    def _entry(self, key: str) -> Entry | None:
+        row = self._db.execute("SELECT key, value, create_revision, mod_revision, lease FROM entries WHERE key = ?",
+                               (key,)).fetchone()
+        return None if row is None else Entry(*row)
+
+    def _meta(self, name: str) -> int | str:
+        return self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0]
+
+    def _set_meta(self, name: str, value: int) -> None:
+        self._db.execute("UPDATE meta SET value = ? WHERE name = ?", (value, name))
+
+    # -- locks and errors -----------------------------------------------------------
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Our writers' lock. Raises :class:`PoolUnavailable` after ``lock_seconds`` (a frozen writer holds it)."""
+        deadline = time.monotonic() + self._lock_seconds
+        while True:
+            try:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise PoolUnavailable(f"the registry at {self.path} is held by another process for more than "
+                                          f"{self._lock_seconds:.0f} s", path=str(self.path)) from None
+                time.sleep(random.uniform(0.0005, 0.004))
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """One write transaction: ended leases go first, then the body, then the commit.
+
+        Raises :class:`PoolUnavailable` when nothing happened, :class:`UnknownOutcome` when only
+        the commit's own answer is missing.
+        """
+        with self._locked():
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                now = (boot_id(), boot_time_ns())
+                rows = self._db.execute(f"SELECT id FROM leases WHERE {_EXPIRED}", now).fetchall()
+                self._end_leases([row[0] for row in rows])
+                # What raises from the body after this (a lease that ended) must not undo the expiry.
+                self._db.execute("SAVEPOINT body")
+            except sqlite3.Error as error:
+                self._rollback()
+                raise PoolUnavailable(f"the registry at {self.path} fails: {error}", path=str(self.path)) from error
+            try:
+                yield
+            except sqlite3.Error as error:
+                self._rollback()
+                raise PoolUnavailable(f"the registry at {self.path} fails: {error}", path=str(self.path)) from error
+            except NotFound:
+                self._db.execute("ROLLBACK TO body")
+                self._commit()
+                raise
+            except BaseException:
+                self._rollback()
+                raise
+            self._commit()
+
+    def _commit(self) -> None:
+        try:
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._rollback()
+            raise UnknownOutcome(f"the registry at {self.path} failed while it committed: {error}") from error
+
+    def _rollback(self) -> None:
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # the connection's next BEGIN says what is wrong
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._rollback()
+
+    def _read(self, body: Callable[[], T]) -> T:
+        try:
+            return body()
+        except sqlite3.Error as error:
+            raise PoolUnavailable(f"the registry at {self.path} cannot be read: {error}",
+                                  path=str(self.path)) from error
+
+
+def _holds(compare: Compare, entry: Entry | None) -> bool:
+    if compare.target is Target.VALUE:
+        return entry is not None and entry.value == compare.operand
+    if entry is None:
+        return compare.operand == 0
+    return compare.operand == (entry.mod_revision if compare.target is Target.MOD else entry.create_revision)
+
+
+def _grouped(rows: Iterator[Any], limit: int, caught_up: int) -> tuple[list[Change], int]:
+    """Rows of the change log to whole changes; cut between two revisions, never within one."""
+    changes: list[Change] = []
+    events: list[Event] = []
+    current, count = 0, 0
+    for revision, key, value, create, lease in rows:
+        if revision != current:
+            if events:
+                changes.append(Change(current, tuple(events)))
+                if count >= limit:
+                    return changes, revision
+            current, events = revision, []
+        events.append(Event(key, None if value is None else Entry(key, value, create, revision, lease)))
+        count += 1
+    if events:
+        changes.append(Change(current, tuple(events)))
+    return changes, caught_up

@@ -1,0 +1,241 @@
+"""What the leader notices by itself: nodes that come and go, sick devices, sessions that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from rgpu.migrate.mover import Mover
+from rgpu.migrate.ownership import Held
+from rgpu.migrate.records import LEADER, NODES, Failure, NodeRecord, decode, encode
+from rgpu.migrate.registry.base import Change, Compacted, Entry, Put, created, txn_certain, unchanged
+from rgpu.session.errors import Conflict, Fenced, MoveFailed, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
+
+if TYPE_CHECKING:
+    from rgpu.migrate.coordinator import Coordinator
+
+log = structlog.get_logger(__name__)
+
+TICK_SECONDS = 1.0
+PRUNE_TICKS = 300
+#: A restarted daemon's record is deleted and made anew: so long a gap is no loss, s.
+LOSS_GRACE = 0.3
+RETRIES = 5
+
+
+class Watching:
+    """The leader's loop. All work on a session is done under its lock."""
+
+    def __init__(self, coordinator: Coordinator, node_ttl: float) -> None:
+        self.coordinator = coordinator
+        self.desk = coordinator.desk
+        self._node_ttl = node_ttl
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._seen: dict[str, tuple[object, ...]] = {}
+        self._fenced: asyncio.Future[None] | None = None
+
+    # -- the loop ---------------------------------------------------------------
+    async def run(self) -> None:
+        """Until cancelled. Raises :class:`Fenced`."""
+        self._fenced = asyncio.get_running_loop().create_future()
+        loops = [asyncio.ensure_future(self._watch_nodes()), asyncio.ensure_future(self._ticks()), self._fenced]
+        self.spawn(self.resume_unfinished(), "resume")
+        try:
+            done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in [*loops, *self._tasks]:
+                task.cancel()
+            await asyncio.gather(*loops, *self._tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
+        """Background work; its errors are logged, and being fenced ends the term."""
+        task = asyncio.ensure_future(self._guarded(work, what))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def idle(self) -> None:
+        """Wait until no background work is left (tests)."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def _guarded(self, work: Coroutine[Any, Any, Any], what: str) -> None:
+        try:
+            await work
+        except Fenced as error:
+            if not await self.coordinator.leads() and self._fenced is not None and not self._fenced.done():
+                self._fenced.set_exception(error)
+            log.info("fenced", what=what, reason=error.message)
+        except RgpuError as error:
+            log.warning("not done; the next tick looks again", what=what, reason=error.message)
+
+    async def _watch_nodes(self) -> None:
+        """Every change of a node's record, from the listing on; after a gap, the listing again."""
+        while True:
+            try:
+                listing = await self.desk.registry.list(NODES)
+                async for change in self.desk.registry.watch(NODES, listing.revision + 1):
+                    self._nodes_changed(change)
+            except Compacted:
+                self.spawn(self.resume_unfinished(), "look at everything again")
+            except (PoolUnavailable, UnknownOutcome) as error:
+                log.warning("the registry does not answer: nothing is decided meanwhile", reason=error.message)
+                await asyncio.sleep(TICK_SECONDS)
+
+    def _nodes_changed(self, change: Change) -> None:
+        for event in change.events:
+            host = event.key[len(NODES):]
+            if event.entry is None:
+                self._seen.pop(host, None)
+                log.warning("node lost", host=host)
+                self.coordinator.cancel_moves(host, f"the lease of {host} has ended")
+                self.spawn(self._look_at(host, LOSS_GRACE), f"loss of {host}")
+            elif self._news(host, event.entry):
+                self.spawn(self._look_at(host, 0.0), f"change of {host}")
+
+    def _news(self, host: str, entry: Entry) -> bool:
+        """Whether more than free memory changed."""
+        try:
+            record = decode(entry.value, NodeRecord, entry.key)
+        except RgpuError as error:
+            log.error("a node's record cannot be read", host=host, reason=error.message)
+            return False
+        health = (entry.create_revision, record.state, *((d.device, d.healthy) for d in record.devices))
+        known, self._seen[host] = self._seen.get(host), health
+        return known != health
+
+    async def _ticks(self) -> None:
+        """Sessions that wait are tried again; what two nodes' events did not tell is found here."""
+        count = 0
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            count += 1
+            try:
+                for held in await self.desk.sessions():
+                    name, record = held.record.name, held.record
+                    waiting = record.state == "recovering" or (record.state == "running" and record.move is not None)
+                    if waiting and not self.coordinator.busy(name):
+                        self.spawn(self._resume(name), f"tick for {name}")
+                if count % PRUNE_TICKS == 0:
+                    await self.coordinator.prune()
+            except (PoolUnavailable, UnknownOutcome) as error:
+                log.info("no tick", reason=error.message)
+
+    # -- a node -------------------------------------------------------------------
+    async def _look_at(self, host: str, grace: float) -> None:
+        """Compare what the records promise of ``host`` with what it is now."""
+        await asyncio.sleep(grace)
+        for held in await self.desk.sessions():
+            if held.record.owner == host and held.record.live:
+                self.spawn(self._check_owner(held.record.name, grace > 0), f"check of {held.record.name}")
+
+    async def _check_owner(self, name: str, lost: bool = True) -> None:
+        """Recover the session if its owner is gone, restarted without it, or sick."""
+        async with self.coordinator.session_lock(name):
+            held = await self.desk.held(name)
+            failure = await self._loss(held)
+            if failure is not None:
+                await self.coordinator.recovery.run(name, failure.reason, failure)
+            elif held.record.state == "recovering":
+                await self._resume_recovering(held)
+
+    async def _loss(self, held: Held) -> Failure | None:
+        """Why the session's owner cannot have it any more; None while it can."""
+        record = held.record
+        if not record.live:
+            return None
+        host = str(record.owner)
+        node = await self.desk.node(host)
+        now = self.desk.clock.wall()
+        if node is None:
+            return Failure(host=host, device=record.device, when=now, reason=f"the lease of {host} has ended")
+        if node.record.incarnation != record.incarnation:
+            # A restarting daemon adopts its workers' sessions before it registers itself.
+            fresh = await self.desk.held(record.name)
+            if fresh.record.incarnation != node.record.incarnation and fresh.record.owner == host:
+                return Failure(host=host, device=record.device, when=now, reason=f"{host} was restarted without it")
+            return None
+        device = node.record.device(record.device)
+        if node.record.state == "unhealthy" or device is None or not device.healthy:
+            why = node.record.reason or (device.reason if device else "") or "marked so"
+            return Failure(host=host, device=record.device, when=now,
+                           reason=f"{record.device} of {host} is unhealthy: {why}")
+        return None
+
+    async def worker_died(self, name: str, host: str, epoch: int, position: int | None, reason: str) -> None:
+        """See :meth:`Coordinator.worker_died`."""
+        async with self.coordinator.session_lock(name):
+            held = await self.desk.held(name)
+            record = held.record
+            if record.owner != host or record.epoch != epoch or not record.live:
+                log.info("a worker ended that owned nothing", session=name, host=host, epoch=epoch)
+                return
+            failure = Failure(host=host, device=record.device, position=position, when=self.desk.clock.wall(),
+                              reason=reason)
+            await self.coordinator.recovery.run(name, f"{reason} on {host}", failure)
+
+    # -- after an election -----------------------------------------------------------
+    async def resume_unfinished(self) -> None:
+        """Finish or undo what is on record; nodes that are missing get their TTL to come back."""
+        work = []
+        for held in await self.desk.sessions():
+            if held.record.live:
+                name = held.record.name
+                work.append(self._guarded(self._resume(name, new_leader=True), f"resume {name}"))
+        await asyncio.gather(*work)
+
+    async def _resume(self, name: str, new_leader: bool = False) -> None:
+        for _ in range(RETRIES):
+            try:
+                return await self._resume_once(name, new_leader)
+            except Conflict as error:
+                log.info("looked at again", session=name, reason=error.message)
+
+    async def _resume_once(self, name: str, new_leader: bool) -> None:
+        async with self.coordinator.session_lock(name):
+            held = await self.desk.held(name)
+            if held.record.move is not None and held.record.state in ("moving", "running"):
+                await self._finish_move(held)
+                held = await self.desk.held(name)
+            if not held.record.live:
+                return
+            failure = await self._loss(held)
+            if failure is None:
+                if held.record.state in ("starting", "recovering"):
+                    await self._resume_recovering(held)
+                return
+        if new_leader:  # it may be that the registry was away, and all leases with it
+            await asyncio.sleep(self._node_ttl)
+        await self._check_owner(name)
+
+    async def _finish_move(self, held: Held) -> None:
+        """Drive an unfinished or unsettled move to its end from the record alone."""
+        assert held.record.move is not None
+        mover = Mover(self.desk, held.record.name, move=held.record.move.id)
+        try:
+            await self.coordinator.drive(mover)
+        except MoveFailed as error:
+            log.info("an unfinished move was undone", session=held.record.name, reason=error.message)
+
+    async def _resume_recovering(self, held: Held) -> None:
+        """A start or recovery that nobody finished: the owner may have done it after all."""
+        name = held.record.name
+        if await self.coordinator.recovery.returned(name) is None:
+            await self.coordinator.recovery.run(name, held.record.reason or "its start was interrupted")
+
+    # -- a node's state ------------------------------------------------------------------
+    async def set_state(self, key: str, state: str, reason: str) -> NodeRecord:
+        """Write a node's state into its record, keeping its lease. Raises :class:`NotFound`, :class:`Conflict`."""
+        for _ in range(RETRIES):
+            entry = await self.desk.registry.get(key)
+            if entry is None:
+                raise NotFound(f"no host is called {key[len(NODES):]!r}", host=key[len(NODES):])
+            record = decode(entry.value, NodeRecord, key).replace(state=state, reason=reason)
+            compares = [unchanged(key, entry.mod_revision), created(LEADER, self.desk.leader.revision)]
+            if (await txn_certain(self.desk.registry, compares, [Put(key, encode(record), entry.lease)])).succeeded:
+                return record
+        raise Conflict(f"the record of {key} changes too fast")
