@@ -146,8 +146,8 @@ class Demo:
         move: dict[str, Any] = self.rgpu("migrate", SESSION, "node-b")
         if move["outcome"] != "committed":
             raise MoveFailed(f"the move was not committed: {move['reason']}")
-        self.say(f"   downtime {move['downtime_ms']:.1f} ms, {move['pages_sent']} pages sent in {move['rounds']} rounds, "
-                 f"{common.size(move['bytes_sent'])}, every page verified: {move['verified']}")
+        self.say(f"   downtime {move['downtime_ms']:.1f} ms, {move['pages_sent']} pages sent in {move['rounds']} "
+                 f"rounds, {common.size(move['bytes_sent'])}, every page verified: {move['verified']}")
         return move
 
     def _kill_owner(self) -> dict[str, Any]:

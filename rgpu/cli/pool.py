@@ -29,7 +29,8 @@ def connect(settings: Settings, role: str = "user") -> ControlClient:
     """
     files = pool_files(settings)
     if not files.description_path.exists():
-        raise NotFound(f"there is no pool in {files.root}: start one with `rgpu up`, or name one with --pool or RGPU_POOL")
+        raise NotFound(f"there is no pool in {files.root}: start one with `rgpu up`, or name one with --pool or "
+                       "RGPU_POOL")
     description = files.read_description()
     path = files.key_path(role)
     if not path.exists():

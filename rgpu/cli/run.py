@@ -17,7 +17,8 @@ from rgpu.session.errors import NotFound
 @click.option("--name", metavar="S", help="The session's name (default: the program's name and a number).")
 @click.option("--memory", metavar="SIZE", help="Device memory of the session (default: 1GiB).")
 @click.option("--host", help="Start on this host (default: the coordinator chooses).")
-@click.option("--recover", type=click.Choice(["on", "off"]), help="Keep the journal, to outlive a server (default: on).")
+@click.option("--recover", type=click.Choice(["on", "off"]),
+              help="Keep the journal, to outlive a server (default: on).")
 @click.option("--journal-limit", metavar="SIZE", help="Journal kept in memory before it is spilled.")
 @click.option("--journal-dir", metavar="DIR", help="Where it is spilled to.")
 @common.pool_option
@@ -42,5 +43,6 @@ def _pool(settings: Settings) -> Path:
     """The pool's directory. Raises :class:`NotFound` with what to do when there is none."""
     files = pool_files(settings)
     if not files.description_path.exists():
-        raise NotFound(f"there is no pool in {files.root}: start one with `rgpu up`, or name one with --pool or RGPU_POOL")
+        raise NotFound(f"there is no pool in {files.root}: start one with `rgpu up`, or name one with --pool or "
+                       "RGPU_POOL")
     return files.root

@@ -34,7 +34,8 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, lease: flo
     hosts = [_host(i) for i in range(nodes)]
     running = [h for h in hosts if daemon_state(files, h)["running"]]
     if running:
-        raise AlreadyExists(f"the pool in {files.root} is running already (host {running[0]}); stop it with `rgpu down`")
+        raise AlreadyExists(f"the pool in {files.root} is running already (host {running[0]}); stop it with "
+                            "`rgpu down`")
     if not files.description_path.exists():
         files.create()
     processes = {}

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import secrets
 import signal
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import structlog
 
 from rgpu import __version__
@@ -103,7 +99,6 @@ class Daemon:
         try:
             await self._adopt()
             await self.leadership.join()
-            self.node_verbs.register(self.control)
             self.pool_verbs.register(self.control)
             await self.control.start()
             port.start()
@@ -170,11 +165,25 @@ class Daemon:
             if was:
                 log.warning("a worker died", session=session, pid=values["pid"], was=was)
                 if was == "running":
-                    self.spawn(self.leadership.worker_died(session, self.node.epochs.get(session, 0)))
+                    self.spawn(self._report_death(session, int(values["pid"])))
         elif event == "bye":
-            self.spawn(self.leadership.program_ended(session, str(values.get("reason", "")), values.get("exit_code")))
-        elif event == "stats":
-            self.spawn(self.leadership.consider_checkpoint(session, values))
+            reason = str(values.get("reason") or "the program ended")
+            self.spawn(self.pool_verbs.ask_leader("session.end", {"session": session, "reason": reason}))
+
+    async def _report_death(self, session: str, pid: int) -> None:
+        """Tell the leader until one has taken it: the session waits for that."""
+        args = {"session": session, "host": self.host, "epoch": self.node.epochs.get(session, 0),
+                "reason": f"its worker (pid {pid}) on {self.host} died"}
+        while not self.stopping.is_set():
+            try:
+                await self.pool_verbs.ask_leader("worker.died", args)
+                return
+            except RgpuError as error:
+                if error.code in ("not_found", "fenced", "refused") and error.detail.get("reason") != "not leading":
+                    log.info("nothing to recover", session=session, reason=error.message)
+                    return
+                log.warning("the leader was not told of a dead worker yet", session=session, reason=error.message)
+                await asyncio.sleep(0.5)
 
     # -- other nodes ----------------------------------------------------------------
     def peer(self, endpoint: Endpoint) -> AsyncControlClient:
@@ -207,22 +216,6 @@ class Daemon:
 def address(pair: tuple[str, int]) -> str:
     """``host:port``."""
     return f"{pair[0]}:{pair[1]}"
-
-
-def incarnation(directory: Path, adopting: bool) -> int:
-    """Random 64 bits for each start; a daemon that adopts workers goes on as the one that started them."""
-    path = directory / "incarnation"
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    if adopting:
-        with contextlib.suppress(OSError, msgspec.MsgspecError, KeyError):
-            value = msgspec.json.decode(path.read_bytes())
-            if value["boot"] == boot:
-                return int(value["incarnation"])
-    number = secrets.randbits(63)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(msgspec.json.encode({"boot": boot, "incarnation": number}))
-    os.replace(temporary, path)
-    return number
 
 
 def run(options: Options) -> None:

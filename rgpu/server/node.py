@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 
 #: A move that the coordinator forgot is dropped by its destination after this long without a word.
 RECEIVE_SECONDS = 120.0
+#: Ended sessions whose last figures a node keeps.
+REMEMBERED = 256
 
 
 @dataclass
@@ -61,6 +63,8 @@ class Node:
     running: dict[str, WorkerHandle] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: last views of sessions that ended here
+    paused: set[str] = field(default_factory=set)  #: sent by a move whose outcome is not known yet
 
     # -- devices --------------------------------------------------------------
     def free(self, spec: str) -> int:
@@ -138,21 +142,34 @@ class Node:
                 "worker_pid": handle.pid}
 
     async def move_send(self, *, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,
-                        max_downtime: float = 10.0, on_progress: Callable[[dict[str, Any]], None] | None = None,
-                        **_: Any) -> dict[str, Any]:
+                        max_downtime: float = 10.0, **_: Any) -> dict[str, Any]:
         """Be the source: send everything; on return the session is paused and the copy verified."""
         handle = self._owned(session)
-        return await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
-                                    max_downtime=max_downtime, timeout=600)
+        asked = asyncio.get_running_loop().time()
+        result = await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
+                                      max_downtime=max_downtime, timeout=600)
+        self.paused.add(session)
+        return {**result, "send_ms": (asyncio.get_running_loop().time() - asked) * 1000}
 
-    async def move_settle(self, *, session: str, move: str, action: str, epoch: int, **_: Any) -> dict[str, Any]:
-        """Obey what the registry's record says: activate, resume, forget or discard."""
+    async def worker_describe(self, *, session: str, **_: Any) -> dict[str, Any]:
+        """What the worker says of itself; ``pins``: what keeps the session from moving."""
+        return {**await self._owned(session).refresh(), "pins": []}
+
+    def holds(self, session: str, move: str) -> tuple[str, int] | None:
+        """What this node has of the session: ("incoming" | "paused" | "running", epoch), None for nothing."""
+        incoming = self.incoming.get(session)
+        if incoming is not None and (not move or incoming.move == move):
+            return "incoming", incoming.epoch
+        handle = self.running.get(session)
+        if handle is None or handle.closed.is_set():
+            return None
+        return ("paused" if session in self.paused else "running"), self.epochs[session]
+
+    async def obey(self, session: str, move: str, action: str, epoch: int) -> None:
+        """Do what the registry's record means for what is held here (:mod:`rgpu.migrate.settle`)."""
+        log.info("settle", session=session, move=move, action=action, epoch=epoch)
         if action == "activate":
-            incoming = self.incoming.get(session)
-            if incoming is None or incoming.move != move:
-                if session in self.running and self.epochs.get(session) == epoch:
-                    return {"done": "activate"}  # said twice
-                raise NotFound(f"{self.host} received no {session} in move {move}")
+            incoming = self.incoming[session]
             await incoming.handle.request("activate", epoch=epoch)
             del self.incoming[session]
             old = self.running.get(session)
@@ -160,21 +177,30 @@ class Node:
             if old is not None:
                 await self._end_handle(old, "moved")
         elif action == "resume":
+            self.paused.discard(session)
             await self._owned(session).request("resume")
         elif action == "forget":
+            self.paused.discard(session)
             handle = self.running.pop(session, None)
-            self.epochs[session] = max(epoch, self.epochs.get(session, 0))
             if handle is not None:
                 await self._end_handle(handle, "moved")
         elif action == "discard":
             await self._discard(session, move)
-        else:
-            raise Refused(f"unknown way to settle a move: {action!r}")
-        return {"done": action}
 
     async def session_checkpoint(self, *, session: str, image: str, **_: Any) -> dict[str, Any]:
         """Write an image; it counts only when the registry names it."""
         return await self._owned(session).request("checkpoint", image=image, store=str(self.store), timeout=600)
+
+    async def logs(self, *, session: str, lines: int = 100, **_: Any) -> dict[str, Any]:
+        """The newest lines of the worker's log on this host; it outlives the worker."""
+        path = workers.worker_folder(self.directory, session) / "worker.log"
+        try:
+            with open(path, "rb") as file:
+                file.seek(max(0, path.stat().st_size - 1000 * lines))
+                text = file.read().decode(errors="replace")
+        except OSError as error:
+            raise NotFound(f"no log of {session} is on {self.host}", session=session) from error
+        return {"host": self.host, "lines": text.splitlines()[-lines:]}
 
     async def session_notice(self, *, session: str, kind: str, values: dict[str, Any], **_: Any) -> dict[str, Any]:
         await self._owned(session).request("notice", kind=kind, values=values)
@@ -183,10 +209,19 @@ class Node:
     async def session_end(self, *, session: str, reason: str = "ended", **_: Any) -> dict[str, Any]:
         """End the session's worker; an unknown session is no error (it ended before)."""
         await self._discard(session)
-        handle = self.running.pop(session, None)
+        handle = self.running.get(session)
         if handle is not None:
+            self._remember(session, await handle.refresh())
+            self.running.pop(session, None)
             await self._end_handle(handle, reason)
         return {"ended": handle is not None}
+
+    def _remember(self, session: str, view: dict[str, Any]) -> None:
+        """Keep what an ended session's worker said last, for `rgpu ps --all`."""
+        self.ended.pop(session, None)
+        self.ended[session] = {**view, "worker_pid": None, "memory_bytes": 0}
+        while len(self.ended) > REMEMBERED:
+            del self.ended[next(iter(self.ended))]
 
     # -- helpers --------------------------------------------------------------------
     def _owned(self, session: str) -> WorkerHandle:
@@ -216,6 +251,7 @@ class Node:
 
     def died(self, session: str, pid: int) -> str | None:
         """A worker process has gone: "running" or "incoming" when it mattered, and it is forgotten."""
+        self.paused.discard(session)
         handle = self.running.get(session)
         if handle is not None and handle.pid == pid:
             del self.running[session]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from rgpu.link.control import CommandLog, ControlServer, Request
+from rgpu.link.control import CommandLog
 from rgpu.session.errors import Fenced, Refused
 
 if TYPE_CHECKING:
@@ -29,24 +29,16 @@ class NodeVerbs:
         self._done = CommandLog()
         node = daemon.node
         self._verbs: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
-            "worker.start": node.worker_start, "move.receive": node.move_receive, "move.send": node.move_send,
+            "worker.start": node.worker_start, "worker.describe": node.worker_describe,
+            "worker.forget": node.session_end, "move.receive": node.move_receive, "move.send": node.move_send,
             "move.settle": self._settle, "session.image": node.session_checkpoint,
-            "session.notice": node.session_notice, "session.drop": node.session_end, "worker.forget": node.session_end}
+            "session.notice": node.session_notice, "session.drop": node.session_end, "session.logs": node.logs}
 
-    def register(self, control: ControlServer) -> None:
-        control.register("node.command", self._command)
-
-    async def _command(self, request: Request) -> Any:
-        """`node.command`: one of the verbs above from another node."""
-        return await self.perform(str(request.args.get("verb")), dict(request.args.get("args") or {}),
-                                  leader=request.leader, command_id=request.command)
-
-    async def perform(self, verb: str, args: dict[str, Any], *, leader: int,
-                      command_id: str) -> dict[str, Any]:
+    async def perform(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str) -> dict[str, Any]:
         """Do it, once. Raises :class:`Fenced` for a leader that is over."""
-        if leader < self.highest_leader:
+        if verb != "session.logs" and leader < self.highest_leader:
             raise Fenced(f"{verb} by leader revision {leader}; {self.daemon.host} has seen {self.highest_leader}")
-        self.highest_leader = leader
+        self.highest_leader = max(leader, self.highest_leader)
         handler = self._verbs.get(verb)
         if handler is None:
             raise Refused(f"a node does not know the command {verb!r}")

@@ -181,7 +181,8 @@ class Worker:
         return {"session": runtime.session, "epoch": runtime.epoch, "state": self.state, "position": runtime.applied,
                 "calls": runtime.applied, "memory_bytes": runtime.memory_bytes(), "attached": self.link is not None,
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
-                "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs, "worker_pid": os.getpid(), "stats": self.stats}
+                "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
+                "worker_pid": os.getpid(), "stats": self.stats}
 
     # -- ownership ------------------------------------------------------------------
     def do_activate(self, epoch: int) -> None:

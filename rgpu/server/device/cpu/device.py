@@ -1,0 +1,316 @@
+"""The ``cpu`` device: executes PTX and copies on the host's own cores and memory.
+
+A facade: memory and its checks are in :mod:`.memory`, what a stream may run
+when in :mod:`.schedule`, threads in :mod:`.streams`, modules and launch checks
+in :mod:`.modules`. See :class:`rgpu.checkpoint.device.Device` for the contract.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import structlog
+
+from rgpu.checkpoint import pagehash
+from rgpu.checkpoint.device import Done, Launch, ModuleTable, Region
+from rgpu.server.device.cpu import addressspace
+from rgpu.server.device.cpu.facts import make_facts
+from rgpu.server.device.cpu.memory import Memory
+from rgpu.server.device.cpu.modules import Engine, Modules
+from rgpu.server.device.cpu.ranges import RangeTable
+from rgpu.server.device.cpu.schedule import Op
+from rgpu.server.device.cpu.streams import Fault, Streams
+from rgpu.session.errors import DeviceError
+
+log = structlog.get_logger(__name__)
+
+INVALID_VALUE, INVALID_HANDLE, INVALID_CONTEXT, NOT_READY = 1, 400, 201, 600
+ILLEGAL_ADDRESS = 700
+CLOSE_SECONDS = 5.0
+#: Copies out up to this size come as bytes, larger ones as a memoryview (one copy less).
+SMALL_COPY = 1 << 20
+
+
+class CpuDevice:
+    """One ``cpu`` device, for one session.
+
+    ``ordinal``: which device of the host this is (uuid, PCI numbers).
+    ``memory``: bytes for mappings and globals. ``threads``: host threads a
+    kernel may use. ``host``: the node's name, part of the uuid. ``index``: the
+    session's own number for the device, which decides the address range.
+    ``engine``: the PTX engine; ``printf``: gets the text that kernels print.
+    """
+
+    def __init__(self, ordinal: int = 0, memory: int = 4 << 30, threads: int = 2, *, host: str = "", index: int = 0,
+                 engine: Engine | None = None, printf: Callable[[str], None] | None = None) -> None:
+        self.facts = make_facts(ordinal, memory, host)
+        self.threads = threads
+        self._engine: Any = engine or importlib.import_module("rgpu.server.device.cpu.ptx")
+        self._memory = Memory(memory, index)
+        self._modules = Modules(self._memory, self._engine)
+        self._streams = Streams()
+        self._contexts: dict[int, dict[int, int]] = {}
+        self._clock_offset = -time.monotonic_ns()
+        self._ranges: tuple[RangeTable | None, Any] = (None, None)
+        self._printf = printf
+        self._closed = False
+
+    # -- memory ---------------------------------------------------------------------
+    def map(self, address: int, size: int) -> None:
+        self._memory.map(address, size)
+
+    def unmap(self, address: int, size: int) -> None:
+        self._memory.unmap(address, size)
+
+    def allocate(self, address: int, size: int) -> None:
+        self._memory.allocate(address, size)
+
+    def free(self, address: int) -> None:
+        self._memory.free(address)
+
+    def host_allocate(self, address: int, size: int) -> None:
+        self._memory.host_allocate(address, size)
+
+    def host_free(self, address: int) -> None:
+        self._memory.host_free(address)
+
+    # -- objects ----------------------------------------------------------------------
+    def create_context(self, context: int, flags: int, primary: bool) -> None:
+        if context in self._contexts:
+            raise DeviceError(f"context {context} exists", INVALID_CONTEXT)
+        self._contexts[context] = {}
+
+    def destroy_context(self, context: int) -> None:
+        """Its streams and events; with the last context also every module and allocation."""
+        if self._contexts.pop(context, None) is None:
+            raise DeviceError(f"no context {context}", INVALID_CONTEXT)
+        with self._streams.schedule.mutex:
+            self._streams.schedule.destroy_context(context)
+        if not self._contexts:
+            self._modules.unload_all()
+            self._memory.free_all()
+
+    def set_limit(self, context: int, limit: int, value: int) -> None:
+        """CUlimit; kept, nothing here depends on one."""
+        limits = self._contexts.get(context)
+        if limits is None:
+            raise DeviceError(f"no context {context}", INVALID_CONTEXT)
+        limits[limit] = value
+
+    def create_stream(self, stream: int, context: int, flags: int, priority: int) -> None:
+        with self._streams.schedule.mutex:
+            self._streams.schedule.create_stream(stream, context, flags)
+
+    def destroy_stream(self, stream: int) -> None:
+        with self._streams.schedule.mutex:
+            self._streams.schedule.destroy_stream(stream)
+
+    def create_event(self, event: int, context: int, flags: int) -> None:
+        with self._streams.schedule.mutex:
+            self._streams.schedule.create_event(event, context, flags)
+
+    def destroy_event(self, event: int) -> None:
+        with self._streams.schedule.mutex:
+            self._streams.schedule.destroy_event(event)
+
+    def load(self, module: int, image: bytes, options: bytes, library: bool) -> tuple[ModuleTable, str]:
+        return self._modules.load(module, bytes(image))
+
+    def unload(self, module: int) -> None:
+        self._modules.unload(module)
+
+    def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
+        return self._modules.link(inputs)
+
+    def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None:
+        self._modules.set_attribute(module, function, attribute, value)
+
+    # -- ordered work -------------------------------------------------------------------
+    def launch(self, seq: int, launch: Launch) -> None:
+        module, kernel = self._modules.check_launch(launch, self.threads)
+        parameters = bytes(launch.parameters[:kernel.parameter_bytes])
+
+        def run() -> None:
+            result = module.linked.launch(
+                kernel.name, launch.grid, launch.block, launch.shared, parameters, self._kernel_ranges(),
+                threads=self.threads, cancel=self._streams.cancel, printf=self._print)
+            if result.error:
+                where = f" at {result.address:#x}" if result.address else ""
+                raise Fault(result.error, f"{kernel.name}{where}: {result.detail}")
+
+        self._streams.submit(Op(seq, run), launch.stream)
+
+    def _kernel_ranges(self) -> Any:
+        """The engine's form of the present table; made once for each table."""
+        table, ranges = self._ranges
+        current = self._memory.valid
+        if table is not current:
+            ranges = self._engine.MemoryRanges(list(current))
+            self._ranges = (current, ranges)
+        return ranges
+
+    def _print(self, text: str) -> None:
+        if self._printf is not None:
+            self._printf(text)
+        else:
+            log.info("kernel output", text=text)
+
+    def _rows(self, address: int, pitch: int, width: int, height: int, what: str) -> np.ndarray[Any, Any]:
+        """Checked again at execution: what was freed meanwhile is a fault of the program's, not of ours."""
+        try:
+            self._memory.check_rows(address, pitch, width, height, what)
+        except DeviceError as error:
+            raise Fault(ILLEGAL_ADDRESS, error.message) from error
+        return addressspace.rows(address, pitch, width, height)
+
+    def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
+        source = np.frombuffer(data, np.uint8)
+        if source.size != width * height:
+            raise DeviceError(f"{source.size} bytes for {height} rows of {width}", INVALID_VALUE)
+        self._memory.check_rows(destination, pitch, width, height, "destination")
+
+        def run() -> None:
+            if source.size:
+                self._rows(destination, pitch, width, height, "destination")[:] = source.reshape(height, width)
+
+        self._streams.submit(Op(seq, run), stream)
+
+    def copy_out(self, seq: int, stream: int, source: int, pitch: int, width: int, height: int, done: Done) -> None:
+        """``done`` gets bytes, or a memoryview when more than SMALL_COPY."""
+        self._memory.check_rows(source, pitch, width, height, "source")
+
+        def run() -> Any:
+            if not width * height:
+                return b""
+            rows = self._rows(source, pitch, width, height, "source")
+            return rows.tobytes() if rows.size <= SMALL_COPY else rows.copy().data.cast("B")
+
+        self._streams.submit(Op(seq, run, done), stream)
+
+    def copy(self, seq: int, stream: int, destination: int, destination_pitch: int,
+             source: int, source_pitch: int, width: int, height: int) -> None:
+        self._memory.check_rows(destination, destination_pitch, width, height, "destination")
+        self._memory.check_rows(source, source_pitch, width, height, "source")
+
+        def run() -> None:
+            if width and height:
+                rows = self._rows(source, source_pitch, width, height, "source")
+                self._rows(destination, destination_pitch, width, height, "destination")[:] = rows
+
+        self._streams.submit(Op(seq, run), stream)
+
+    def fill(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int,
+             element: int, value: int) -> None:
+        if element not in (1, 2, 4):
+            raise DeviceError(f"elements of {element} bytes", INVALID_VALUE)
+        if destination % element or (height > 1 and pitch % element):
+            raise DeviceError(f"destination {destination:#x} is not aligned to {element}", INVALID_VALUE)
+        size = width * element
+        self._memory.check_rows(destination, pitch, size, height, "destination")
+        pattern = (value & ((1 << 8 * element) - 1)).to_bytes(element, "little")
+
+        def run() -> None:
+            if size and height:
+                rows = self._rows(destination, pitch, size, height, "destination")
+                if pattern.count(pattern[0]) == element:
+                    rows[:] = pattern[0]
+                else:
+                    rows.view(f"<u{element}")[:] = int.from_bytes(pattern, "little")
+
+        self._streams.submit(Op(seq, run), stream)
+
+    def record_event(self, seq: int, event: int, stream: int) -> None:
+        self._streams.record_event(seq, event, stream, self.clock)
+
+    def wait_event(self, seq: int, stream: int, event: int) -> None:
+        self._streams.stream_await_event(Op(seq), stream, event)
+
+    def host_function(self, seq: int, stream: int, reached: Done) -> None:
+        self._streams.host_function(seq, stream, reached)
+
+    def host_function_done(self, seq: int) -> None:
+        self._streams.release_host_function(seq)
+
+    def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
+        self._streams.await_stream(Op(seq, done=done), stream)
+
+    def synchronize_event(self, seq: int, event: int, done: Done) -> None:
+        self._streams.await_event(Op(seq, done=done), event)
+
+    # -- progress -------------------------------------------------------------------------
+    def on_progress(self, notify: Callable[[], None]) -> None:
+        self._streams.on_progress(notify)
+
+    def progress(self) -> tuple[set[int], dict[int, int]]:
+        return self._streams.progress()
+
+    def is_complete(self, seq: int) -> bool:
+        return self._streams.is_complete(seq)
+
+    def wait_complete(self, seq: int, timeout: float | None = None) -> bool:
+        return self._streams.wait_complete(seq, timeout)
+
+    def drain(self, timeout: float) -> bool:
+        return self._streams.drain(timeout)
+
+    @property
+    def error(self) -> int:
+        return self._streams.schedule.error
+
+    def error_detail(self) -> str:
+        return self._streams.schedule.detail
+
+    # -- state --------------------------------------------------------------------------------
+    def regions(self) -> list[Region]:
+        return self._memory.regions()
+
+    def read(self, address: int, size: int) -> bytes:
+        return self._memory.state_view(address, size).tobytes() if size else b""
+
+    def write(self, address: int, data: Any) -> None:
+        source = np.frombuffer(data, np.uint8)
+        if source.size:
+            self._memory.state_view(address, source.size)[:] = source
+
+    def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
+        return pagehash.hash_pages(self._memory.state_view(region.address, region.size), key)
+
+    def elapsed(self, start: int, end: int) -> float:
+        with self._streams.schedule.mutex:
+            first, last = (self._streams.schedule.event(number) for number in (start, end))
+            for number, event in ((start, first), (end, last)):
+                if not event.timing or (event.op is None and event.time is None):
+                    raise DeviceError(f"event {number} has no recorded time", INVALID_HANDLE)
+                if (event.op is not None and not event.op.complete) or event.time is None:
+                    raise DeviceError(f"event {number} is not complete", NOT_READY)
+            return ((last.time or 0) - (first.time or 0)) / 1e6
+
+    def event_states(self) -> dict[int, int | None]:
+        with self._streams.schedule.mutex:
+            return {number: event.time for number, event in self._streams.schedule.events().items()}
+
+    def restore_event_states(self, states: dict[int, int | None]) -> None:
+        with self._streams.schedule.mutex:
+            for number, time_ns in states.items():
+                event = self._streams.schedule.event(number)
+                event.op, event.time = None, time_ns
+
+    def clock(self) -> int:
+        return time.monotonic_ns() + self._clock_offset
+
+    def set_clock(self, now: int) -> None:
+        self._clock_offset = now - time.monotonic_ns()
+
+    def close(self) -> None:
+        """End all work and give the memory back; after a kernel that will not stop, leave its memory alone."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._streams.close(CLOSE_SECONDS):
+            self._memory.close()
+        else:
+            log.error("a kernel did not stop: its memory stays until the process ends")

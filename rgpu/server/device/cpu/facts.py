@@ -1,0 +1,89 @@
+"""What the ``cpu`` device says of itself: a Turing-class device without the hardware.
+
+Attribute numbers are CUdevice_attribute (cuda.h). The values are those a
+compute capability 7.5 device gives, except where this device lacks the thing
+(textures, managed memory, cooperative launches, peers): there it says so.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from blake3 import blake3
+
+from rgpu.checkpoint.device import DeviceFacts
+
+COMPUTE_CAPABILITY = (7, 5)
+DRIVER_VERSION = 13000
+MULTIPROCESSORS = 16
+MAX_THREADS = 1024
+MAX_BLOCK = (1024, 1024, 64)
+MAX_GRID = (2**31 - 1, 65535, 65535)
+SHARED_DEFAULT = 48 * 1024
+SHARED_OPTIN = 64 * 1024
+
+#: CUdevice_attribute → value; those missing here are 0.
+_TURING: dict[int, int] = {
+    1: MAX_THREADS, 2: MAX_BLOCK[0], 3: MAX_BLOCK[1], 4: MAX_BLOCK[2],
+    5: MAX_GRID[0], 6: MAX_GRID[1], 7: MAX_GRID[2],
+    8: SHARED_DEFAULT,
+    9: 65536,  # constant memory
+    10: 32,  # warp
+    11: 2**31 - 1,  # pitch
+    12: 65536,  # registers of a block
+    13: 1_500_000,  # clock, kHz
+    14: 512,  # texture alignment
+    15: 1,  # overlap of copies and kernels
+    16: MULTIPROCESSORS,
+    19: 1,  # can map host memory
+    30: 512,  # surface alignment
+    31: 1,  # concurrent kernels
+    36: 5_000_000,  # memory clock, kHz
+    37: 256,  # bus width, bits
+    38: 4 * 1024 * 1024,  # L2
+    39: 1024,  # threads of a multiprocessor
+    40: 3,  # async engines
+    41: 1,  # unified addressing
+    51: 32,  # texture pitch alignment
+    75: COMPUTE_CAPABILITY[0], 76: COMPUTE_CAPABILITY[1],
+    78: 1,  # stream priorities
+    79: 1, 80: 1,  # L1 for global and local
+    81: SHARED_OPTIN,  # shared memory of a multiprocessor
+    82: 65536,  # registers of a multiprocessor
+    87: 32,  # single to double ratio
+    90: 1,  # compute preemption
+    97: SHARED_OPTIN,
+    106: 16,  # blocks of a multiprocessor
+    129: 1,  # unified function pointers
+    134: -1,  # host NUMA id: none
+    131: -1,
+}
+_LAST_ATTRIBUTE = 148
+
+#: Texture and surface limits: 7.5's, so that a program which only prints them is not surprised.
+_TEXTURE: dict[int, int] = {
+    21: 131072, 22: 131072, 23: 65536, 24: 16384, 25: 16384, 26: 16384, 27: 32768, 28: 32768, 29: 2048,
+    42: 32768, 43: 2048, 44: 1, 45: 32768, 46: 32768, 47: 8192, 48: 8192, 49: 32768, 52: 32768, 53: 32768,
+    54: 2046, 55: 32768, 56: 131072, 57: 65536, 58: 16384, 59: 16384, 60: 16384, 61: 32768, 62: 2048,
+    63: 32768, 64: 32768, 65: 2048, 66: 32768, 67: 32768, 68: 2046, 69: 268435456, 70: 131072, 71: 65000,
+    72: 2097120, 73: 32768, 74: 32768, 77: 32768,
+}
+
+
+def device_uuid(host: str, ordinal: int) -> bytes:
+    """16 bytes, stable for (host, ordinal), different for different ones; an RFC 9562 version 8 UUID."""
+    raw = bytearray(blake3(f"rgpu cpu device\0{host}\0{ordinal}".encode()).digest(length=16))
+    raw[6] = raw[6] & 0x0F | 0x80
+    raw[8] = raw[8] & 0x3F | 0x80
+    return bytes(raw)
+
+
+def make_facts(ordinal: int, memory: int, host: str = "") -> DeviceFacts:
+    """Facts of device ``ordinal`` of ``host`` (default: this machine's name); ``memory`` in bytes."""
+    pci = (0, ordinal + 1, 0)
+    attributes = dict.fromkeys(range(1, _LAST_ATTRIBUTE + 1), 0) | _TEXTURE | _TURING
+    attributes |= {50: pci[0], 33: pci[1], 34: pci[2]}
+    return DeviceFacts(
+        name="rgpu CPU device (sm_75)", uuid=device_uuid(host or socket.gethostname(), ordinal),
+        total_memory=memory, pci=pci, compute_capability=COMPUTE_CAPABILITY, driver_version=DRIVER_VERSION,
+        attributes=attributes)

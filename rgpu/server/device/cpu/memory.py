@@ -1,0 +1,247 @@
+"""The memory of a ``cpu`` device: mappings, allocations, globals, pinned shadows.
+
+Four tables, one rule: nothing touches memory that :meth:`Memory.check` did
+not find valid. ``valid`` (allocations, globals, pinned shadows) is what
+kernels and copies may use; a mapping alone is not.
+
+Module globals are bump-allocated in load order in the device's last 1 TiB and
+never reused, so that the same loads and unloads put every variable at the
+same address in every worker (SEMANTICS 12).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rgpu.checkpoint.device import Region
+from rgpu.server.device.cpu import addressspace
+from rgpu.server.device.cpu.ranges import RangeTable
+from rgpu.session import addresses
+from rgpu.session.errors import DeviceError
+
+INVALID_VALUE, OUT_OF_MEMORY = 1, 2
+GLOBAL_ALIGNMENT = 256
+GLOBALS_LIMIT = 4 << 30  #: bytes of module globals of one session
+_PAGE = 4096  #: of the host
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedGlobal:
+    """A module variable at its address; ``size`` in bytes."""
+
+    name: str
+    address: int
+    size: int
+    module: int
+
+
+def round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _edges(address: int, size: int) -> set[int]:
+    """The first and the last 4 KiB page of a range."""
+    return {address // _PAGE * _PAGE, (address + size - 1) // _PAGE * _PAGE}
+
+
+class Memory:
+    """See the module docstring.
+
+    ``total``: bytes that mappings may take together, rounded up to a granule
+    (it is the session's quota, which the client keeps; module variables come
+    on top of it, with a limit of their own).
+    """
+
+    def __init__(self, total: int, index: int = 0) -> None:
+        self.total = round_up(total, addresses.GRANULE)
+        self.used = 0
+        self._globals_used = 0
+        self._base = addresses.device_base(index)
+        self._device = addressspace.Reservation(self._base, addresses.DEVICE_STRIDE)
+        try:
+            self._pinned_space = addressspace.Reservation(addresses.PINNED_BASE, addresses.PINNED_SIZE)
+        except DeviceError:
+            self._device.close()
+            raise
+        self._lock = threading.Lock()
+        self._mappings: dict[int, int] = {}
+        self._mapped = RangeTable()
+        self._allocations: dict[int, int] = {}
+        self._pinned: dict[int, int] = {}
+        self._pinned_edges: Counter[int] = Counter()
+        self._globals: dict[int, tuple[int, int, tuple[PlacedGlobal, ...]]] = {}
+        self._next_global = self._base + addresses.GLOBALS_OFFSET
+        self.valid = RangeTable()  #: swapped whole at each change
+
+    # -- mappings ---------------------------------------------------------------
+    def map(self, address: int, size: int) -> None:
+        low, high = self._base, self._base + addresses.ALLOCATION_SIZE
+        if size <= 0 or address % addresses.GRANULE or size % addresses.GRANULE:
+            raise DeviceError(f"mapping {address:#x}+{size:#x} is not made of {addresses.GRANULE:#x}-byte granules", 1)
+        if address < low or address + size > high:
+            raise DeviceError(f"mapping {address:#x}+{size:#x} is outside the device's range", INVALID_VALUE)
+        with self._lock:
+            if self._mapped.overlaps(address, size):
+                raise DeviceError(f"mapping {address:#x}+{size:#x} overlaps another", INVALID_VALUE)
+            if self.used + size > self.total:
+                raise DeviceError(f"{size} bytes more than the device has left ({self.total - self.used})",
+                                  OUT_OF_MEMORY)
+            self._device.back(address, size)
+            self.used += size
+            self._mappings[address] = size
+            self._mapped = self._mapped.added(address, size)
+
+    def unmap(self, address: int, size: int) -> None:
+        with self._lock:
+            if self._mappings.get(address) != size:
+                raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
+            if self.valid.overlaps(address, size):
+                raise DeviceError(f"mapping {address:#x}+{size:#x} still holds allocations", INVALID_VALUE)
+            del self._mappings[address]
+            self._mapped = self._mapped.removed(address, size)
+            self.used -= size
+            self._device.release(address, size)
+
+    # -- what the program may use -------------------------------------------------
+    def allocate(self, address: int, size: int) -> None:
+        with self._lock:
+            if size <= 0 or not self._mapped.contains(address, size):
+                raise DeviceError(f"allocation {address:#x}+{size:#x} is not in mapped memory", INVALID_VALUE)
+            if self.valid.overlaps(address, size):
+                raise DeviceError(f"allocation {address:#x}+{size:#x} overlaps another", INVALID_VALUE)
+            self._allocations[address] = size
+            self.valid = self.valid.added(address, size)
+
+    def free(self, address: int) -> None:
+        with self._lock:
+            size = self._allocations.pop(address, None)
+            if size is None:
+                raise DeviceError(f"{address:#x} is not the start of an allocation", INVALID_VALUE)
+            self.valid = self.valid.removed(address, size)
+
+    def free_all(self) -> None:
+        """Every allocation, as the end of the last context does."""
+        for address in list(self._allocations):
+            self.free(address)
+
+    def host_allocate(self, address: int, size: int) -> None:
+        """A zeroed shadow, at any alignment: neighbours may share their first and last 4 KiB."""
+        low, high = addresses.PINNED_BASE, addresses.PINNED_BASE + addresses.PINNED_SIZE
+        if size <= 0 or address < low or address + size > high:
+            raise DeviceError(f"pinned range {address:#x}+{size:#x} is outside the pinned range", INVALID_VALUE)
+        with self._lock:
+            if self.valid.overlaps(address, size):
+                raise DeviceError(f"pinned range {address:#x}+{size:#x} overlaps another", INVALID_VALUE)
+            begin, end = self._own_pages(address, size)
+            if begin < end:
+                self._pinned_space.back(begin, end - begin)
+            for edge in _edges(address, size):
+                self._pinned_edges[edge] += 1
+            addressspace.view(address, size)[:] = 0
+            self._pinned[address] = size
+            self.valid = self.valid.added(address, size)
+
+    def host_free(self, address: int) -> None:
+        with self._lock:
+            size = self._pinned.pop(address, None)
+            if size is None:
+                raise DeviceError(f"{address:#x} is not the start of a pinned range", INVALID_VALUE)
+            self.valid = self.valid.removed(address, size)
+            for edge in _edges(address, size):
+                self._pinned_edges[edge] -= 1
+            begin, end = self._own_pages(address, size)
+            if begin < end:
+                self._pinned_space.release(begin, end - begin)
+
+    def _own_pages(self, address: int, size: int) -> tuple[int, int]:
+        """The whole pages of a pinned range, without an edge that a neighbour uses."""
+        begin, end = address // _PAGE * _PAGE, round_up(address + size, _PAGE)
+        if self._pinned_edges[begin]:
+            begin += _PAGE
+        if end - _PAGE >= begin and self._pinned_edges[end - _PAGE]:
+            end -= _PAGE
+        return begin, end
+
+    # -- module globals -----------------------------------------------------------
+    def plan_globals(self, module: int, sizes: list[tuple[str, int, int]]) -> tuple[PlacedGlobal, ...]:
+        """Where (name, size, alignment) … of the next module go; changes nothing."""
+        at = self._next_global
+        placed = []
+        for name, size, alignment in sizes:
+            at = round_up(at, max(alignment, GLOBAL_ALIGNMENT))
+            placed.append(PlacedGlobal(name, at, size, module))
+            at += size
+        if at > self._base + addresses.DEVICE_STRIDE:
+            raise DeviceError(f"module globals of {at - self._next_global} bytes do not fit", OUT_OF_MEMORY)
+        return tuple(placed)
+
+    def place_globals(self, module: int, placed: tuple[PlacedGlobal, ...]) -> None:
+        """Back what :meth:`plan_globals` planned. The next module starts at the next 64 KiB page."""
+        if not placed:
+            return
+        with self._lock:
+            base = self._next_global
+            end = round_up(placed[-1].address + placed[-1].size, addresses.PAGE)
+            if self._globals_used + end - base > GLOBALS_LIMIT:
+                raise DeviceError(f"{end - base} bytes of module globals more than the {GLOBALS_LIMIT} allowed",
+                                  OUT_OF_MEMORY)
+            end = max(end, base + addresses.PAGE)
+            self._device.back(base, end - base)
+            self._next_global = end
+            self._globals[module] = (base, end - base, placed)
+            self._globals_used += end - base
+            for variable in placed:
+                if variable.size:
+                    self.valid = self.valid.added(variable.address, variable.size)
+
+    def remove_globals(self, module: int) -> None:
+        """Release a module's variables; their addresses are not used again."""
+        with self._lock:
+            entry = self._globals.pop(module, None)
+            if entry is None:
+                return
+            base, size, placed = entry
+            for variable in placed:
+                if variable.size:
+                    self.valid = self.valid.removed(variable.address, variable.size)
+            self._globals_used -= size
+            self._device.release(base, size)
+
+    # -- access -------------------------------------------------------------------
+    def check(self, address: int, size: int, what: str) -> None:
+        """Raise DeviceError(1), as cuMemcpy does, unless all of the range is valid."""
+        if not self.valid.contains(address, size):
+            raise DeviceError(f"{what} {address:#x}+{size:#x} is not allocated memory", INVALID_VALUE,
+                              address=address, size=size)
+
+    def check_rows(self, address: int, pitch: int, width: int, height: int, what: str) -> None:
+        """As :meth:`check` for ``height`` rows of ``width`` bytes, ``pitch`` bytes apart."""
+        if min(pitch, width, height) < 0 or (height > 1 and pitch < width):
+            raise DeviceError(f"{what}: pitch {pitch} is less than the width {width}", INVALID_VALUE)
+        if width and height:
+            self.check(address, pitch * (height - 1) + width, what)
+
+    def regions(self) -> list[Region]:
+        """All state, by address: whole mappings, each global, each shadow."""
+        with self._lock:
+            found = [Region(a, s, "mapped") for a, s in self._mappings.items()]
+            found += [Region(g.address, g.size, "global", g.module, g.name)
+                      for _, _, placed in self._globals.values() for g in placed if g.size]
+            found += [Region(a, s, "pinned") for a, s in self._pinned.items()]
+        return sorted(found, key=lambda region: region.address)
+
+    def state_view(self, address: int, size: int) -> np.ndarray[Any, Any]:
+        """Bytes inside one region (mapped memory counts, allocated or not). Raises DeviceError(1)."""
+        if size < 0 or not (self._mapped.contains(address, size) or self.valid.contains(address, size)):
+            raise DeviceError(f"{address:#x}+{size:#x} is not in a region of the session", INVALID_VALUE)
+        return addressspace.view(address, size)
+
+    def close(self) -> None:
+        self.valid = self._mapped = RangeTable()
+        self._device.close()
+        self._pinned_space.close()

@@ -1,0 +1,454 @@
+"""One kernel, with the functions it calls, to LLVM IR text.
+
+The whole kernel becomes one LLVM function over 32 lanes.  Values that live
+within a basic block are SSA vectors; those that live across blocks have a slot
+in the warp's frame, written at block ends under the active mask.  That keeps
+the optimiser's work proportional to the PTX and lets a warp stop and resume
+at any block boundary.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from . import flow, memory_ir, schedule_ir
+from .errors import PtxError
+from .jit import Helper
+from .layout import F_REGISTERS, L_LINE, T_LAUNCH
+from .model import FloatImm, Function, Imm, Instruction, Not, Operand, Program, Reg, Sink, Special, Sym, Variable, Vec
+
+LLVM_FLOAT = {"f16": "half", "bf16": "float", "f32": "float", "f64": "double"}
+
+
+class Mods:
+    """An instruction's modifiers; whatever no one takes is an error."""
+
+    def __init__(self, ins: Instruction):
+        self.ins = ins
+        self.left = list(ins.mods)
+
+    def take(self, *names: str, default: str = "") -> str:
+        """Remove and return the one of ``names`` that is there."""
+        for name in self.left:
+            if name in names:
+                self.left.remove(name)
+                return name
+        return default
+
+    def has(self, name: str) -> bool:
+        """Remove ``name``; whether it was there."""
+        return bool(self.take(name))
+
+    def type(self, *allowed: str) -> str:
+        """Remove and return the last modifier, which must be one of ``allowed``."""
+        if not self.left or self.left[-1] not in allowed:
+            raise self.ins.refuse()
+        return self.left.pop()
+
+    def done(self) -> None:
+        """Fail if a modifier is left over."""
+        if self.left:
+            raise self.ins.refuse(f"modifier .{self.left[0]}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a variable lies: its space and its offset (or table index) there."""
+
+    space: str
+    offset: int
+
+
+@dataclass
+class KernelCode:
+    """A kernel's IR and what launching it needs to know."""
+
+    name: str
+    symbol: str
+    text: str
+    helpers: list[Helper]
+    entry: int
+    frame_bytes: int
+    static_shared: int
+    local_bytes: int
+    sites: int
+    params: list[tuple[int, int]] = field(default_factory=list)
+    param_bytes: int = 0
+    uses_dynamic: bool = False
+
+
+def _align(value: int, to: int) -> int:
+    return -(-value // to) * to
+
+
+def float_bits(value: float, width: int) -> int:
+    """The bits of a float of 16, 32 or 64 bits."""
+    try:
+        return int.from_bytes(struct.pack({16: "<e", 32: "<f", 64: "<d"}[width], value), "little")
+    except OverflowError:
+        return float_bits(float("inf") if value > 0 else float("-inf"), width)
+
+
+class Gen:
+    """Code generation for one kernel."""
+
+    def __init__(self, program: Program, entry: Function, global_index: dict[str, int]):
+        self.program = program
+        self.entry = entry
+        self.global_index = global_index
+        self.lines: list[str] = []
+        self.helpers: dict[str, Helper] = {}
+        self.places: dict[tuple[str, str], Place] = {}
+        self.slots: dict[tuple[str, Reg], int] = {}
+        self.return_slots: dict[str, int] = {}
+        self.entries: dict[str, int] = {}
+        self.frame_bytes = F_REGISTERS
+        self.counter = self.sites = self.local_bytes = self.static_shared = 0
+        self.env: dict[Reg, str] = {}
+        self.dirty: set[Reg] = set()
+        self.fn = entry
+        self.act = self.lanes_vector = ""
+        self.guard: str | None = None
+        self.line = 0
+
+    # -- emission --------------------------------------------------------
+
+    def emit(self, text: str) -> None:
+        """Append one line of IR."""
+        self.lines.append("  " + text)
+
+    def t(self, expression: str) -> str:
+        """Emit ``%new = expression``; the new name."""
+        self.counter += 1
+        name = f"%t{self.counter}"
+        self.lines.append(f"  {name} = {expression}")
+        return name
+
+    def label(self, prefix: str = "L") -> str:
+        """A fresh label name."""
+        self.counter += 1
+        return f"{prefix}{self.counter}"
+
+    def place_label(self, name: str) -> None:
+        """Start the LLVM block ``name``."""
+        self.lines.append(f"{name}:")
+
+    def call(self, helper: Helper, *args: str) -> str:
+        """Call a helper; the name of its result (empty for void)."""
+        self.helpers[helper.name] = helper
+        result = helper.declaration.split("@")[0].removeprefix("declare ").strip()
+        text = f"call {result} @{helper.name}({', '.join(args)})"
+        if result == "void":
+            self.emit(text)
+            return ""
+        return self.t(text)
+
+    def splat(self, kind: str, value: str) -> str:
+        """A scalar copied to all lanes."""
+        one = self.t(f"insertelement <32 x {kind}> poison, {kind} {value}, i32 0")
+        return self.t(f"shufflevector <32 x {kind}> {one}, <32 x {kind}> poison, <32 x i32> zeroinitializer")
+
+    def word(self, index: int, kind: str = "i64") -> str:
+        """A 64-bit word of the thread record."""
+        pointer = self.t(f"getelementptr i64, ptr %T, i64 {index}")
+        return self.t(f"load {kind}, ptr {pointer}")
+
+    def frame_word(self, index: int) -> str:
+        """A 32-bit word of the frame."""
+        pointer = self.t(f"getelementptr i32, ptr %F, i64 {index}")
+        return self.t(f"load i32, ptr {pointer}")
+
+    def site(self) -> str:
+        """A new memory access's number (each remembers the range it last hit)."""
+        self.sites += 1
+        return f"i32 {self.sites - 1}"
+
+    # -- operands --------------------------------------------------------
+
+    def current(self, reg: Reg) -> str:
+        """The value of a register at this point: <32 x iN>."""
+        if reg not in self.env:
+            slot = self.slots.get((self.fn.name, reg))
+            if slot is None:
+                return "zeroinitializer"  # a register that nothing can have written
+            pointer = self.t(f"getelementptr i8, ptr %F, i64 {slot}")
+            if reg.width == 1:
+                bits = self.t(f"load i32, ptr {pointer}")
+                self.env[reg] = self.t(f"bitcast i32 {bits} to <32 x i1>")
+            else:
+                self.env[reg] = self.t(f"load <32 x i{reg.width}>, ptr {pointer}, align 64")
+        return self.env[reg]
+
+    def read(self, op: Operand, width: int) -> str:
+        """An operand's bits as ``<32 x iwidth>``."""
+        if isinstance(op, Reg):
+            value = self.current(op)
+            return self.resize(value, op.width, width)
+        if isinstance(op, Imm):
+            return f"splat (i{width} {op.value & ((1 << width) - 1)})"
+        if isinstance(op, FloatImm):
+            return f"splat (i{width} {float_bits(op.value, width)})"
+        if isinstance(op, Special):
+            from .ops_special import special_register
+
+            value, have = special_register(self, op.name)
+            return self.resize(value, have, width)
+        if isinstance(op, Sym):
+            return self.resize(self.symbol(op), 64, width)
+        if isinstance(op, Sink):
+            return "zeroinitializer"
+        raise PtxError(f"unsupported operand {op}", self.line)
+
+    def resize(self, value: str, have: int, want: int, signed: bool = False) -> str:
+        """Truncate or extend lanes from ``have`` to ``want`` bits."""
+        if have == want:
+            return value
+        how = "trunc" if want < have else "sext" if signed else "zext"
+        return self.t(f"{how} <32 x i{have}> {value} to <32 x i{want}>")
+
+    def write(self, op: Operand, value: str, width: int, signed: bool = False) -> None:
+        """Set a register from ``<32 x iwidth>``, only in guarded lanes if there is a guard."""
+        if isinstance(op, Sink):
+            return
+        if not isinstance(op, Reg):
+            raise PtxError("unsupported destination: not a register", self.line)
+        if op.width < width:
+            raise PtxError(f"unsupported destination {op.name}: narrower than the result", self.line)
+        value = self.resize(value, width, op.width, signed)
+        if self.guard is not None:
+            kind = f"<32 x i{op.width}>"
+            value = self.t(f"select <32 x i1> {self.guard}, {kind} {value}, {kind} {self.current(op)}")
+        self.env[op] = value
+        self.dirty.add(op)
+
+    def pred(self, op: Operand) -> str:
+        """A predicate operand as ``<32 x i1>``."""
+        if isinstance(op, Not):
+            return self.t(f"xor <32 x i1> {self.current(op.reg)}, splat (i1 true)")
+        if isinstance(op, Imm):
+            return f"splat (i1 {'true' if op.value else 'false'})"
+        if isinstance(op, Reg) and op.width == 1:
+            return self.current(op)
+        raise PtxError("unsupported operand: not a predicate", self.line)
+
+    def lanes(self) -> str:
+        """The lanes an instruction acts on: active, and its guard true (i32)."""
+        if self.guard is None:
+            return self.act
+        bits = self.t(f"bitcast <32 x i1> {self.guard} to i32")
+        return self.t(f"and i32 {self.act}, {bits}")
+
+    def first_active(self, value: str, width: int = 32) -> str:
+        """The value in the first active lane, as a scalar."""
+        lane = self.t(f"call i32 @llvm.cttz.i32(i32 {self.act}, i1 false)")
+        lane = self.t(f"and i32 {lane}, 31")
+        return self.t(f"extractelement <32 x i{width}> {value}, i32 {lane}")
+
+    # -- variables -------------------------------------------------------
+
+    def find(self, name: str) -> Place:
+        """Where the variable called ``name`` lies, as this function sees it."""
+        place = self.places.get((self.fn.name, name)) or self.places.get(("", name))
+        if place is None:
+            raise PtxError(f"unknown name {name}", self.line)
+        return place
+
+    def symbol(self, sym: Sym) -> str:
+        """The address of a variable as ``<32 x i64>``: real for globals, an offset otherwise."""
+        from .layout import T_GLOBALS
+
+        place = self.find(sym.name)
+        if place.space == "global":
+            table = self.word(T_GLOBALS, "ptr")
+            pointer = self.t(f"getelementptr i64, ptr {table}, i64 {place.offset}")
+            base = self.t(f"load i64, ptr {pointer}")
+            if sym.offset:
+                base = self.t(f"add i64 {base}, {sym.offset}")
+            return self.splat("i64", base)
+        return f"splat (i64 {place.offset + sym.offset})"
+
+    def local_space(self, size: int, align: int) -> int:
+        """Room in every lane's local memory."""
+        offset = _align(self.local_bytes, max(align, 1))
+        self.local_bytes = offset + size
+        return offset
+
+    def frame_space(self, size: int) -> int:
+        """Room in the frame, aligned for vectors."""
+        offset = _align(self.frame_bytes, 64 if size >= 64 else 4)
+        self.frame_bytes = offset + size
+        return offset
+
+    def note_line(self) -> None:
+        """Record the current line for the error message of a trap."""
+        launch = self.word(T_LAUNCH, "ptr")
+        pointer = self.t(f"getelementptr i64, ptr {launch}, i64 {L_LINE}")
+        self.emit(f"store i64 {self.line}, ptr {pointer}")
+
+
+def callees(fn: Function, program: Program) -> list[str]:
+    """Names of the functions that ``fn`` calls directly."""
+    found = []
+    for item in fn.body or []:
+        if isinstance(item, Instruction) and item.op == "call":
+            target = call_target(item)
+            if target in program.functions:
+                found.append(target)
+    return found
+
+
+def call_target(ins: Instruction) -> str:
+    """The function a call names."""
+    for op in ins.operands:
+        if isinstance(op, Sym):
+            return op.name
+    raise ins.refuse("calls through pointers")
+
+
+def ordered_functions(entry: Function, program: Program) -> list[Function]:
+    """The functions a kernel reaches, callees before callers; refuses recursion.
+
+    Callees come first so that their block ids are lower: lanes inside a call
+    then have priority over lanes waiting in the caller, and meet them again.
+    """
+    order: list[Function] = []
+    state: dict[str, int] = {}
+
+    def visit(fn: Function, line: int) -> None:
+        if state.get(fn.name) == 1:
+            raise PtxError(f"unsupported call: {fn.name} is recursive", line)
+        if state.get(fn.name) == 2:
+            return
+        state[fn.name] = 1
+        for item in fn.body or []:
+            if isinstance(item, Instruction) and item.op == "call":
+                callee = program.functions.get(call_target(item))
+                if callee is not None:
+                    visit(callee, item.line)
+        state[fn.name] = 2
+        order.append(fn)
+
+    visit(entry, entry.line)
+    return order
+
+
+def place_variables(g: Gen, functions: list[Function]) -> None:
+    """Decide where everything lies that the kernel's functions name."""
+    referenced = _referenced(functions)
+    for name, var in g.program.variables.items():
+        if var.space == "shared":
+            if name in referenced and not var.extern:
+                g.places["", name] = _static_shared(g, var)
+        else:
+            g.places["", name] = Place("global", g.global_index[name])
+    for fn in functions:
+        for var in fn.variables.values():
+            if var.space == "shared" and not var.extern:
+                g.places[fn.name, var.key] = _static_shared(g, var)
+            elif var.space == "local":
+                g.places[fn.name, var.key] = Place("local", g.local_space(var.size, var.align))
+            elif var.space in ("global", "const"):
+                raise PtxError(f"unsupported .{var.space} variable inside a function", var.line)
+        if not fn.entry:
+            for var in (*fn.params, *fn.results):
+                g.places[fn.name, var.key] = Place("local", g.local_space(var.size, var.align))
+    dynamic = _align(g.static_shared, 16)
+    for name, var in g.program.variables.items():
+        if var.space == "shared" and var.extern:
+            g.places["", name] = Place("shared", _align(dynamic, var.align))
+    for fn in functions:
+        _alias_call_parameters(g, fn)
+
+
+def _referenced(functions: list[Function]) -> set[str]:
+    names: set[str] = set()
+
+    def visit(op: object) -> None:
+        if isinstance(op, Sym):
+            names.add(op.name)
+        elif isinstance(op, Vec):
+            for item in op.items:
+                visit(item)
+        elif hasattr(op, "base"):
+            visit(op.base)
+
+    for fn in functions:
+        for item in fn.body or []:
+            if isinstance(item, Instruction):
+                for op in item.operands:
+                    visit(op)
+    return names
+
+
+def _static_shared(g: Gen, var: Variable) -> Place:
+    offset = _align(g.static_shared, var.align)
+    g.static_shared = offset + var.size
+    return Place("shared", offset)
+
+
+def _alias_call_parameters(g: Gen, fn: Function) -> None:
+    """Give each variable passed in a call the callee's own place for that parameter.
+
+    Recursion is refused, so a parameter's place is free whenever its function
+    is not running in that lane; passing arguments then needs no copy.
+    """
+    for item in fn.body or []:
+        if not isinstance(item, Instruction) or item.op != "call":
+            continue
+        callee = g.program.functions.get(call_target(item))
+        if callee is None:
+            continue
+        at = next(i for i, op in enumerate(item.operands) if isinstance(op, Sym))
+        groups = [(item.operands[:at], callee.results), (item.operands[at + 1 :], callee.params)]
+        for given, formal in groups:
+            names = given[0].items if given and isinstance(given[0], Vec) else given
+            if len(names) != len(formal):
+                raise item.refuse(f"{callee.name} takes {len(formal)} parameters, not {len(names)}")
+            for actual, var in zip(names, formal, strict=True):
+                if not isinstance(actual, Sym) or actual.name not in fn.variables:
+                    raise item.refuse("arguments must be .param variables")
+                place = g.places[callee.name, var.key]
+                known = g.places.setdefault((fn.name, actual.name), place)
+                if known != place:
+                    raise item.refuse(f"{actual.name} is passed to two functions")
+
+
+def lay_out_parameters(entry: Function, g: Gen) -> tuple[list[tuple[int, int]], int]:
+    """Offsets and sizes of a kernel's parameters, and their total size."""
+    at, params = 0, []
+    for var in entry.params:
+        at = _align(at, var.align)
+        g.places[entry.name, var.key] = Place("param", at)
+        params.append((at, var.size))
+        at += var.size
+    return params, at
+
+
+def generate(program: Program, entry: Function, global_index: dict[str, int]) -> KernelCode:
+    """The IR of one kernel; raises ``PtxError`` for whatever cannot run."""
+    from .control import write_kernel
+
+    g = Gen(program, entry, global_index)
+    functions = ordered_functions(entry, program)
+    place_variables(g, functions)
+    params, param_bytes = lay_out_parameters(entry, g)
+    text, symbol = write_kernel(g, functions)
+    for helper in (schedule_ir.PICK, schedule_ir.EXIT, memory_ir.REPORT):
+        g.helpers.setdefault(helper.name, helper)
+    return KernelCode(
+        entry.name,
+        symbol,
+        text,
+        list(g.helpers.values()),
+        g.entries[entry.name],
+        _align(g.frame_bytes, 64),
+        g.static_shared,
+        _align(g.local_bytes, 16),
+        g.sites,
+        params,
+        param_bytes,
+    )
+
+
+__all__ = ["Gen", "KernelCode", "Mods", "flow", "generate"]

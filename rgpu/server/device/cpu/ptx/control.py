@@ -1,0 +1,429 @@
+"""Control flow: blocks, branches, calls, barriers, and the way in and out of a kernel.
+
+Control moves straight from block to block while the active lanes agree and no
+pending lane has a lower block id than the target; otherwise the lanes' block
+ids go to the frame and ``rt_pick`` chooses the next group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from . import flow, schedule_ir
+from .codegen import Gen, Mods, call_target
+from .errors import PtxError
+from .flow import Block
+from .layout import (
+    ASSERT,
+    F_ACTIVE,
+    F_BLOCKED,
+    F_FORCE,
+    F_LIVE,
+    F_NEXT_PC,
+    F_ROTATE,
+    FAILED,
+    L_STOP,
+    T_LAUNCH,
+)
+from .memory_ir import REPORT
+from .model import Function, Imm, Instruction, Not, Reg, Sym
+from .registry import run
+
+# Back-edges a warp may take before it lets other warps (and cancellation) have
+# a turn; in loops that look like spinning, pending lanes get theirs sooner.
+_FUEL, _SPIN_COST = 4096, 64
+
+
+def write_kernel(g: Gen, functions: list[Function]) -> tuple[str, str]:
+    """Emit the kernel's function; its text and its symbol."""
+    plan: list[tuple[Function, list[Block]]] = []
+    first = 0
+    for fn in functions:
+        blocks = flow.blocks_of(fn, first)
+        g.entries[fn.name] = first
+        g.return_slots[fn.name] = g.frame_space(128) if not fn.entry else 0
+        first += len(blocks)
+        plan.append((fn, blocks))
+        _make_slots(g, fn, blocks)
+    spins = {fn.name: _spinning(blocks) for fn, blocks in plan}
+    ids = [block.id for _, blocks in plan for block in blocks]
+    _prologue(g, ids)
+    for fn, blocks in plan:
+        g.fn = fn
+        for block in blocks:
+            _Writer(g, fn, block, spins[fn.name]).write()
+    _edges(g, ids)
+    body = "\n".join(g.lines)
+    symbol = "ptx_" + hashlib.sha256(body.encode()).hexdigest()[:24]
+    return f"define void @{symbol}(ptr %T, ptr %F) #0 {{\n{body}\n}}\n", symbol
+
+
+def _make_slots(g: Gen, fn: Function, blocks: list[Block]) -> None:
+    crossing = sorted({r for b in blocks for r in b.live_in}, key=lambda r: r.name)
+    for reg in crossing:
+        g.slots[fn.name, reg] = g.frame_space(4 if reg.width == 1 else 4 * reg.width)
+
+
+def _spinning(blocks: list[Block]) -> list[int]:
+    """Ids of blocks with an instruction by which lanes wait for each other."""
+    found = []
+    for block in blocks:
+        for ins in block.body:
+            waits = ins.op in ("atom", "nanosleep") or (
+                ins.op == "ld" and {"volatile", "relaxed", "acquire"} & set(ins.mods)
+            )
+            if waits:
+                found.append(block.id)
+                break
+    return found
+
+
+def _prologue(g: Gen, ids: list[int]) -> None:
+    cases = " ".join(f"i32 {i}, label %B{i}" for i in ids)
+    g.lines.append(f"""entry:
+  %actv = alloca i32
+  %nextv = alloca i32
+  %targetv = alloca i32
+  %fuelv = alloca i32
+  store i32 {_FUEL}, ptr %fuelv
+  br label %dispatch
+dispatch:
+  %pc = call i32 @rt_pick(ptr %T, ptr %F)
+  %act.p = getelementptr i32, ptr %F, i64 {F_ACTIVE}
+  %act.0 = load i32, ptr %act.p
+  store i32 %act.0, ptr %actv
+  %next.p = getelementptr i32, ptr %F, i64 {F_NEXT_PC}
+  %next.0 = load i32, ptr %next.p
+  store i32 %next.0, ptr %nextv
+  switch i32 %pc, label %leave [ {cases} ]
+leave:
+  ret void
+save:
+  %s.act = load i32, ptr %actv
+  %s.target = load i32, ptr %targetv
+  call void @store_pc(ptr %F, i32 %s.act, i32 %s.target)
+  br label %dispatch
+yield:
+  %y.act = load i32, ptr %actv
+  %y.target = load i32, ptr %targetv
+  call void @store_pc(ptr %F, i32 %y.act, i32 %y.target)
+  %y.rot = getelementptr i32, ptr %F, i64 {F_ROTATE}
+  store i32 1, ptr %y.rot
+  ret void""".replace("@store_pc", "@rt_store_pc"))
+    g.helpers[_STORE_PC.name] = _STORE_PC
+
+
+_STORE_PC = schedule_ir.helper(
+    "void",
+    "rt_store_pc",
+    "ptr %F, i32 %act, i32 %pc",
+    f"""
+  %pcs = load <32 x i32>, ptr %F, align 64
+  %m = bitcast i32 %act to <32 x i1>
+{schedule_ir.splat("v", "i32", "%pc")}
+  %new = select <32 x i1> %m, <32 x i32> %v, <32 x i32> %pcs
+  store <32 x i32> %new, ptr %F, align 64
+  ret void""",
+)
+
+
+def _edges(g: Gen, ids: list[int]) -> None:
+    """The ways into each block: E (forward), K (backward) and S (backward in a spin loop)."""
+    text = "\n".join(g.lines)
+    for i in ids:
+        for prefix, cost in (("K", 1), ("S", _SPIN_COST)):
+            if f"label %{prefix}{i}," not in text and f"label %{prefix}{i}\n" not in text + "\n":
+                continue
+            g.lines.append(f"""{prefix}{i}:
+  store i32 {i}, ptr %targetv
+  %{prefix}n{i} = load i32, ptr %nextv
+  %{prefix}alone{i} = icmp eq i32 %{prefix}n{i}, 2147483647
+  %{prefix}cost{i} = select i1 %{prefix}alone{i}, i32 1, i32 {cost}
+  %{prefix}f{i} = load i32, ptr %fuelv
+  %{prefix}g{i} = sub i32 %{prefix}f{i}, %{prefix}cost{i}
+  store i32 %{prefix}g{i}, ptr %fuelv
+  %{prefix}go{i} = icmp sgt i32 %{prefix}g{i}, 0
+  br i1 %{prefix}go{i}, label %E{i}, label %yield""")
+        g.lines.append(f"""E{i}:
+  store i32 {i}, ptr %targetv
+  %En{i} = load i32, ptr %nextv
+  %Eo{i} = icmp ult i32 {i}, %En{i}
+  br i1 %Eo{i}, label %B{i}, label %save""")
+
+
+class _Writer:
+    """One PTX block to IR."""
+
+    def __init__(self, g: Gen, fn: Function, block: Block, spins: list[int]):
+        self.g = g
+        self.fn = fn
+        self.block = block
+        self.spins = spins
+
+    def write(self) -> None:
+        g, block = self.g, self.block
+        g.place_label(f"B{block.id}")
+        g.env, g.dirty, g.guard = {}, set(), None
+        g.act = g.t("load i32, ptr %actv")
+        g.line = block.body[0].line if block.body else block.end.line if block.end else self.fn.line
+        if block.member_mask is not None:
+            self._meet()
+        for ins in block.body:
+            g.line = ins.line
+            g.guard = self._guard(ins)
+            try:
+                run(g, ins)
+            except PtxError as error:
+                raise error if error.line is not None else PtxError(error.reason, ins.line) from None
+            except (ValueError, IndexError, TypeError) as error:
+                raise PtxError(f"unsupported form of {ins.text}", ins.line) from error
+        g.guard = None
+        self._end()
+
+    def _guard(self, ins: Instruction) -> str | None:
+        return self.g.pred(ins.guard) if ins.guard is not None else None
+
+    def edge(self, target: int) -> str:
+        """The label through which this block goes to ``target``."""
+        if target > self.block.id:
+            return f"E{target}"
+        spin = any(target <= i <= self.block.id for i in self.spins)
+        return f"{'S' if spin else 'K'}{target}"
+
+    def _meet(self) -> None:
+        """Wait until the live lanes of the member mask are here, as far as they can come."""
+        g, block = self.g, self.block
+        live = g.frame_word(F_LIVE)
+        whole = g.t(f"icmp eq i32 {g.act}, {live}")
+        go, ask, stay, pass_ = (g.label("meet") for _ in range(4))
+        g.emit(f"br i1 {whole}, label %{go}, label %{ask}")
+        g.place_label(ask)
+        saved = dict(g.env)
+        value = g.read(block.member_mask, 32)  # type: ignore[arg-type]
+        lanes = g.t(f"bitcast i32 {g.act} to <32 x i1>")
+        mine = g.t(f"select <32 x i1> {lanes}, <32 x i32> {value}, <32 x i32> zeroinitializer")
+        members = g.t(f"call i32 @llvm.vector.reduce.or.v32i32(<32 x i32> {mine})")
+        g.env = saved
+        wanted = g.t(f"and i32 {members}, {live}")
+        absent = g.t(f"and i32 {wanted}, {g.t(f'xor i32 {g.act}, -1')}")
+        none = g.t(f"icmp eq i32 {absent}, 0")
+        forced = g.t(f"icmp ne i32 {g.frame_word(F_FORCE)}, 0")
+        ready = g.t(f"or i1 {none}, {forced}")
+        g.emit(f"br i1 {ready}, label %{pass_}, label %{stay}")
+        g.place_label(stay)
+        pointer = g.t(f"getelementptr i32, ptr %F, i64 {F_BLOCKED}")
+        blocked = g.t(f"load i32, ptr {pointer}")
+        g.emit(f"store i32 {g.t(f'or i32 {blocked}, {g.act}')}, ptr {pointer}")
+        g.emit(f"store i32 {block.id}, ptr %targetv")
+        g.emit("br label %save")
+        g.place_label(pass_)
+        pointer = g.t(f"getelementptr i32, ptr %F, i64 {F_FORCE}")
+        g.emit(f"store i32 0, ptr {pointer}")
+        g.emit(f"br label %{go}")
+        g.place_label(go)
+
+    def _flush(self) -> None:
+        """Write registers that later blocks read to the frame, in the active lanes only."""
+        g = self.g
+        wanted = sorted((r for r in g.dirty if r in self.block.live_out), key=lambda r: r.name)
+        if not wanted:
+            return
+        lanes = g.t(f"bitcast i32 {g.act} to <32 x i1>")
+        for reg in wanted:
+            value = g.env[reg]
+            pointer = g.t(f"getelementptr i8, ptr %F, i64 {g.slots[g.fn.name, reg]}")
+            kind = f"<32 x i{reg.width}>"
+            if reg.width == 1:
+                bits = g.t(f"bitcast {kind} {value} to i32")
+                old = g.t(f"load i32, ptr {pointer}")
+                kept = g.t(f"and i32 {old}, {g.t(f'xor i32 {g.act}, -1')}")
+                new = g.t(f"or i32 {kept}, {g.t(f'and i32 {bits}, {g.act}')}")
+                g.emit(f"store i32 {new}, ptr {pointer}")
+            else:
+                old = g.t(f"load {kind}, ptr {pointer}, align 64")
+                new = g.t(f"select <32 x i1> {lanes}, {kind} {value}, {kind} {old}")
+                g.emit(f"store {kind} {new}, ptr {pointer}, align 64")
+
+    # -- block ends ------------------------------------------------------
+
+    def _end(self) -> None:
+        g, end = self.g, self.block.end
+        if end is None:
+            self._flush()
+            g.emit(f"br label %{self.edge(self.block.id + 1)}")
+            return
+        g.line = end.line
+        m = Mods(end)
+        ends = {
+            "bra": self._branch, "brx": self._table, "ret": self._return, "exit": self._exit, "trap": self._trap,
+            "brkpt": self._trap, "call": self._call, "bar": self._barrier, "barrier": self._barrier,
+        }  # fmt: skip
+        try:
+            ends[end.op](end, m)
+        except PtxError as error:
+            raise error if error.line is not None else PtxError(error.reason, end.line) from None
+
+    def _branch(self, end: Instruction, m: Mods) -> None:
+        g = self.g
+        m.has("uni")
+        m.done()
+        target = self.block.targets[0]
+        if end.guard is None:
+            self._flush()
+            g.emit(f"br label %{self.edge(target)}")
+            return
+        value = g.pred(end.guard.reg if isinstance(end.guard, Not) else end.guard)
+        bits = g.t(f"bitcast <32 x i1> {value} to i32")
+        if isinstance(end.guard, Not):
+            bits = g.t(f"xor i32 {bits}, -1")
+        taken = g.t(f"and i32 {bits}, {g.act}")
+        self._flush()
+        fall = self.block.id + 1
+        some, split = g.label("some"), g.label("split")
+        none = g.t(f"icmp eq i32 {taken}, 0")
+        g.emit(f"br i1 {none}, label %{self.edge(fall)}, label %{some}")
+        g.place_label(some)
+        every = g.t(f"icmp eq i32 {taken}, {g.act}")
+        g.emit(f"br i1 {every}, label %{self.edge(target)}, label %{split}")
+        g.place_label(split)
+        g.emit(f"call void @rt_store_pc(ptr %F, i32 {g.act}, i32 {fall})")
+        g.emit(f"call void @rt_store_pc(ptr %F, i32 {taken}, i32 {target})")
+        if target <= self.block.id:
+            # A divergent loop burns fuel too, or a lone spinning lane would never yield.
+            fuel = g.t("load i32, ptr %fuelv")
+            cost = _SPIN_COST if self.edge(target)[0] == "S" else 1
+            left = g.t(f"sub i32 {fuel}, {cost}")
+            g.emit(f"store i32 {left}, ptr %fuelv")
+            dry = g.t(f"icmp sle i32 {left}, 0")
+            rest = g.label("yield")
+            g.emit(f"br i1 {dry}, label %{rest}, label %dispatch")
+            g.place_label(rest)
+            rotate = g.t(f"getelementptr i32, ptr %F, i64 {F_ROTATE}")
+            g.emit(f"store i32 1, ptr {rotate}")
+            g.emit("ret void")
+        else:
+            g.emit("br label %dispatch")
+
+    def _table(self, end: Instruction, m: Mods) -> None:
+        g = self.g
+        m.take("idx")
+        m.has("uni")
+        m.done()
+        index = g.read(end.operands[0], 32)
+        self._flush()
+        lanes = g.t(f"bitcast i32 {g.act} to <32 x i1>")
+        new = g.t("load <32 x i32>, ptr %F, align 64")
+        for i, target in enumerate(self.block.targets):
+            here = g.t(f"icmp eq <32 x i32> {index}, splat (i32 {i})")
+            both = g.t(f"and <32 x i1> {here}, {lanes}")
+            new = g.t(f"select <32 x i1> {both}, <32 x i32> splat (i32 {target}), <32 x i32> {new}")
+        g.emit(f"store <32 x i32> {new}, ptr %F, align 64")
+        if any(target <= self.block.id for target in self.block.targets):
+            g.emit(f"store i32 {self.block.targets[0]}, ptr %targetv")
+        g.emit("br label %dispatch")
+
+    def _return(self, end: Instruction, m: Mods) -> None:
+        g = self.g
+        m.has("uni")
+        m.done()
+        if self.fn.entry:
+            self._leave()
+            return
+        self._flush()
+        pointer = g.t(f"getelementptr i8, ptr %F, i64 {g.return_slots[self.fn.name]}")
+        back = g.t(f"load <32 x i32>, ptr {pointer}, align 64")
+        self._go_to(back)
+        g.emit("br label %dispatch")
+
+    def _go_to(self, targets: str) -> None:
+        g = self.g
+        lanes = g.t(f"bitcast i32 {g.act} to <32 x i1>")
+        pcs = g.t("load <32 x i32>, ptr %F, align 64")
+        new = g.t(f"select <32 x i1> {lanes}, <32 x i32> {targets}, <32 x i32> {pcs}")
+        g.emit(f"store <32 x i32> {new}, ptr %F, align 64")
+
+    def _exit(self, end: Instruction, m: Mods) -> None:
+        m.done()
+        self._leave()
+
+    def _leave(self) -> None:
+        g = self.g
+        g.emit(f"call void @rt_exit(ptr %T, ptr %F, i32 {g.act})")
+        g.emit("br label %dispatch")
+
+    def _trap(self, end: Instruction, m: Mods) -> None:
+        m.done()
+        self._stop(FAILED)
+
+    def _stop(self, code: int) -> None:
+        """End the launch with an error."""
+        g = self.g
+        g.call(REPORT, "ptr %T", f"i64 {code}", "i64 0")
+        g.note_line()
+        launch = g.word(T_LAUNCH, "ptr")
+        pointer = g.t(f"getelementptr i64, ptr {launch}, i64 {L_STOP}")
+        g.emit(f"store atomic i64 3, ptr {pointer} monotonic, align 8")
+        self._leave()
+
+    def _call(self, end: Instruction, m: Mods) -> None:
+        from .ops_system import print_formatted
+
+        g = self.g
+        m.has("uni")
+        m.done()
+        name = call_target(end)
+        after = self.block.id + 1
+        if name == "vprintf":
+            print_formatted(g, end)
+            self._flush()
+            g.emit(f"br label %{self.edge(after)}")
+            return
+        if name == "__assertfail":
+            self._flush()
+            self._stop(ASSERT)
+            return
+        callee = g.program.functions.get(name)
+        if callee is None or callee.body is None or callee.entry:
+            raise end.refuse(f"{name} is not defined in this module")
+        self._flush()
+        pointer = g.t(f"getelementptr i8, ptr %F, i64 {g.return_slots[name]}")
+        old = g.t(f"load <32 x i32>, ptr {pointer}, align 64")
+        lanes = g.t(f"bitcast i32 {g.act} to <32 x i1>")
+        new = g.t(f"select <32 x i1> {lanes}, <32 x i32> splat (i32 {after}), <32 x i32> {old}")
+        g.emit(f"store <32 x i32> {new}, ptr {pointer}, align 64")
+        g.emit(f"br label %E{g.entries[name]}")
+
+    def _barrier(self, end: Instruction, m: Mods) -> None:
+        g = self.g
+        m.has("cta")
+        if end.op == "barrier":
+            m.has("aligned")
+        kind = m.take("sync", "arrive", "red")
+        operands = list(end.operands)
+        true = "i32 0"
+        if kind == "red":
+            m.take("popc", "and", "or")
+            m.type("pred", "u32")
+            value = g.pred(operands.pop())
+            true = f"i32 {g.t(f'bitcast <32 x i1> {value} to i32')}"
+        m.done()
+        if not kind or len(operands) not in (1, 2) or (kind == "arrive" and len(operands) != 2):
+            raise end.refuse()
+        ident = self._uniform(operands[0])
+        count = self._uniform(operands[1]) if len(operands) == 2 else "i32 0"
+        self._flush()
+        stay = "i1 false" if kind == "arrive" else "i1 true"
+        passed = g.call(
+            schedule_ir.BARRIER, "ptr %T", "ptr %F", f"i32 {g.act}", ident, count, true, stay
+        )
+        g.emit(f"store i32 {self.block.id + 1}, ptr %targetv")
+        g.emit(f"br i1 {passed}, label %{self.edge(self.block.id + 1)}, label %save")
+
+    def _uniform(self, op: object) -> str:
+        """An operand that is the same in all active lanes, as ``i32 value``."""
+        g = self.g
+        if isinstance(op, Imm):
+            return f"i32 {op.value}"
+        if not isinstance(op, (Reg, Sym)):
+            raise PtxError("unsupported barrier operand", g.line)
+        return f"i32 {g.first_active(g.read(op, 32))}"

@@ -1,0 +1,127 @@
+"""LLVM IR text to machine code, through llvmlite.
+
+Helpers (memory access, atomics, directed rounding, scheduling) are compiled
+once per process and called by name from kernels, which keeps the kernels'
+own IR small: compile time is what a user notices first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+# Calls pass whole 32-lane registers; both sides must agree that 512-bit
+# vectors are legal, or they would disagree about where arguments go.
+ATTRIBUTES = 'attributes #0 = { nounwind "min-legal-vector-width"="512" "prefer-vector-width"="512" }\n'
+
+_lock = threading.RLock()
+_engines: list = []
+_machine: llvm.TargetMachine | None = None
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A function that kernels call: its declaration, body and the helpers it calls."""
+
+    name: str
+    declaration: str
+    definition: str
+    needs: tuple[Helper, ...] = ()
+
+
+_compiled: dict[str, Helper] = {}
+
+
+def _target() -> llvm.TargetMachine:
+    global _machine
+    if _machine is None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        features = llvm.get_host_cpu_features().flatten()
+        target = llvm.Target.from_default_triple()
+        _machine = target.create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=features, opt=2, jit=True, codemodel="jitdefault"
+        )
+    return _machine
+
+
+def _compile(text: str, names: list[str], level: int) -> dict[str, int]:
+    machine = _target()
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=level, size_level=0)
+    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _engines.append(engine)  # code lives as long as the process: addresses are handed out
+    return {name: engine.get_function_address(name) for name in names}
+
+
+def ensure(helpers: list[Helper]) -> None:
+    """Compile the helpers (and what they need) that this process has not compiled yet."""
+    with _lock:
+        missing: dict[str, Helper] = {}
+        known: dict[str, Helper] = {}
+
+        def visit(helper: Helper) -> None:
+            if helper.name in _compiled:
+                known[helper.name] = helper
+            elif helper.name not in missing:
+                missing[helper.name] = helper
+                for need in helper.needs:
+                    visit(need)
+
+        for helper in helpers:
+            visit(helper)
+        if not missing:
+            return
+        parts = [h.definition for h in missing.values()]
+        parts += [h.declaration for h in known.values()]
+        text = "\n".join(parts) + "\n" + ATTRIBUTES
+        for name, address in _compile(text, list(missing), 2).items():
+            llvm.add_symbol(name, address)
+        _compiled.update(missing)
+
+
+def compile_kernel(text: str, name: str, helpers: list[Helper]) -> int:
+    """The address of function ``name`` in IR ``text``."""
+    with _lock:
+        ensure(helpers)
+        declared = "\n".join(h.declaration for h in helpers)
+        return _compile(f"{text}\n{declared}\n{ATTRIBUTES}", [name], 2)[name]
+
+
+def address_of(helper: Helper) -> int:
+    """The address of a helper, compiled if need be."""
+    ensure([helper])
+    address = llvm.address_of_symbol(helper.name)
+    assert address
+    return address
+
+
+def memo(make: Callable[..., Helper]) -> Callable[..., Helper]:
+    """Cache helpers by their arguments: equal arguments give the same helper."""
+    known: dict[tuple, Helper] = {}
+
+    def cached(*args: object) -> Helper:
+        if args not in known:
+            known[args] = make(*args)
+        return known[args]
+
+    return cached
+
+
+def helper(result: str, name: str, args: str, body: str, needs: tuple[Helper, ...] = (), extra: str = "") -> Helper:
+    """A helper from its IR body; ``extra`` is private IR that goes with it."""
+    kinds = ", ".join(a.rsplit(" %", 1)[0] for a in args.split(", ") if a)
+    return Helper(
+        name,
+        f"declare {result} @{name}({kinds}) #0",
+        f"{extra}\ndefine {result} @{name}({args}) noinline #0 {{\n{body}\n}}",
+        needs,
+    )

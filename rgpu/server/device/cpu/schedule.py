@@ -1,0 +1,200 @@
+"""In which order ordered work may run: streams, events and the legacy stream as a graph.
+
+Every piece of ordered work is an :class:`Op`. An op waits for the ops that
+CUDA's stream semantics put before it and for nothing else, so streams run
+independently and no thread is parked behind a wait:
+
+    op in stream s                 waits for the last op of s
+    …s is the legacy stream        and the last op of every blocking stream
+    …s is a blocking stream        and the last op of the legacy stream
+    wait for an event              and the op that recorded it, as of now
+    synchronize                    the last ops as of now; follows no stream
+
+:class:`Schedule` holds the graph and the books (what is pending, how far each
+stream is, the sticky error). It runs nothing and calls nobody: :meth:`submit`
+and :meth:`complete` return the ops that became ready, for :mod:`.streams` to
+run. All methods need the caller to hold ``mutex``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rgpu.session.calls.wire import LEGACY_STREAM
+from rgpu.session.errors import DeviceError
+
+INVALID_HANDLE, NOT_READY = 400, 600
+STREAM_NON_BLOCKING = 1
+EVENT_DISABLE_TIMING = 2
+
+
+class Op:
+    """One piece of ordered work.
+
+    ``run`` does the work and returns data for ``done`` (None: pure ordering,
+    never needs a thread). ``stamp``: called under the mutex at completion.
+    ``held``: a host function; complete only when it was released as well.
+    """
+
+    __slots__ = ("seq", "stream", "run", "done", "stamp", "waiting", "followers", "complete", "held", "reached",
+                 "released")
+
+    def __init__(self, seq: int, run: Callable[[], Any] | None = None, done: Callable[[int, Any], None] | None = None,
+                 stamp: Callable[[], None] | None = None, held: bool = False) -> None:
+        self.seq, self.run, self.done, self.stamp, self.held = seq, run, done, stamp, held
+        self.stream: Stream | None = None
+        self.waiting = 0
+        self.followers: list[Op] = []
+        self.complete = self.reached = self.released = False
+
+
+class Stream:
+    __slots__ = ("number", "context", "blocking", "tail", "done_seq")
+
+    def __init__(self, number: int, context: int, blocking: bool) -> None:
+        self.number, self.context, self.blocking = number, context, blocking
+        self.tail: Op | None = None
+        self.done_seq = 0
+
+
+class Event:
+    """``time``: session-clock ns of the last completed record, None before."""
+
+    __slots__ = ("context", "timing", "op", "time")
+
+    def __init__(self, context: int, flags: int) -> None:
+        self.context = context
+        self.timing = not flags & EVENT_DISABLE_TIMING
+        self.op: Op | None = None
+        self.time: int | None = None
+
+
+class Schedule:
+    """See the module docstring."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()
+        self._legacy = Stream(LEGACY_STREAM, 0, blocking=False)
+        self._streams: dict[int, Stream] = {LEGACY_STREAM: self._legacy}
+        self._blocking: set[Stream] = set()  #: blocking streams, and destroyed ones that still have work
+        self._events: dict[int, Event] = {}
+        self.pending: dict[int, Op] = {}
+        self.held: dict[int, Op] = {}
+        self.error = 0
+        self.detail = ""
+
+    # -- objects ----------------------------------------------------------------
+    def create_stream(self, number: int, context: int, flags: int) -> None:
+        if number in self._streams:
+            raise DeviceError(f"stream {number} exists", INVALID_HANDLE)
+        stream = Stream(number, context, blocking=not flags & STREAM_NON_BLOCKING)
+        self._streams[number] = stream
+        if stream.blocking:
+            self._blocking.add(stream)
+
+    def destroy_stream(self, number: int) -> None:
+        stream = self.stream(number)
+        if stream is self._legacy:
+            raise DeviceError("the legacy stream cannot be destroyed", INVALID_HANDLE)
+        del self._streams[number]
+        if stream.tail is None:
+            self._blocking.discard(stream)
+
+    def create_event(self, number: int, context: int, flags: int) -> None:
+        if number in self._events:
+            raise DeviceError(f"event {number} exists", INVALID_HANDLE)
+        self._events[number] = Event(context, flags)
+
+    def destroy_event(self, number: int) -> None:
+        self.event(number)
+        del self._events[number]
+
+    def destroy_context(self, context: int) -> None:
+        """Streams and events of the context; their work still runs to its end."""
+        for number in [s.number for s in self._streams.values() if s.context == context and s is not self._legacy]:
+            self.destroy_stream(number)
+        self._events = {n: e for n, e in self._events.items() if e.context != context}
+
+    def stream(self, number: int) -> Stream:
+        stream = self._streams.get(number)
+        if stream is None:
+            raise DeviceError(f"no stream {number}", INVALID_HANDLE)
+        return stream
+
+    def event(self, number: int) -> Event:
+        event = self._events.get(number)
+        if event is None:
+            raise DeviceError(f"no event {number}", INVALID_HANDLE)
+        return event
+
+    def events(self) -> dict[int, Event]:
+        return self._events
+
+    # -- the graph ----------------------------------------------------------------
+    def submit(self, op: Op, stream: Stream, after: Op | None = None) -> bool:
+        """Append to a stream; True when it is ready now. ``after``: one more op to wait for."""
+        before = [stream.tail, after]
+        if stream is self._legacy:
+            before += [other.tail for other in self._blocking]
+        elif stream.blocking:
+            before.append(self._legacy.tail)
+        op.stream = stream
+        stream.tail = op
+        return self._enter(op, before)
+
+    def await_stream(self, op: Op, stream: Stream) -> bool:
+        """``op`` waits for the stream's work as of now; no stream waits for ``op``. True when ready now."""
+        before = [stream.tail]
+        if stream is self._legacy:
+            before += [other.tail for other in self._blocking]
+        return self._enter(op, before)
+
+    def await_event(self, op: Op, event: Event) -> bool:
+        """The same for the event's record as of now."""
+        return self._enter(op, [event.op])
+
+    def await_everything(self, op: Op) -> bool:
+        """The same for all pending work of the session, whatever its stream."""
+        return self._enter(op, list(self.pending.values()))
+
+    def _enter(self, op: Op, before: Sequence[Op | None]) -> bool:
+        self.pending[op.seq] = op
+        if op.held:
+            self.held[op.seq] = op
+        for other in before:
+            if other is not None and other is not op and not other.complete:
+                other.followers.append(op)
+                op.waiting += 1
+        return op.waiting == 0
+
+    def complete(self, op: Op) -> list[Op]:
+        """Book ``op`` as complete; the ops that are ready because of it."""
+        op.complete = True
+        if op.stamp is not None and not self.error:
+            op.stamp()
+        self.pending.pop(op.seq, None)
+        self.held.pop(op.seq, None)
+        stream = op.stream
+        if stream is not None:
+            stream.done_seq = op.seq
+            if stream.tail is op:
+                stream.tail = None
+                if stream.number not in self._streams:
+                    self._blocking.discard(stream)
+        ready = []
+        for follower in op.followers:
+            follower.waiting -= 1
+            if follower.waiting == 0:
+                ready.append(follower)
+        op.followers = []
+        return ready
+
+    def fail(self, result: int, detail: str) -> None:
+        """The first error sticks."""
+        if not self.error:
+            self.error, self.detail = result, detail
+
+    def progress(self) -> tuple[set[int], dict[int, int]]:
+        return set(self.pending), {n: s.done_seq for n, s in self._streams.items() if s.done_seq}

@@ -1,0 +1,263 @@
+"""Runs the schedule: device threads, completion callbacks, waits.
+
+Ready ops run on *device threads*, started when none is idle and ended after
+some idle seconds, so a kernel that spins holds up nobody. An op which only
+orders (event record, event wait, synchronize) runs on whatever thread made it
+ready. ``done`` callbacks are called without any lock held; :meth:`drain`
+waits for them too, since an answer must be on the books before state is taken.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from rgpu.server.device.cpu.schedule import INVALID_HANDLE, Op, Schedule
+from rgpu.session.errors import DeviceError
+
+log = structlog.get_logger(__name__)
+
+UNKNOWN, LAUNCH_FAILED, DEINITIALIZED = 999, 719, 4
+IDLE_SECONDS = 2.0
+MAX_THREADS = 128  #: as many kernels at once as a GPU runs
+
+
+class Fault(Exception):
+    """Work failed while executing: ``result`` becomes the device's sticky error."""
+
+    def __init__(self, result: int, detail: str) -> None:
+        super().__init__(detail)
+        self.result, self.detail = result, detail
+
+
+class Streams:
+    """See the module docstring. ``cancel`` is set when nothing more may execute."""
+
+    def __init__(self) -> None:
+        self.schedule = Schedule()
+        self.cancel = threading.Event()
+        self._mutex = self.schedule.mutex
+        self._changed = threading.Condition(self._mutex)
+        self._work = threading.Condition(self._mutex)
+        self._queue: deque[Op] = deque()
+        self._idle = 0
+        self._threads = 0
+        self._callbacks = 0
+        self._notify: Callable[[], None] | None = None
+        self._notified = False
+        self._closed = False
+
+    # -- giving work ------------------------------------------------------------
+    def submit(self, op: Op, stream: int) -> None:
+        """Append ``op`` to a stream. Raises DeviceError(400) for an unknown one, as all methods here do."""
+        with self._mutex:
+            ready = self.schedule.submit(op, self.schedule.stream(stream))
+        self._start([op] if ready else [])
+
+    def await_stream(self, op: Op, stream: int | None) -> None:
+        """Run the ordering op ``op`` when the stream (None: every stream) has done its work as of now."""
+        with self._mutex:
+            if stream is None:
+                ready = self.schedule.await_everything(op)
+            else:
+                ready = self.schedule.await_stream(op, self.schedule.stream(stream))
+        self._start([op] if ready else [])
+
+    def await_event(self, op: Op, event: int) -> None:
+        """The same for an event's record as of now; an unrecorded one: at once."""
+        with self._mutex:
+            ready = self.schedule.await_event(op, self.schedule.event(event))
+        self._start([op] if ready else [])
+
+    def stream_await_event(self, op: Op, stream: int, event: int) -> None:
+        """Let the stream wait for the event's record as of now."""
+        with self._mutex:
+            record = self.schedule.event(event).op
+            ready = self.schedule.submit(op, self.schedule.stream(stream), record)
+        self._start([op] if ready else [])
+
+    def record_event(self, seq: int, event: int, stream: int, clock: Callable[[], int]) -> None:
+        """Capture the stream's present end in the event; its time is taken from ``clock`` at completion."""
+        with self._mutex:
+            target = self.schedule.event(event)
+
+            def stamp() -> None:
+                if target.op is op:
+                    target.time = clock()
+
+            op = Op(seq, stamp=stamp)
+            ready = self.schedule.submit(op, self.schedule.stream(stream))
+            target.op = op
+        self._start([op] if ready else [])
+
+    def host_function(self, seq: int, stream: int, reached: Callable[[int, Any], None]) -> None:
+        """Call ``reached`` in stream order; the stream goes on at :meth:`release_host_function`."""
+
+        def reach() -> None:
+            op.done = None  # it is answered now, not at completion
+            reached(0, None)
+
+        op = Op(seq, reach, reached, held=True)
+        self.submit(op, stream)
+
+    def release_host_function(self, seq: int) -> None:
+        """The host function of call ``seq`` has run. Raises DeviceError(400) if there is none waiting."""
+        with self._mutex:
+            op = self.schedule.held.get(seq)
+            if op is None or op.released:
+                raise DeviceError(f"no host function waits at position {seq}", INVALID_HANDLE)
+            op.released = True
+            reached = op.reached
+        if reached:
+            self._finish(op, None)
+
+    # -- running ------------------------------------------------------------------
+    def _start(self, ready: list[Op]) -> None:
+        """Ordering ops complete here and now; the others get threads."""
+        for op in ready:
+            if op.run is None:
+                self._finish(op, None)
+            else:
+                self._enqueue(op)
+
+    def _enqueue(self, op: Op) -> None:
+        with self._mutex:
+            self._queue.append(op)
+            if self._idle >= len(self._queue):
+                self._work.notify()
+            elif self._threads < MAX_THREADS:
+                self._threads += 1
+                threading.Thread(target=self._device_thread, name="rgpu-device", daemon=True).start()
+
+    def _next(self) -> Op | None:
+        """The next op for a device thread; None: the thread ends."""
+        with self._mutex:
+            deadline = time.monotonic() + IDLE_SECONDS
+            while not self._queue:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    self._threads -= 1
+                    self._changed.notify_all()
+                    return None
+                self._idle += 1
+                self._work.wait(left)
+                self._idle -= 1
+            return self._queue.popleft()
+
+    def _device_thread(self) -> None:
+        while (op := self._next()) is not None:
+            current: Op | None = op
+            while current is not None:
+                data = self._execute(current)
+                if current.held and not self._may_finish(current):
+                    break
+                current = self._finish(current, data, keep=True)
+
+    def _execute(self, op: Op) -> Any:
+        if self.schedule.error or op.run is None:
+            return None
+        try:
+            return op.run()
+        except Fault as fault:
+            self.fail(fault.result, f"call {op.seq}: {fault.detail}")
+        except Exception as error:
+            log.exception("device bug", seq=op.seq)
+            self.fail(LAUNCH_FAILED, f"call {op.seq}: internal error of the cpu device: {error}")
+        return None
+
+    def _may_finish(self, op: Op) -> bool:
+        """A host function was reached: complete at once only if it was released already, or after an error."""
+        with self._mutex:
+            op.reached = True
+            finish = op.released or bool(self.schedule.error)
+            op.released |= finish
+            return finish
+
+    def _finish(self, op: Op, data: Any, keep: bool = False) -> Op | None:
+        """Complete ``op`` and every ordering op that follows from it.
+
+        Work that became ready goes to device threads; with ``keep`` one piece
+        is returned for the calling thread instead.
+        """
+        kept: Op | None = None
+        todo: deque[tuple[Op, Any]] = deque([(op, data)])
+        while todo:
+            current, value = todo.popleft()
+            with self._mutex:
+                ready = self.schedule.complete(current)
+                error = self.schedule.error
+                self._callbacks += 1
+                notify = self._notify if not self._notified else None
+                self._notified = True
+                self._changed.notify_all()
+            for follower in ready:
+                if follower.run is None:
+                    todo.append((follower, None))
+                elif keep and kept is None and current.done is None:
+                    kept = follower
+                else:
+                    self._enqueue(follower)
+            self._call_back(current, error, value, notify)
+        return kept
+
+    def _call_back(self, op: Op, error: int, value: Any, notify: Callable[[], None] | None) -> None:
+        try:
+            if notify is not None:
+                notify()
+            if op.done is not None:
+                op.done(error, None if error else value)
+        except Exception:
+            log.exception("completion callback failed", seq=op.seq)
+        finally:
+            with self._mutex:
+                self._callbacks -= 1
+                self._changed.notify_all()
+
+    # -- errors -------------------------------------------------------------------
+    def fail(self, result: int, detail: str) -> None:
+        """Make ``result`` stick: running kernels are cancelled, the rest completes with it, unexecuted."""
+        with self._mutex:
+            first = not self.schedule.error
+            self.schedule.fail(result, detail)
+            freed = [op for op in self.schedule.held.values() if op.reached and not op.released]
+            for op in freed:
+                op.released = True
+        if first and result != DEINITIALIZED:
+            log.warning("sticky error", result=result, detail=detail)
+        self.cancel.set()
+        for op in freed:
+            self._finish(op, None)
+
+    # -- progress -----------------------------------------------------------------
+    def on_progress(self, notify: Callable[[], None]) -> None:
+        with self._mutex:
+            self._notify, self._notified = notify, False
+
+    def progress(self) -> tuple[set[int], dict[int, int]]:
+        with self._mutex:
+            self._notified = False
+            return self.schedule.progress()
+
+    def is_complete(self, seq: int) -> bool:
+        return seq not in self.schedule.pending
+
+    def wait_complete(self, seq: int, timeout: float | None) -> bool:
+        with self._mutex:
+            return self._changed.wait_for(lambda: seq not in self.schedule.pending, timeout)
+
+    def drain(self, timeout: float) -> bool:
+        with self._mutex:
+            return self._changed.wait_for(lambda: not self.schedule.pending and not self._callbacks, timeout)
+
+    def close(self, timeout: float) -> bool:
+        """End all work; True when no device thread is left that could touch memory."""
+        self.fail(DEINITIALIZED, "the device is closed")
+        with self._mutex:
+            self._closed = True
+            self._work.notify_all()
+            return self._changed.wait_for(lambda: not self._threads, timeout)

@@ -1,0 +1,213 @@
+"""The daemon's dealings with the registry: membership, election, and what its records mean here.
+
+While this node leads, :class:`rgpu.migrate.coordinator.Coordinator` runs here;
+otherwise requests for the leader are passed on to the node that leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from rgpu import __version__
+from rgpu.link.keys import Endpoint
+from rgpu.migrate import ownership
+from rgpu.migrate.coordinator import Coordinator
+from rgpu.migrate.election import Election, current_leader
+from rgpu.migrate.leases import LeaseKeeper
+from rgpu.migrate.membership import Membership, new_incarnation
+from rgpu.migrate.ownership import Held, Leader
+from rgpu.migrate.records import (
+    NODES,
+    SESSIONS,
+    DeviceRecord,
+    NodeRecord,
+    SessionRecord,
+    decode,
+    session_key,
+)
+from rgpu.migrate.registry.base import txn_certain
+from rgpu.migrate.registry.embedded import EmbeddedRegistry
+from rgpu.migrate.settle import Holding, settle
+from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError
+from rgpu.session.facts import DeviceInfo
+
+if TYPE_CHECKING:
+    from rgpu.server.daemon import Daemon
+
+log = structlog.get_logger(__name__)
+
+SETTLE_AGAIN = 0.5  #: seconds between two looks at a record that decides nothing yet
+
+
+class Leadership:
+    """See the module docstring. ``coordinator`` is set while this node leads."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.coordinator: Coordinator | None = None
+        self.incarnation = new_incarnation()
+        self.registry: EmbeddedRegistry
+        self.keeper: LeaseKeeper
+        self.membership: Membership
+        self._settling: set[str] = set()
+
+    # -- joining and leaving ------------------------------------------------------
+    async def join(self) -> None:
+        """Open the registry; take back what adopted workers say they hold."""
+        path = self.daemon.files.root / "registry.db"
+        self.registry = await EmbeddedRegistry.open(path)
+        self.keeper = LeaseKeeper(f"embedded:{path}")
+        for session in list(self.daemon.node.running):
+            await self._take_back(session)
+
+    async def announce(self, control: str, data: tuple[str, int]) -> None:
+        """Register this node under its lease."""
+        ttl = self.daemon.options.lease
+        record = self._record(control, data)
+        self.membership = Membership(self.registry, self.keeper, record, ttl,
+                                     on_return=lambda: self.daemon.spawn(self.settle_all()))
+        await self.membership.start()
+        self.election = Election(self.registry, self.keeper, self.daemon.host, self.incarnation, ttl, self._lead)
+
+    def start(self) -> None:
+        if self.daemon.options.coordinator:
+            self.daemon.spawn(self.election.run())
+        self.daemon.spawn(self._refresh_devices())
+
+    async def leave(self) -> None:
+        """Out of the pool at once: sessions are ended first, then the leases are revoked."""
+        if hasattr(self, "membership"):
+            await self.membership.stop()
+        if hasattr(self, "keeper"):
+            self.keeper.close()
+        if hasattr(self, "registry"):
+            await self.registry.close()
+
+    def _record(self, control: str, data: tuple[str, int]) -> NodeRecord:
+        return NodeRecord(
+            host=self.daemon.host, incarnation=self.incarnation, control=control, data=f"{data[0]}:{data[1]}",
+            public_key=self.daemon.keys.public, devices=self._devices(), state="ready", version=__version__,
+            started=time.time())
+
+    def _devices(self) -> list[DeviceRecord]:
+        devices = []
+        for spec, slot in self.daemon.node.slots.items():
+            f = slot.facts
+            info = DeviceInfo(name=f.name, uuid=f.uuid, total_memory=f.total_memory, pci=f.pci, attributes=f.attributes)
+            devices.append(DeviceRecord(
+                device=spec, name=f.name, uuid=f.uuid, memory=slot.memory, free_memory=self.daemon.node.free(spec),
+                compute_capability=f.compute_capability, driver_version=f.driver_version, healthy=slot.healthy,
+                facts={**info.as_dict(), "driver_version": f.driver_version}))
+        return devices
+
+    async def _refresh_devices(self) -> None:
+        """Free memory in the node's record: for people; placement counts promises."""
+        while True:
+            await asyncio.sleep(2.0)
+            with contextlib.suppress(RgpuError):
+                await self.membership.update(devices=self._devices())
+
+    async def _lead(self, leader: Leader) -> None:
+        self.coordinator = Coordinator(self.registry, self.daemon, leader, node_ttl=self.daemon.options.lease)
+        try:
+            await self.coordinator.run()
+        finally:
+            self.coordinator = None
+
+    # -- reading --------------------------------------------------------------------
+    async def nodes(self) -> dict[str, NodeRecord]:
+        """Nodes whose lease holds, by host."""
+        listing = await self.registry.list(NODES)
+        records = [decode(entry.value, NodeRecord, entry.key) for entry in listing.entries]
+        return {record.host: record for record in records}
+
+    async def sessions(self) -> list[SessionRecord]:
+        listing = await self.registry.list(SESSIONS)
+        return [decode(entry.value, SessionRecord, entry.key) for entry in listing.entries]
+
+    async def session(self, name: str) -> Held:
+        """The record as it is now. Raises :class:`NotFound`."""
+        entry = await self.registry.get(session_key(name))
+        if entry is None:
+            raise NotFound(f"no session is called {name}; `rgpu ps` lists them", session=name)
+        return Held(decode(entry.value, SessionRecord, entry.key), entry.mod_revision)
+
+    async def leader_endpoint(self) -> Endpoint | None:
+        """Where the leader answers; None when this node leads. Raises :class:`PoolUnavailable` while nobody does."""
+        deadline = time.monotonic() + 10
+        while self.coordinator is None:
+            found = await current_leader(self.registry)
+            if found is not None and found[0].host != self.daemon.host:
+                node = (await self.nodes()).get(found[0].host)
+                if node is not None:
+                    return Endpoint(node.control, node.public_key, node.host)
+            if time.monotonic() > deadline:
+                raise PoolUnavailable("the pool has no coordinator at the moment: try again")
+            await asyncio.sleep(0.05)
+        return None
+
+    # -- obeying ----------------------------------------------------------------------
+    async def settle(self, session: str, move: str) -> dict[str, Any]:
+        """Read the record and obey it; one that decides nothing yet is looked at again."""
+        held = self.daemon.node.holds(session, move)
+        if held is None:
+            return {"done": "nothing is held here"}
+        entry = await self.registry.get(session_key(session))
+        record = decode(entry.value, SessionRecord, entry.key) if entry else None
+        kind, epoch = held
+        found = settle(record, Holding(self.daemon.host, self.incarnation, kind, epoch, move))  # type: ignore[arg-type]
+        if found.action != "stay paused":
+            await self.daemon.node.obey(session, move, found.action, found.epoch)
+        elif kind in ("paused", "incoming"):
+            self._settle_later(session, move)
+        return {"done": found.action, "reason": found.reason}
+
+    def _settle_later(self, session: str, move: str) -> None:
+        if session not in self._settling:
+            self._settling.add(session)
+            self.daemon.spawn(self._settle_again(session, move))
+
+    async def _settle_again(self, session: str, move: str) -> None:
+        await asyncio.sleep(SETTLE_AGAIN)
+        self._settling.discard(session)
+        try:
+            await self.settle(session, move)
+        except RgpuError as error:
+            log.info("cannot settle yet", session=session, reason=error.message)
+            self._settle_later(session, move)
+
+    def watch_move(self, session: str, move: str) -> None:
+        """Look at the record until it decides: the coordinator that began the move may be gone."""
+        self._settle_later(session, move)
+
+    async def settle_all(self) -> None:
+        """After the registry was out of reach: what do the records say about what is held here?"""
+        for session in list(self.daemon.node.running) + list(self.daemon.node.incoming):
+            with contextlib.suppress(RgpuError):
+                incoming = self.daemon.node.incoming.get(session)
+                await self.settle(session, incoming.move if incoming else "")
+
+    async def _take_back(self, session: str) -> None:
+        """An adopted worker: is it still ours? Then the record gets our new incarnation."""
+        node = self.daemon.node
+        try:
+            held = await self.session(session)
+            epoch = node.epochs[session]
+            decision = ownership.adopt(held, epoch=epoch, node=self._record("", ("", 0)), now=time.time(),
+                                       reason=f"the daemon of {self.daemon.host} was restarted and found its worker")
+            result = await txn_certain(self.registry, decision.compares, decision.operations)
+            if result.succeeded:
+                if node.running[session].view.get("state") == "paused":
+                    node.paused.add(session)
+                    self._settle_later(session, held.record.move.id if held.record.move else "")
+                return
+            reason = "the record changed meanwhile"
+        except RgpuError as error:
+            reason = error.message
+        log.warning("an adopted worker is not ours any more", session=session, reason=reason)
+        await node.obey(session, "", "forget", 0)

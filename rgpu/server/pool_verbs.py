@@ -1,0 +1,274 @@
+"""What users and agents ask of the pool, answered by any node.
+
+Verbs that only the leader may do are done here when this node leads, and
+passed on otherwise (as ``node.command``, which only nodes may send; the caller's
+role was checked by the node that it asked).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from rgpu import __version__
+from rgpu.link import tickets
+from rgpu.link.control import ControlServer, Request
+from rgpu.migrate.records import NodeRecord, SessionRecord
+from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, Refused, RgpuError
+from rgpu.session.facts import SessionFacts
+
+if TYPE_CHECKING:
+    from rgpu.server.daemon import Daemon
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_QUOTA = 1 << 30
+JOURNAL_LIMIT = 256 << 20
+
+#: Asks of a leader: (args, public key of the asker, how to report progress) → result
+LeaderVerb = Callable[[dict[str, Any], str, Callable[[dict[str, Any]], None]], Awaitable[dict[str, Any]]]
+
+
+class PoolVerbs:
+    """See the module docstring."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self._leader_verbs: dict[str, LeaderVerb] = {
+            "session.create": self._create, "session.end": self._end, "session.kill": self._end,
+            "session.migrate": self._migrate, "session.move_abort": self._move_abort,
+            "session.checkpoint": self._checkpoint, "session.restore": self._restore,
+            "session.unreachable": self._unreachable, "worker.died": self._worker_died}
+
+    def register(self, control: ControlServer) -> None:
+        for verb, handler in {
+            "pool.ping": self._ping, "pool.stop": self._stop, "session.owner": self._owner,
+            "session.renew_ticket": self._renew, "session.list": self._list, "session.describe": self._describe,
+            "session.logs": self._logs, "session.move_status": self._move_status, "node.list": self._node_list,
+            "node.info": self._node_info,
+        }.items():
+            control.register(verb, handler)
+        for verb in self._leader_verbs:
+            if verb != "worker.died":
+                control.register(verb, self._for_the_leader)
+        control.register("node.command", self._from_a_node)
+
+    # -- passing on ------------------------------------------------------------------
+    async def _for_the_leader(self, request: Request) -> Any:
+        return await self.ask_leader(request.verb, request.args, request.public,
+                                     lambda values: self.daemon.spawn(request.progress(**values)))
+
+    async def ask_leader(self, verb: str, args: dict[str, Any], public: str = "",
+                         on_progress: Callable[[dict[str, Any]], Any] = lambda values: None) -> dict[str, Any]:
+        """Have the leader do it, here or on the node that leads. Raises what it raises."""
+        for attempt in range(4):
+            endpoint = await self.daemon.leadership.leader_endpoint()
+            if endpoint is None:
+                return await self._leader_verbs[verb](args, public, on_progress)
+            try:
+                message = {"verb": verb, "args": args, "public": public}
+                result = await self.daemon.peer(endpoint).call("node.command", message, timeout=660,
+                                                               on_progress=on_progress)
+                return dict(result or {})
+            except (Fenced, PoolUnavailable) as error:
+                if attempt == 3 or error.detail.get("reason") != "not leading":
+                    raise
+                await asyncio.sleep(0.2)
+        raise PoolUnavailable("the pool's coordinator changes too often")
+
+    async def _from_a_node(self, request: Request) -> Any:
+        """`node.command`: for the leader when it is one of the leader's verbs, else for this node."""
+        verb, args = str(request.args.get("verb")), dict(request.args.get("args") or {})
+        if verb not in self._leader_verbs:
+            return await self.daemon.node_verbs.perform(verb, args, leader=request.leader, command_id=request.command)
+        if self.daemon.leadership.coordinator is None:
+            raise Fenced(f"{self.daemon.host} does not lead", reason="not leading")
+        return await self._leader_verbs[verb](args, str(request.args.get("public") or ""),
+                                              lambda values: self.daemon.spawn(request.progress(**values)))
+
+    @property
+    def _coordinator(self) -> Any:
+        coordinator = self.daemon.leadership.coordinator
+        if coordinator is None:
+            raise Fenced(f"{self.daemon.host} does not lead", reason="not leading")
+        return coordinator
+
+    # -- the leader's ------------------------------------------------------------------
+    async def _create(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        options = dict(args.get("options") or {})
+        record: SessionRecord = await self._coordinator.create_session(
+            str(args["name"]), quota=int(args.get("memory") or DEFAULT_QUOTA), agent=public,
+            recover=args.get("recover") is not False, host=options.get("host"), program=args.get("program"))
+        return await self._attachment(record, public, with_facts=True)
+
+    async def _end(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        reason = str(args.get("reason") or "killed by its user")
+        await self._coordinator.end(str(args["session"]), reason)
+        return {"session": args["session"], "reason": reason}
+
+    async def _migrate(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        options = dict(args.get("options") or {})
+        return dict(await self._coordinator.migrate(
+            str(args["session"]), str(args["host"]), max_downtime=float(options.get("max_downtime") or 10.0),
+            on_progress=progress))
+
+    async def _move_abort(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        return dict(await self._coordinator.move_abort(str(args["session"]), str(args.get("move") or "")) or {})
+
+    async def _checkpoint(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        return dict(await self._coordinator.checkpoint(str(args["session"])))
+
+    async def _restore(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        from rgpu.checkpoint.store import DirectoryStore
+
+        name = str(args["image"])
+        state = await asyncio.to_thread(lambda: DirectoryStore(self.daemon.node.store).open(name).state)
+        return dict(await self._coordinator.restore(name, state.session, position=state.position, host=args.get("host")))
+
+    async def _unreachable(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        await self._coordinator.unreachable(str(args["session"]), epoch=int(args["epoch"]), reached=args.get("reached"),
+                                            seconds=float(args.get("seconds") or 0.0))
+        return {}
+
+    async def _worker_died(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        await self._coordinator.worker_died(str(args["session"]), str(args["host"]), epoch=int(args["epoch"]),
+                                            reason=str(args.get("reason") or "its worker died"))
+        return {}
+
+    # -- anybody's -----------------------------------------------------------------------
+    async def _ping(self, request: Request) -> Any:
+        return {"host": self.daemon.host, "version": __version__, "endpoints": await self._endpoints()}
+
+    async def _stop(self, request: Request) -> Any:
+        self.daemon.stopping.set()
+        return {}
+
+    async def _owner(self, request: Request) -> Any:
+        held = await self.daemon.leadership.session(str(request.args["session"]))
+        return await self._attachment(held.record, request.public, ticket=False)
+
+    async def _renew(self, request: Request) -> Any:
+        held = await self.daemon.leadership.session(str(request.args["session"]))
+        if held.record.agent != request.public:
+            raise Refused(f"session {held.record.name} belongs to another agent")
+        return await self._attachment(held.record, request.public)
+
+    async def _attachment(self, record: SessionRecord, public: str, *, ticket: bool = True,
+                          with_facts: bool = False) -> dict[str, Any]:
+        """What an agent needs to attach to the session's owner."""
+        nodes = await self.daemon.leadership.nodes()
+        node = nodes.get(record.owner or "")
+        value: dict[str, Any] = {"session": record.name, "owner": record.owner, "epoch": record.epoch,
+                                 "state": record.state, "reason": record.reason, "alive": node is not None,
+                                 "recover": record.recover, "endpoints": await self._endpoints(nodes)}
+        if node is not None and record.state in ("running", "moving"):
+            host, _, port = node.data.rpartition(":")
+            value["address"] = [host, int(port)]
+        if ticket:
+            granted = tickets.issue(self.daemon.node.pool_secret, record.name, public, "calls")
+            value.update(ticket=granted.ticket, secret=granted.secret, expires=granted.expires)
+        if with_facts and node is not None:
+            value["facts"] = _facts(record, node).as_dict()
+        return value
+
+    async def _endpoints(self, nodes: dict[str, NodeRecord] | None = None) -> list[dict[str, str]]:
+        nodes = nodes if nodes is not None else await self.daemon.leadership.nodes()
+        return [{"address": n.control, "public": n.public_key, "host": n.host} for n in nodes.values() if n.control]
+
+    async def _list(self, request: Request) -> Any:
+        records = await self.daemon.leadership.sessions()
+        views = await self._views()
+        shown = [r for r in records if request.args.get("all") or r.state not in ("ended", "failed")]
+        return {"sessions": [_row(record, views.get(record.name, {})) for record in shown]}
+
+    async def _views(self) -> dict[str, dict[str, Any]]:
+        """What the workers of all nodes say of themselves; a node that does not answer is left out."""
+        nodes = await self.daemon.leadership.nodes()
+        infos = await asyncio.gather(*(self._info_of(node) for node in nodes.values()))
+        return {name: view for info in infos for name, view in info.get("sessions", {}).items()}
+
+    async def _info_of(self, node: NodeRecord) -> dict[str, Any]:
+        if node.host == self.daemon.host:
+            return await self._own_info()
+        with contextlib.suppress(RgpuError):
+            endpoint = await self.daemon.endpoint_of(node.host)
+            return dict(await self.daemon.peer(endpoint).call("node.info", {}, timeout=3.0))
+        return {}
+
+    async def _node_info(self, request: Request) -> Any:
+        return await self._own_info()
+
+    async def _own_info(self) -> dict[str, Any]:
+        node = self.daemon.node
+        handles = list(node.running.items())
+        views = await asyncio.gather(*(handle.refresh() for _, handle in handles))
+        return {"host": self.daemon.host, "pid": os.getpid(), "leader": self.daemon.leadership.coordinator is not None,
+                "sessions": {**node.ended, **{name: view for (name, _), view in zip(handles, views, strict=True)}}}
+
+    async def _describe(self, request: Request) -> Any:
+        held = await self.daemon.leadership.session(str(request.args["session"]))
+        view = (await self._views()).get(held.record.name, {})
+        record = held.record
+        return {**_row(record, view), "quota": record.quota, "device": record.device,
+                "image": _plain(record.image), "move": _plain(record.move), "recover": record.recover,
+                "created": record.created, "changed": record.changed, "worker": view}
+
+    async def _logs(self, request: Request) -> Any:
+        session = str(request.args["session"])
+        held = await self.daemon.leadership.session(session)
+        owner = held.record.owner
+        if owner and owner != self.daemon.host and not request.args.get("here"):
+            endpoint = await self.daemon.endpoint_of(owner)
+            return await self.daemon.peer(endpoint).call("node.command", {"verb": "session.logs", "args": request.args})
+        return await self.daemon.node.logs(session=session, lines=int(request.args.get("lines") or 100))
+
+    async def _move_status(self, request: Request) -> Any:
+        held = await self.daemon.leadership.session(str(request.args["session"]))
+        return {"session": held.record.name, "state": held.record.state, "move": _plain(held.record.move)}
+
+    async def _node_list(self, request: Request) -> Any:
+        nodes = await self.daemon.leadership.nodes()
+        infos = await asyncio.gather(*(self._info_of(node) for node in nodes.values()))
+        rows = []
+        for node, info in zip(nodes.values(), infos, strict=True):
+            names = [v.get("device") for v in info.get("sessions", {}).values() if v.get("worker_pid")]
+            devices = [{"device": d.device, "name": d.name, "total_memory": d.memory, "free_memory": d.free_memory,
+                        "healthy": d.healthy, "sessions": names.count(d.device)} for d in node.devices]
+            rows.append({"host": node.host, "address": node.control, "data": node.data, "state": node.state,
+                         "reason": node.reason, "version": node.version, "pid": info.get("pid"),
+                         "leader": bool(info.get("leader")), "answers": bool(info), "devices": devices})
+        return {"nodes": rows}
+
+
+def _facts(record: SessionRecord, node: NodeRecord) -> SessionFacts:
+    """What the program may know of its device; fixed when the session is made."""
+    device = node.device(record.device)
+    if device is None:
+        raise NotFound(f"{node.host} has no device {record.device} any more")
+    facts = dict(device.facts)
+    return SessionFacts.from_dict({
+        "name": record.name, "number": 1, "driver_version": int(facts.pop("driver_version", 13000)),
+        "quota": record.quota, "journal_limit": JOURNAL_LIMIT, "recover": record.recover, "devices": [facts]})
+
+
+def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
+    """One line of ``rgpu ps``."""
+    stats = dict(view.get("stats") or {})
+    notes = [record.reason if record.state not in ("running",) else "", str(stats.get("blocked_reason") or ""),
+             str(view.get("error_detail") or "")]
+    return {"session": record.name, "state": record.state, "host": record.owner, "epoch": record.epoch,
+            "memory_bytes": view.get("memory_bytes"), "calls": stats.get("calls", view.get("position")),
+            "awaited_calls": stats.get("awaited_calls"), "pid": record.program.pid,
+            "worker_pid": view.get("worker_pid"), "command": record.program.command, "attached": view.get("attached"),
+            "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
+            "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
+
+
+def _plain(record: Any) -> dict[str, Any] | None:
+    return None if record is None else {name: getattr(record, name) for name in record.__struct_fields__}
