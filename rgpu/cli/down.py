@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from rgpu.cli import common
-from rgpu.cli.pool import daemon_state, pool_files
-from rgpu.session.errors import NotFound, TimedOut
+from rgpu.cli.pool import connect, daemon_state, pool_files
+from rgpu.cli.settings import Settings
+from rgpu.session.errors import NotFound, RgpuError, TimedOut
 
 
 @click.command("down")
@@ -25,6 +26,8 @@ def command(purge: bool, pool: str | None, output: str) -> None:
     files = pool_files(common.settings(pool=pool))
     if not files.description_path.exists():
         raise NotFound(f"there is no pool in {files.root}; `rgpu up` makes one")
+    settings = common.settings(pool=pool)
+    _end_sessions(settings)
     stopped = []
     states = [daemon_state(files, path.name) for path in sorted((files.root / "nodes").glob("*"))]
     for state in states:
@@ -40,6 +43,16 @@ def command(purge: bool, pool: str | None, output: str) -> None:
     if purge:
         shutil.rmtree(files.root)
     common.emit({"stopped": stopped, "purged": purge}, output, _show)
+
+
+def _end_sessions(settings: Settings) -> None:
+    """End what runs, so that no later start finds it half there; a pool that does not answer has nothing to end."""
+    try:
+        with connect(settings) as client:
+            for row in client.call("session.list", {}, timeout=5)["sessions"]:
+                client.call("session.kill", {"session": row["session"], "reason": "the pool was stopped"}, timeout=10)
+    except RgpuError as error:
+        common.err.print(f"sessions could not be ended first: {error.message}", markup=False)
 
 
 def _show(value: dict[str, Any]) -> None:

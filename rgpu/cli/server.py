@@ -28,8 +28,8 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, listen: str
             lease: float, coordinator: str, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
-    Stopped by SIGTERM, it ends its sessions; killed, its workers live on and a
-    restarted daemon adopts them.
+    Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
+    other nodes; killed, its workers live on and a restarted daemon adopts them.
     """
     from rgpu.server.daemon import Options, run
 

@@ -234,8 +234,9 @@ class Mover:
         """A command to a node, given up when the move is cancelled."""
         tell = asyncio.ensure_future(self.desk.tell(host, verb, args, epoch=self._epoch, timeout=timeout,
                                                     on_progress=self._progress))
+        either: list[asyncio.Future[Any]] = [tell, self._cancelled]
         try:
-            await asyncio.wait([tell, self._cancelled], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not tell.done():
                 return Event("cancel", reason=self._cancelled.result())
             try:

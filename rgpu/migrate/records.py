@@ -52,7 +52,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 R = TypeVar("R", bound=Record)
 
 
-class Needs(Record, kw_only=True):
+class Needs(Record, frozen=True, kw_only=True):
     """What a device must be to carry the session on: set by the device that it began on.
 
     ``kind``: ``cpu`` or ``cuda``; results would differ between them. ``driver_version``: as
@@ -64,7 +64,7 @@ class Needs(Record, kw_only=True):
     driver_version: U63 = 0
 
 
-class DeviceRecord(Record, kw_only=True):
+class DeviceRecord(Record, frozen=True, kw_only=True):
     """One device of a node. ``memory``: bytes that sessions may use in all.
 
     ``free_memory`` is what the node saw last, for people; placement counts the quotas in the
@@ -91,7 +91,7 @@ class DeviceRecord(Record, kw_only=True):
         return Needs(kind=self.kind, compute_capability=self.compute_capability, driver_version=self.driver_version)
 
 
-class NodeRecord(Record, kw_only=True):
+class NodeRecord(Record, frozen=True, kw_only=True):
     """``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon."""
 
     v: int = SCHEMA
@@ -110,7 +110,7 @@ class NodeRecord(Record, kw_only=True):
         return next((device for device in self.devices if device.device == name), None)
 
 
-class ImageName(Record, kw_only=True):
+class ImageName(Record, frozen=True, kw_only=True):
     """A durable image: everything up to journal position ``position``, taken at ``epoch``."""
 
     name: Name
@@ -120,7 +120,7 @@ class ImageName(Record, kw_only=True):
     bytes: U63 = 0
 
 
-class MoveRecord(Record, kw_only=True):
+class MoveRecord(Record, frozen=True, kw_only=True):
     """A move; its state decides who owns the session (OWNERSHIP 2)."""
 
     id: Name
@@ -133,7 +133,7 @@ class MoveRecord(Record, kw_only=True):
     started: Seconds = 0.0
 
 
-class Failure(Record, kw_only=True):
+class Failure(Record, frozen=True, kw_only=True):
     """A loss of the session's server. ``position``: how far its calls were applied, as last known."""
 
     host: Name
@@ -143,7 +143,7 @@ class Failure(Record, kw_only=True):
     reason: Text = ""
 
 
-class Program(Record, kw_only=True):
+class Program(Record, frozen=True, kw_only=True):
     """The client process, for people and for recognising a repeated creation."""
 
     pid: U63 = 0
@@ -151,7 +151,7 @@ class Program(Record, kw_only=True):
     host: Text = ""
 
 
-class SessionRecord(Record, kw_only=True):
+class SessionRecord(Record, frozen=True, kw_only=True):
     """``sessions/NAME``. ``owner`` is None once it ended; ``quota``: bytes on each device."""
 
     v: int = SCHEMA
@@ -184,7 +184,7 @@ class SessionRecord(Record, kw_only=True):
         return self.move if self.move is not None and self.move.state in OPEN_MOVE else None
 
 
-class LeaderRecord(Record, kw_only=True):
+class LeaderRecord(Record, frozen=True, kw_only=True):
     """``election/leader``, under the leader's lease; its create revision is the leader revision."""
 
     v: int = SCHEMA
@@ -192,7 +192,7 @@ class LeaderRecord(Record, kw_only=True):
     incarnation: U64
 
 
-class HistoryRecord(Record, kw_only=True):
+class HistoryRecord(Record, frozen=True, kw_only=True):
     """``history/NAME/…``: one decision and why, written in the transaction that made it true."""
 
     v: int = SCHEMA

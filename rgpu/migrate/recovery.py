@@ -64,7 +64,8 @@ class Recovery:
             held = await self.desk.held(name)
             rule = next_place(held.record, failure) if held.record.live else "same"
             if rule == "none":
-                return await self._give_up(held, f"lost for the third time in one place: {failure.reason}")
+                await self._give_up(held, f"lost for the third time in one place: {failure.reason}")
+                return None
             if rule == "another":
                 attempt.avoid.add((failure.host, failure.device or held.record.device))
         for _ in range(START_TRIES):
@@ -72,7 +73,8 @@ class Recovery:
             if not held.record.live:
                 return None
             if not held.record.recover:
-                return await self._give_up(held, f"{why}; it runs with --recover off, so nothing was kept")
+                await self._give_up(held, f"{why}; it runs with --recover off, so nothing was kept")
+                return None
             try:
                 placed = await self._place(held, attempt)
             except Conflict:
@@ -84,8 +86,9 @@ class Recovery:
                 return running
         held = await self.desk.held(name)
         if attempt.content_error is not None:
-            return await self._give_up(held, f"{START_TRIES} starts failed: {attempt.content_error.message}")
-        await self._wait(held, f"{why}; no node could start it")
+            await self._give_up(held, f"{START_TRIES} starts failed: {attempt.content_error.message}")
+        else:
+            await self._wait(held, f"{why}; no node could start it")
         return None
 
     async def returned(self, name: str) -> Held | None:

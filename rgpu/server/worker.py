@@ -211,7 +211,9 @@ class Worker:
             link.notice("moved" if reason == "moved" else "ended", reason=reason)
             link.finish()
         self.runtime.stop()
-        threading.Timer(0.1, self._exit.set).start()
+        # After the answer to this request has left. Device threads may still wait for work that
+        # nobody will give them, so the process ends without asking them.
+        threading.Timer(0.02, end_process).start()
 
     def do_notice(self, kind: str, values: dict[str, Any]) -> None:
         """Pass a notice (cut …) on to the agent, if one is attached."""
@@ -227,6 +229,12 @@ def adopt(fds: list[int], handover: bytes) -> SealedConnection:
             os.close(fd)
         raise LinkError(f"{len(fds)} descriptors came with an attachment instead of one")
     return Handover.unpack(handover).connection(socket.socket(fileno=fds[0]))
+
+
+def end_process() -> None:
+    log.info("worker ends")
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def main() -> None:
@@ -250,8 +258,7 @@ def main() -> None:
     worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota)
     log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch)
     worker.serve(listener)
-    log.info("worker ends")
-    os._exit(0)  # device threads may still wait for work that nobody will give them
+    end_process()
 
 
 if __name__ == "__main__":

@@ -274,14 +274,16 @@ def test_exports_compile_and_look_up(tmp_path: Path) -> None:
         'void rgpu::log_unsupported(const char *name) { printf("%s\\n", name); }\n'
         'extern "C" CUresult cuGraphLaunch();\n'
         'static void look(const char *n, int v, bool t) {\n'
-        '  bool known; auto e = rgpu::find_proc(n, v, t, &known); printf("%s %d %d\\n", n, e ? e->version : 0, known);\n'
+        '  bool known; auto e = rgpu::find_proc(n, v, t, &known);\n'
+        '  printf("%s %d %d\\n", n, e ? e->version : 0, known);\n'
         '}\n'
         'int main() {\n  printf("%d\\n", cuGraphLaunch());\n'
         '  look("cuMemAlloc", 2010, false); look("cuMemAlloc", 13000, false); look("cuCtxCreate", 12000, false);\n'
         '  look("cuNothing", 13000, false); look("cuMemcpy", 3000, false); look("cuMemcpyHtoD", 13000, true);\n'
         '  look("cuInit", 13000, true); look("cuMemcpyHtoD", 6000, true);\n'
         '  for (size_t n = 1; n < rgpu::kProcTableSize; n++) {\n'
-        '    if (__builtin_strcmp(rgpu::kProcTable[n - 1].base, rgpu::kProcTable[n].base) > 0) printf("unsorted\\n"); }\n'
+        '    auto before = rgpu::kProcTable[n - 1].base;\n'
+        '    if (__builtin_strcmp(before, rgpu::kProcTable[n].base) > 0) printf("unsorted\\n"); }\n'
         '  printf("%d %d %d\\n", cuMemcpyHtoD_v2_ptds(1, nullptr, 2), cuMemcpyHtoD_v2(1, nullptr, 2),\n'
         '         cuCtxDestroy(nullptr));\n}\n')
     subprocess.run(["g++", "-std=c++20", "-Wall", "-Wextra", "-Wno-unused-parameter", "-I", str(GENERATED),

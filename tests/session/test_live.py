@@ -426,7 +426,8 @@ def test_hostile_dictionaries() -> None:
     assert LiveObjects.from_dict(good).to_dict() == good
     row, answer = good["calls"][1], good["answers"][0]
     for change in (
-        {"version": 2}, {"position": "9"}, {"position": 0}, {"payloads": None}, {"payloads": ["text"]}, {"payloads": []},
+        {"version": 2}, {"position": "9"}, {"position": 0}, {"payloads": None}, {"payloads": ["text"]},
+        {"payloads": []},
         {"calls": [1]}, {"calls": [row, row]}, {"calls": [[0, *row[1:]]]}, {"calls": [[2, 23, 0, 0, b"", -1]]},
         {"calls": [[*row[:4], b"short", 0]]}, {"calls": [[*row[:5], 7]]}, {"calls": [[*row[:5], -1]]},
         {"calls": [[*row[:3], "flags", *row[4:]]]}, {"answers": [[9, *answer[1:]]]}, {"answers": [[1, *answer[1:]]]},

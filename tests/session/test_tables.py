@@ -66,7 +66,8 @@ def test_facts_of_random_bytes(data: bytes) -> None:
 
 def test_facts_that_do_not_fit() -> None:
     good = SessionFacts("s", 1, 13000, 1, 1, False, (DeviceInfo("d", bytes(16), 1),))
-    for bad in (replace(good, quota=-1), replace(good, driver_version=1 << 32), replace(good, devices=good.devices * 65),
+    for bad in (replace(good, quota=-1), replace(good, driver_version=1 << 32),
+                replace(good, devices=good.devices * 65),
                 replace(good, devices=(DeviceInfo("d", bytes(15), 1),))):
         with pytest.raises(ValueError):
             bad.encode()

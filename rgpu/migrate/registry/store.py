@@ -61,6 +61,7 @@ CREATE TABLE changes (revision INTEGER NOT NULL, number INTEGER NOT NULL, key TE
 """
 
 T = TypeVar("T")
+Changes = list[Change]
 
 _EXPIRED = "boot != ? OR deadline <= ?"
 
@@ -131,12 +132,12 @@ class Store:
 
         return self._read(body)
 
-    def changes(self, prefix: str, from_revision: int, limit: int = 500) -> tuple[list[Change], int]:
+    def changes(self, prefix: str, from_revision: int, limit: int = 500) -> tuple[Changes, int]:
         """Whole changes from that revision on (about ``limit`` events), and the revision to ask for next.
 
         Raises :class:`Compacted`.
         """
-        def body() -> tuple[list[Change], int]:
+        def body() -> tuple[Changes, int]:
             with self._snapshot():
                 compacted, last = int(self._meta("compacted")), int(self._meta("revision"))
                 if from_revision <= compacted:
@@ -210,7 +211,7 @@ class Store:
                 if old is None:
                     continue
                 self._db.execute("DELETE FROM entries WHERE key = ?", (operation.key,))
-                row = (revision, number, operation.key, None, 0, 0)
+                row: tuple[Any, ...] = (revision, number, operation.key, None, 0, 0)
             else:
                 create = old.create_revision if old else revision
                 self._db.execute("REPLACE INTO entries VALUES (?, ?, ?, ?, ?)",

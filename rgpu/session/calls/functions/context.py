@@ -24,8 +24,11 @@ FUNCTIONS = (
         "cuCtxCreate 12050", ASYNC, "context_create",
     ),
     function("cuCtxDestroy", "CUcontext ctx", "cuCtxDestroy 2000", alias="cuCtxDestroy_v2"),
-    function("cuCtxDestroy_v2", "CUcontext ctx", "cuCtxDestroy 4000", ASYNC, "context_destroy"),
-    function("cuCtxDetach", "CUcontext ctx", "cuCtxDetach 2000", ASYNC, "context_destroy"),
+    function(
+        "cuCtxDestroy_v2", "CUcontext ctx", "cuCtxDestroy 4000", SYNC,
+        "context_synchronize context_destroy completed",
+    ),
+    function("cuCtxDetach", "CUcontext ctx", "cuCtxDetach 2000", SYNC, "context_synchronize context_destroy completed"),
     function("cuCtxDisablePeerAccess", "CUcontext peerContext", "cuCtxDisablePeerAccess 4000", LOCAL),
     function(
         "cuCtxEnablePeerAccess", "CUcontext peerContext, unsigned int Flags", "cuCtxEnablePeerAccess 4000", LOCAL,
@@ -89,12 +92,16 @@ FUNCTIONS = (
         alias="cuDevicePrimaryCtxRelease_v2",
     ),
     function(
-        "cuDevicePrimaryCtxRelease_v2", "CUdevice dev", "cuDevicePrimaryCtxRelease 11000", ASYNC, "context_destroy",
+        "cuDevicePrimaryCtxRelease_v2", "CUdevice dev", "cuDevicePrimaryCtxRelease 11000", SYNC,
+        "context_synchronize context_destroy completed",
     ),
     function(
         "cuDevicePrimaryCtxReset", "CUdevice dev", "cuDevicePrimaryCtxReset 7000", alias="cuDevicePrimaryCtxReset_v2",
     ),
-    function("cuDevicePrimaryCtxReset_v2", "CUdevice dev", "cuDevicePrimaryCtxReset 11000", ASYNC, "context_destroy"),
+    function(
+        "cuDevicePrimaryCtxReset_v2", "CUdevice dev", "cuDevicePrimaryCtxReset 11000", SYNC,
+        "context_synchronize context_destroy completed",
+    ),
     function(
         "cuDevicePrimaryCtxRetain", "CUcontext *pctx, CUdevice dev", "cuDevicePrimaryCtxRetain 7000", ASYNC,
         "context_create",

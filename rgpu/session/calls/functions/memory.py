@@ -111,8 +111,8 @@ FUNCTIONS = (
         alias="cuMemHostRegister_v2",
     ),
     function(
-        "cuMemHostRegister_v2", "void *p, size_t bytesize, unsigned int Flags", "cuMemHostRegister 6050", ASYNC,
-        "host_allocate", "pinned range, the same address on both sides",
+        "cuMemHostRegister_v2", "void *p, size_t bytesize, unsigned int Flags", "cuMemHostRegister 6050", LOCAL,
+        "", "only known to be pinned: it has no device pointer",
     ),
     function(
         "cuMemHostUnregister", "void *p", "cuMemHostUnregister 4000", SYNC, "context_synchronize completed",

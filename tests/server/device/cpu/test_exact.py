@@ -183,7 +183,9 @@ def test_flush_to_zero(rng: np.random.Generator) -> None:
         actual = out[:, k].copy()
         if name.startswith(("fmin", "fmax")):  # either zero
             values = np.where((actual == 0) & (values == 0), actual, values)
-        assert_same(actual, flush(values), [x, y], name)
+        # Where only rounding brings a result up to the least normal number, a GPU flushes it; PTX does not say.
+        edge = (np.abs(values) == np.finfo(f32).smallest_normal) & (actual == np.copysign(f32(0), values))
+        assert_same(actual, np.where(edge, actual, flush(values)), [x, y], name)
     check(program.map("compare", x, y, out=np.bool_, per=6), compared, [x, y], ["<", "<=", "==", ">", "!=", "!<"])
     assert_same(program.map("to_double", x, out=f64), a.astype(f64), [x], "(double)")
     check(program.map("to_int", x, out=np.int32, per=2), whole, [x], ["float2int_ru", "float2int_rd"])

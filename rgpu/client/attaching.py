@@ -1,0 +1,62 @@
+"""One try to attach, on a helper thread, that the event loop can take back at any moment."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rgpu.client.attachment import Owner
+from rgpu.client.data_link import DataLink, attach
+from rgpu.client.desk import Desk, Grant
+from rgpu.session.errors import RgpuError
+
+if TYPE_CHECKING:
+    from rgpu.client.shipper import Identity
+
+Opened = Callable[["Attempt", DataLink | None, int, str], None]
+
+
+class Attempt:
+    """Starts at once; posts ``opened(attempt, link or None, next, error)`` to the loop, unless cancelled."""
+
+    def __init__(self, number: int, owner: Owner, identity: Identity, grant: Grant, published: int, desk: Desk,
+                 opened: Opened, post: Callable[..., None]) -> None:
+        self.number = number
+        self.owner = owner
+        self.started = time.monotonic()
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._cancelled = False
+        self._opened, self._post = opened, post
+        desk.submit(self._run, identity, grant, published)
+
+    def _run(self, identity: Identity, grant: Grant, published: int) -> None:
+        if self._cancelled:
+            return
+        try:
+            connection, _, wanted = attach(self.owner.address, grant.ticket, grant.secret, identity.session,
+                                           self.owner.epoch, published, identity.client, connected=self._connected)
+            self._post(self._opened, self, DataLink(self.number, connection), wanted, "")
+        except RgpuError as error:
+            self._post(self._opened, self, None, 0, error.message)
+        except Exception as error:  # noqa: BLE001 - the loop waits for an outcome
+            self._post(self._opened, self, None, 0, f"{type(error).__name__}: {error}")
+
+    def _connected(self, sock: Any) -> bool:
+        """Called between connecting and the first byte sent; False when it was cancelled."""
+        with self._lock:
+            self._socket = sock
+            return not self._cancelled
+
+    def cancel(self) -> None:
+        """After it returns nothing more is sent on this attempt's connection."""
+        with self._lock:
+            self._cancelled = True
+            if self._socket is not None:
+                try:
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass

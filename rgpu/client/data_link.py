@@ -1,0 +1,149 @@
+"""A sealed connection in the agent's event loop: nothing here waits.
+
+Frames are sealed only when the socket has taken the one before, so that what
+is not sent yet can still be decided anew, and the kernel's buffer is the only
+queue.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rgpu.link.frames import SealedConnection, client_preamble, connect
+from rgpu.session.errors import Corrupt, LinkError
+
+ATTACH, CALLS, BYE, PING, STATS = 1, 2, 3, 4, 5
+ATTACHED, ANSWER, WATERMARK, NOTICE, PONG = 16, 17, 18, 19, 20
+ATTACH_TIMEOUT = 10.0  #: seconds for ATTACHED to come: the worker may be busy with a record
+CONNECT_TIMEOUT = 4.0
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def decode_map(body: Any) -> dict[str, Any]:
+    """A msgpack map. Raises :class:`Corrupt`."""
+    try:
+        value = _decode(body)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"a message from the worker is no msgpack: {error}", reason="msgpack") from error
+    if not isinstance(value, dict):
+        raise Corrupt("a message from the worker is no map", reason="msgpack")
+    return value
+
+
+def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str, epoch: int, published: int,
+           client: str, *, connected: Callable[[socket.socket], bool] = lambda sock: True
+           ) -> tuple[SealedConnection, int, int]:
+    """Connect and attach: (connection, epoch, seq wanted next). Blocks; for a helper thread.
+
+    ``connected(socket)`` is asked before the first byte goes out; False ends
+    the attempt. Raises :class:`RgpuError` of any kind. A node that claims an epoch below
+    ``epoch`` gets no ATTACH.
+    """
+    sock = connect(address, CONNECT_TIMEOUT)
+    connection = None
+    try:
+        if not connected(sock):
+            raise LinkError("the attempt was called off")
+        connection = client_preamble(sock, "calls", ticket, secret, session, timeout=CONNECT_TIMEOUT)
+        if connection.epoch < epoch:
+            raise LinkError(f"{address[0]} still holds epoch {connection.epoch} of {session}; {epoch} was seen")
+        connection.send(ATTACH, _encode({"session": session, "epoch": connection.epoch, "delivered": published,
+                                         "client": client}))
+        kind, body = connection.recv(ATTACH_TIMEOUT)
+        if kind != ATTACHED:
+            raise Corrupt(f"the worker answered ATTACH with a message of type {kind}", reason="protocol")
+        answer = decode_map(body)
+        wanted = answer.get("next")
+        if answer.get("epoch") != connection.epoch or not isinstance(wanted, int) or wanted < 1:
+            raise Corrupt(f"the worker answered ATTACH with {answer}", reason="protocol")
+        return connection, connection.epoch, wanted
+    except BaseException:
+        (connection or sock).close()
+        raise
+
+
+class DataLink:
+    """An attached connection, non-blocking. Every failure raises :class:`LinkError`."""
+
+    def __init__(self, number: int, connection: SealedConnection) -> None:
+        self.number = number
+        self.epoch = connection.epoch
+        self._connection = connection
+        self._sock: socket.socket = connection.sock
+        self._sock.setblocking(False)
+        self._out: memoryview | None = None
+        self._stream = 0  #: bytes of records sent in CALLS messages
+        self.heard = time.monotonic()  #: when something last came
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def ready(self) -> bool:
+        """The socket has taken everything so far."""
+        return self._out is None
+
+    def send(self, kind: int, *parts: Any) -> None:
+        """Seal and send; only when :attr:`ready`."""
+        assert self._out is None
+        self._out = memoryview(self._connection.sealer.seal(kind, parts))
+        self.flush()
+
+    def send_map(self, kind: int, values: dict[str, Any]) -> None:
+        self.send(kind, _encode(values))
+
+    def send_calls(self, buffers: list[Any]) -> None:
+        """The next bytes of the stream of records."""
+        offset = self._stream
+        self._stream += sum(len(buffer) for buffer in buffers)
+        self.send(CALLS, struct.pack("<Q", offset), *buffers)
+
+    def flush(self) -> bool:
+        """True when everything has gone."""
+        while self._out is not None:
+            try:
+                sent = self._sock.send(self._out)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError as error:
+                raise LinkError(f"the connection broke while sending: {error}") from error
+            self._out = self._out[sent:] if sent < len(self._out) else None
+        return True
+
+    def receive(self) -> tuple[int, memoryview] | None:
+        """The next message, or None when no whole one is there."""
+        while True:
+            message = self._connection.opener.next()
+            if message is not None:
+                return message
+            try:
+                count = self._sock.recv_into(self._connection.opener.room())
+            except (BlockingIOError, InterruptedError):
+                return None
+            except OSError as error:
+                raise LinkError(f"the connection broke: {error}") from error
+            if not count:
+                raise LinkError("the worker closed the connection", reason="end of file")
+            self._connection.opener.received(count)
+            self.heard = time.monotonic()
+
+    def finish(self, timeout: float = 1.0) -> None:
+        """Send what is left, waiting for at most ``timeout`` seconds, then close."""
+        try:
+            self._sock.settimeout(timeout)
+            if self._out is not None:
+                self._sock.sendall(self._out)
+        except OSError:
+            pass
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()

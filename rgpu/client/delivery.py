@@ -1,0 +1,114 @@
+"""Answers reach the program once: which are awaited, which it has had, and whether a replay agrees.
+
+An answer comes again after each attachment, and anew when a recovered session
+replays the call. The program gets the first; the digest of what it got is kept
+until an image makes a replay impossible, and a second answer is compared with
+it: a difference is *divergence*, and is reported
+(:class:`rgpu.session.answers.DeliveredAnswers`).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from rgpu.session.answers import DeliveredAnswers, Divergence
+from rgpu.session.calls.wire import BY_ID, Answer
+from rgpu.session.errors import Corrupt
+from rgpu.session.record import AWAITED
+
+PAYLOAD_LIMIT = (1 << 32) - 64  #: what a message to the shim can carry
+_HEAD = struct.Struct("<QiII")
+_ANSWERED = frozenset(call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC)
+
+
+class Verdict(Enum):
+    DELIVER = "deliver"
+    REPEATED = "repeated"
+    DIVERGED = "diverged"
+    UNWANTED = "unwanted"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMessage:
+    seq: int
+    result: int
+    flags: int
+    reply: Any
+    payload: Any
+
+
+class AnswerAssembler:
+    """Whole answers from the pieces of ANSWER messages (u8 more, then a piece each)."""
+
+    def __init__(self) -> None:
+        self._pieces: list[memoryview] = []
+        self._size = 0
+
+    def feed(self, body: memoryview) -> AnswerMessage | None:
+        """Raises :class:`Corrupt` for an answer that is cut or too long."""
+        if len(body) < 1 or body[0] > 1:
+            raise Corrupt("an answer's piece has no valid 'more' byte", reason="answer")
+        piece = body[1:]
+        if not self._pieces and len(piece) < _HEAD.size:
+            raise Corrupt(f"an answer's first piece has {len(piece)} bytes", reason="answer")
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size > PAYLOAD_LIMIT:
+            raise Corrupt("an answer is longer than 4 GiB", reason="answer")
+        if body[0]:
+            return None
+        pieces, self._pieces, self._size = self._pieces, [], 0
+        whole = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+        seq, result, flags, length = _HEAD.unpack_from(whole)
+        if _HEAD.size + length > len(whole):
+            raise Corrupt(f"the answer of call {seq} is shorter than its reply arguments", seq=seq, reason="answer")
+        return AnswerMessage(seq, result, flags, whole[_HEAD.size:_HEAD.size + length], whole[_HEAD.size + length:])
+
+
+class Deliveries:
+    """The ledger of one session; see the module docstring."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, int] = {}  #: seq → call id, of calls not answered yet
+        self._answered: dict[int, int] = {}  #: seq → call id, of those whose digest is kept
+        self._book = DeliveredAnswers()
+        self.highest = 0  #: the highest seq delivered
+
+    def sent(self, seq: int, call_id: int, flags: int) -> bool:
+        """A call was published; True when the program's thread waits for it."""
+        if call_id in _ANSWERED or flags & AWAITED:
+            self._pending[seq] = call_id
+        return bool(flags & AWAITED)
+
+    def judge(self, answer: AnswerMessage) -> Verdict:
+        """What to do with an answer; DELIVER is said once for each call."""
+        call_id = self._pending.pop(answer.seq, None)
+        if call_id is not None:
+            self._book.delivered(answer.seq, answer.result, answer.reply, answer.payload)
+            self._answered[answer.seq] = call_id
+            self.highest = max(self.highest, answer.seq)
+            return Verdict.DELIVER
+        call_id = self._answered.get(answer.seq)
+        if call_id is None:
+            return Verdict.UNWANTED
+        if call_id not in BY_ID:
+            return Verdict.REPEATED  # an unknown call's refusal: nothing to compare by
+        found = self._book.again(answer.seq, call_id, answer.result, answer.reply, answer.payload)
+        return Verdict.DIVERGED if found else Verdict.REPEATED
+
+    @property
+    def divergences(self) -> list[Divergence]:
+        return self._book.divergences
+
+    def forget(self, position: int) -> None:
+        """Digests of calls ≤ position are not needed any more: they will not be replayed."""
+        self._book.cut(position)
+        self._answered = {seq: call_id for seq, call_id in self._answered.items() if seq > position}
+
+    @property
+    def pending(self) -> int:
+        """Calls whose answer has not come yet."""
+        return len(self._pending)

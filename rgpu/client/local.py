@@ -1,0 +1,269 @@
+"""The Unix socket between shim and agent: framing, descriptors, and who is there.
+
+Message: u32 body length, u32 type, body; descriptors travel with the first
+byte of their message (docs/architecture.md, "Unix socket"). Everything here is
+non-blocking: a shim that does not read, or sends half a message, holds up
+nobody. What comes from the shim is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, VersionMismatch
+
+HELLO, SEGMENT, GOODBYE = 1, 2, 3
+WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, STATE = 32, 33, 34, 35, 36, 37
+RUNNING, BLOCK, UNPROTECTED = 0, 1, 2  #: STATE
+STICKY = 1  #: ANSWER flag
+PROTOCOL = 1
+BODY_LIMIT = 64 * 1024  #: longest message that a shim may send
+ANSWER_LIMIT = (1 << 32) - 1  #: the length field has 32 bits
+MAX_FDS = 8  #: descriptors not yet taken by a message
+
+_HEAD = struct.Struct("<II")
+_HELLO = struct.Struct("<IIIIQ")
+_SEGMENT = struct.Struct("<IIQ")
+_ANSWER = struct.Struct("<QiII")
+_SIZE_OF_FDS = socket.CMSG_SPACE(MAX_FDS * 4)
+_WITH_DESCRIPTOR = frozenset({HELLO, SEGMENT})
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who connects; ``eventfd`` wakes the agent and belongs to the receiver of this."""
+
+    pid: int
+    ppid: int
+    starttime: int
+    executable: str
+    eventfd: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewSegment:
+    """A segment offered; ``fd`` belongs to the receiver of this. Nothing about it is checked yet."""
+
+    index: int
+    kind: int
+    size: int
+    fd: int
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    reason: int
+
+
+class LocalPeer:
+    """One connected shim."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Takes the socket over. Raises :class:`AuthenticationFailed` for another user's process."""
+        self.sock = sock
+        pid, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            sock.close()
+            raise AuthenticationFailed(f"a process of user {uid} tried to use this agent", uid=uid)
+        self.pid: int = pid
+        sock.setblocking(False)
+        self._in = bytearray()
+        self._fds: deque[int] = deque()
+        self._out: deque[tuple[memoryview, int | None]] = deque()
+        self.eof = False
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    # -- receiving ----------------------------------------------------------------
+    def receive(self) -> list[Hello | NewSegment | Goodbye]:
+        """What has come, without waiting; sets :attr:`eof` at the end.
+
+        Raises :class:`Corrupt` for bytes that are no message; the shim is then
+        not to be trusted any further.
+        """
+        while not self.eof:
+            try:
+                data, ancillary, flags, _ = self.sock.recvmsg(BODY_LIMIT, _SIZE_OF_FDS)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                self.eof = True
+                break
+            self._take_descriptors(ancillary, flags)
+            if not data:
+                self.eof = True
+            self._in += data
+            if len(self._in) > 4 * BODY_LIMIT:
+                break
+        return self._parse()
+
+    def _take_descriptors(self, ancillary: list[Any], flags: int) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                self._fds.extend(numbers)
+        for fd in self._fds:
+            os.set_inheritable(fd, False)
+        if flags & socket.MSG_CTRUNC or len(self._fds) > MAX_FDS:
+            raise Corrupt("the shim sent more descriptors than any message has", reason="descriptors")
+
+    def _parse(self) -> list[Hello | NewSegment | Goodbye]:
+        found: list[Hello | NewSegment | Goodbye] = []
+        at = 0
+        while len(self._in) - at >= _HEAD.size:
+            length, kind = _HEAD.unpack_from(self._in, at)
+            if length > BODY_LIMIT:
+                raise Corrupt(f"a message from the shim says it has {length} bytes", reason="length")
+            if len(self._in) - at < _HEAD.size + length:
+                break
+            body = bytes(self._in[at + _HEAD.size:at + _HEAD.size + length])
+            at += _HEAD.size + length
+            found.append(self._message(kind, body))
+        del self._in[:at]
+        if self._fds and not self._in:
+            raise Corrupt("the shim sent a descriptor that belongs to no message", reason="descriptors")
+        return found
+
+    def _message(self, kind: int, body: bytes) -> Hello | NewSegment | Goodbye:
+        if kind in _WITH_DESCRIPTOR and not self._fds:
+            raise Corrupt(f"a message of type {kind} came without its descriptor", reason="descriptors")
+        if kind == HELLO and len(body) >= _HELLO.size + 2:
+            protocol, pid, ppid, _, starttime = _HELLO.unpack_from(body)
+            if protocol != PROTOCOL:
+                raise VersionMismatch(f"the shim speaks protocol {protocol}, this agent {PROTOCOL}")
+            (length,) = struct.unpack_from("<H", body, _HELLO.size)
+            name = body[_HELLO.size + 2:_HELLO.size + 2 + length]
+            return Hello(pid, ppid, starttime, name.decode("utf-8", "replace"), self._fds.popleft())
+        if kind == SEGMENT and len(body) == _SEGMENT.size:
+            index, segment_kind, size = _SEGMENT.unpack(body)
+            return NewSegment(index, segment_kind, size, self._fds.popleft())
+        if kind == GOODBYE and len(body) == 4:
+            return Goodbye(int.from_bytes(body, "little"))
+        raise Corrupt(f"a message of type {kind} with {len(body)} bytes from the shim", type=kind, reason="message")
+
+    # -- sending ------------------------------------------------------------------
+    def send(self, kind: int, *parts: Any, fd: int | None = None) -> None:
+        """Send now what the socket takes, keep the rest for :meth:`flush`."""
+        length = sum(len(part) for part in parts)
+        if length > ANSWER_LIMIT:
+            raise LinkError(f"an answer of {length} bytes does not fit a message to the shim", reason="length")
+        if length > 64 * 1024:  # do not copy the bulk of it
+            self._out.append((memoryview(_HEAD.pack(length, kind)), fd))
+            self._out.extend((memoryview(part).cast("B"), None) for part in parts if len(part))
+        else:
+            self._out.append((memoryview(b"".join((_HEAD.pack(length, kind), *parts))), fd))
+        self.flush()
+
+    def flush(self) -> bool:
+        """True when everything has gone. A shim that went away makes :attr:`eof` true."""
+        while self._out:
+            view, fd = self._out[0]
+            try:
+                if fd is not None:
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+                    sent = self.sock.sendmsg([view], rights)
+                else:
+                    sent = self.sock.send(view)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError:
+                self.eof = True
+                self._out.clear()
+                return True
+            if sent == len(view):
+                self._out.popleft()
+            else:
+                self._out[0] = (view[sent:], None)
+        return True
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._out)
+
+    @property
+    def unsent(self) -> int:
+        return sum(len(view) for view, _ in self._out)
+
+    def send_welcome(self, facts: bytes, page: int) -> None:
+        self.send(WELCOME, facts, fd=page)
+
+    def answer(self, seq: int, result: int, flags: int, reply: Any, payload: Any) -> None:
+        self.send(ANSWER, _ANSWER.pack(seq, result, flags, len(reply)), reply, payload)
+
+    def release(self, index: int) -> None:
+        self.send(RELEASE, struct.pack("<I", index))
+
+    def state(self, state: int, reason: str) -> None:
+        self.send(STATE, struct.pack("<I", state), _text(reason))
+
+    def refuse(self, result: int, reason: str) -> None:
+        self.send(REFUSED, struct.pack("<i", result), _text(reason))
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.popleft())
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self.sock.close()
+
+
+def _text(text: str) -> bytes:
+    data = text.encode("utf-8")[:1000]
+    return struct.pack("<H", len(data)) + data
+
+
+def listen(directory: Path) -> tuple[socket.socket, Path]:
+    """The agent's socket in ``directory``, which must be private. Raises :class:`LinkError`."""
+    path = directory / "agent.sock"
+    if len(os.fsencode(path)) > 107:
+        raise LinkError(f"{path} is too long for a Unix socket: set TMPDIR to a shorter directory")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    old = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    finally:
+        os.umask(old)
+    sock.listen(64)
+    return sock, path
+
+
+class AgentPage:
+    """The memfd that the shim reads: whether the agent sleeps and wants the eventfd."""
+
+    SIZE = 4096
+    _SLEEPING = 64 // 4
+
+    def __init__(self) -> None:
+        import fcntl
+        import mmap
+
+        self.fd = os.memfd_create("rgpu-agent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.posix_fallocate(self.fd, 0, self.SIZE)
+        self._map = mmap.mmap(self.fd, self.SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        # From here on nobody makes a writable mapping of it: ours exists already.
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+        self._words = memoryview(self._map).cast("I")
+        self._map[0:8] = b"RGPUAGT1"
+
+    def set_sleeping(self, value: bool) -> None:
+        self._words[self._SLEEPING] = int(value)
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+        os.close(self.fd)
+
+
+F_SEAL_FUTURE_WRITE = 0x0010

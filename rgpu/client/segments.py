@@ -1,0 +1,273 @@
+"""The journal's shared memory as the agent sees it: mapped read-only, walked record by record.
+
+The other side may be broken or hostile, and can write at any moment. So each
+header is copied out before it is looked at, every length is checked against
+what was committed, and positions are remembered here, never read twice. Bytes
+may still change under us; the worker checks the sums of what it gets.
+
+A walk yields *runs*: stretches of wire bytes that can be read again until they
+are dropped (:mod:`rgpu.client.journal`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from typing import Any
+
+from rgpu.client.local import NewSegment
+from rgpu.session.errors import Corrupt
+from rgpu.session.record import AWAITED, EXTERNAL, HEADER, HEADER_SIZE, MAGIC, MAX_ARGS, MAX_PAYLOAD
+
+SEGMENT_MAGIC = int.from_bytes(b"RGPUSEG1", "little")
+SEGMENT_HEADER = 64
+LOG, BULK = 0, 1
+MAX_LOG = 64 * 1024 * 1024
+MAX_BULK = (1 << 34) + 64 * 1024
+MAX_SEGMENTS = 1 << 20  #: mapped at one time
+RUN_BYTES = 128 * 1024  #: a run of small records ends at the first record past this
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_COMMITTED, _NEXT, _FIRST_SEQ = 24 // 8, 32 // 8, 40 // 8
+_FLAGS = struct.Struct("<H")
+_EXTERNAL = struct.Struct("<IIQ")
+
+
+class Segment:
+    """One mapped segment. ``uses``: runs in memory that need it."""
+
+    __slots__ = ("index", "kind", "size", "view", "words", "uses", "closed", "_map")
+
+    def __init__(self, offer: NewSegment) -> None:
+        """Checks, then maps; takes ``offer.fd`` over. Raises :class:`Corrupt`."""
+        try:
+            _check_offer(offer)
+            self._map: mmap.mmap | None = mmap.mmap(offer.fd, offer.size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as error:
+            raise Corrupt(f"segment {offer.index} cannot be mapped: {error}", segment=offer.index) from error
+        finally:
+            os.close(offer.fd)
+        self.index, self.kind, self.size = offer.index, offer.kind, offer.size
+        self.view = memoryview(self._map)
+        #: 8-byte words: reading one is one load, so a value is never seen half written
+        self.words = self.view.cast("Q")
+        self.uses = 0
+        self.closed = False
+        magic, index, kind, size = struct.unpack_from("<QIIQ", self.view)
+        if (magic, index, kind, size) != (SEGMENT_MAGIC, self.index, self.kind, self.size):
+            self.unmap()
+            raise Corrupt(f"segment {offer.index}: the header does not say what the message said",
+                          segment=offer.index, reason="header")
+
+    def unmap(self) -> None:
+        self.words.release()
+        self.view.release()
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:
+                pass  # a slice is still on its way out; the mapping goes with it
+            self._map = None
+
+
+def _check_offer(offer: NewSegment) -> None:
+    limit = {LOG: MAX_LOG, BULK: MAX_BULK}.get(offer.kind, 0)
+    if not SEGMENT_HEADER < offer.size <= limit or offer.size % 8:
+        raise Corrupt(f"segment {offer.index} of kind {offer.kind} has {offer.size} bytes", segment=offer.index,
+                      reason="size")
+    try:
+        seals = fcntl.fcntl(offer.fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise Corrupt(f"segment {offer.index} is no memfd: {error}", segment=offer.index, reason="memfd") from error
+    status = os.fstat(offer.fd)
+    if seals & _SEALS != _SEALS or status.st_size != offer.size or status.st_blocks * 512 < offer.size:
+        raise Corrupt(f"segment {offer.index} is not sealed, not of the size said, or not allocated: touching it "
+                      "could kill the agent", segment=offer.index, reason="seals")
+
+
+class InlineRun:
+    """Records that stand as they are in a log segment. The newest one grows."""
+
+    __slots__ = ("first", "last", "segment", "start", "end")
+
+    def __init__(self, seq: int, segment: Segment, start: int, end: int) -> None:
+        self.first = self.last = seq
+        self.segment = segment
+        self.start, self.end = start, end
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return (self.segment,)
+
+    def read(self, offset: int, limit: int) -> list[Any]:
+        return [self.segment.view[self.start + offset:min(self.end, self.start + offset + limit)]]
+
+
+class ExternalRun:
+    """One record whose payload stands in a bulk segment."""
+
+    __slots__ = ("first", "last", "segment", "bulk", "_pieces", "size")
+
+    def __init__(self, seq: int, segment: Segment, bulk: Segment, head: bytes, payload: tuple[int, int]) -> None:
+        """``head``: header (EXTERNAL cleared) and padded arguments, copied; payload: offset and length in ``bulk``."""
+        self.first = self.last = seq
+        self.segment, self.bulk = segment, bulk
+        offset, length = payload
+        pad = bytes(-length % 8)
+        self._pieces: tuple[Any, ...] = (head, (offset, length), pad)
+        self.size = len(head) + length + len(pad)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return (self.segment, self.bulk)
+
+    def read(self, offset: int, limit: int) -> list[Any]:
+        head, (start, length), pad = self._pieces
+        found: list[Any] = []
+        end = offset + limit
+        at = 0
+        for piece in (head, self.bulk.view[start:start + length], pad):
+            low, high = max(0, offset - at), min(len(piece), end - at)
+            if low < high:
+                found.append(piece[low:high])
+            at += len(piece)
+        return found
+
+
+Run = InlineRun | ExternalRun
+
+
+class Walker:
+    """Follows the chain of log segments from record 1 on."""
+
+    def __init__(self) -> None:
+        self.logs: dict[int, Segment] = {}
+        self.bulks: dict[int, Segment] = {}
+        self.next_seq = 1
+        self.entered = 0  #: log segments begun
+        self._current: Segment | None = None
+        self._at = SEGMENT_HEADER
+        self._run: InlineRun | None = None
+
+    def offer(self, offer: NewSegment) -> None:
+        """A segment that the shim announced. Raises :class:`Corrupt`."""
+        if offer.index in self.logs or offer.index in self.bulks or len(self.logs) + len(self.bulks) >= MAX_SEGMENTS:
+            os.close(offer.fd)
+            raise Corrupt(f"segment {offer.index} was announced twice, or there are too many", segment=offer.index,
+                          reason="index")
+        segment = Segment(offer)
+        (self.logs if segment.kind == LOG else self.bulks)[segment.index] = segment
+        if self._current is None and segment.kind == LOG:
+            self._enter(segment)
+
+    @property
+    def current(self) -> Segment | None:
+        """The segment that is being walked."""
+        return self._current
+
+    def has_more(self) -> bool:
+        """Is something committed that was not walked? Cheap: asked before each sleep."""
+        segment = self._current
+        return segment is not None and (segment.words[_COMMITTED] != self._at or
+                                        bool(segment.words[_NEXT]) and segment.words[_NEXT] - 1 in self.logs)
+
+    def walk(self) -> tuple[list[Run], list[tuple[int, int, int]], bool]:
+        """Everything committed by now: (new runs, [(seq, call id, flags)], whether the end was reached).
+
+        An inline run that was handed out before may have grown instead. The
+        end is not reached while a segment has not been announced yet. Raises
+        :class:`Corrupt` with segment and offset.
+        """
+        runs: list[Run] = []
+        calls: list[tuple[int, int, int]] = []
+        while (segment := self._current) is not None:
+            following = segment.words[_NEXT]  # before `committed`: what is closed gets no more records
+            committed = segment.words[_COMMITTED]
+            if not self._at <= committed <= segment.size or committed % 8:
+                raise self._corrupt("commits an impossible position", committed=committed)
+            if self._at < committed and not self._walk_segment(segment, committed, runs, calls):
+                return runs, calls, False
+            if not following:
+                return runs, calls, True
+            if segment.words[_COMMITTED] != committed or following - 1 <= segment.index:
+                raise self._corrupt("went on after it was closed, or is followed by an older one")
+            segment.closed = True
+            if following - 1 not in self.logs:
+                return runs, calls, False
+            self._enter(self.logs[following - 1])
+        return runs, calls, True
+
+    def _enter(self, segment: Segment) -> None:
+        if segment.words[_FIRST_SEQ] != self.next_seq:
+            raise Corrupt(f"segment {segment.index} starts with call {segment.words[_FIRST_SEQ]}, not {self.next_seq}",
+                          segment=segment.index, reason="sequence")
+        self._current, self._at, self._run = segment, SEGMENT_HEADER, None
+        self.entered += 1
+
+    def _walk_segment(self, segment: Segment, committed: int, runs: list[Run],
+                      calls: list[tuple[int, int, int]]) -> bool:
+        """Records of one segment up to ``committed``; False when a bulk segment is missing."""
+        view, at, seq, run = segment.view, self._at, self.next_seq, self._run
+        unpack = HEADER.unpack_from
+        try:
+            while at < committed:
+                if committed - at < HEADER_SIZE:
+                    raise self._corrupt("holds half a header", at)
+                magic, call, flags, number, _, args, payload, _, _ = unpack(view, at)
+                if magic != MAGIC or number != seq or flags & ~(EXTERNAL | AWAITED) or args > MAX_ARGS \
+                        or payload > MAX_PAYLOAD:
+                    raise self._corrupt(f"holds no valid header for call {seq}", at)
+                end = at + HEADER_SIZE + (args + 7 & ~7) + (_EXTERNAL.size if flags & EXTERNAL else payload + 7 & ~7)
+                if end > committed:
+                    raise self._corrupt(f"holds call {seq} only in part", at)
+                if flags & EXTERNAL:
+                    external = self._external(segment, at, end, seq, flags, payload)
+                    if external is None:
+                        return False
+                    runs.append(external)
+                    run = None
+                elif run is not None and run.end - run.start < RUN_BYTES:
+                    run.end, run.last = end, seq
+                else:
+                    run = InlineRun(seq, segment, at, end)
+                    runs.append(run)
+                calls.append((seq, call, flags))
+                at, seq = end, seq + 1
+        finally:
+            self._at, self.next_seq, self._run = at, seq, run
+        return True
+
+    def _external(self, segment: Segment, at: int, end: int, seq: int, flags: int, payload: int) -> ExternalRun | None:
+        index, zero, offset = _EXTERNAL.unpack_from(segment.view, end - _EXTERNAL.size)
+        bulk = self.bulks.get(index)
+        if bulk is None:
+            return None
+        if zero or not SEGMENT_HEADER <= offset <= bulk.size or payload > bulk.size - offset:
+            raise self._corrupt(f"call {seq} points outside of bulk segment {index}", at)
+        head = bytearray(segment.view[at:end - _EXTERNAL.size])
+        _FLAGS.pack_into(head, 6, flags & ~EXTERNAL)
+        return ExternalRun(seq, segment, bulk, bytes(head), (offset, payload))
+
+    def forget(self, segment: Segment) -> None:
+        """Drop a segment that was released."""
+        (self.logs if segment.kind == LOG else self.bulks).pop(segment.index, None)
+        segment.unmap()
+
+    def _corrupt(self, what: str, offset: int | None = None, **detail: Any) -> Corrupt:
+        index = self._current.index if self._current else -1
+        at = self._at if offset is None else offset
+        return Corrupt(f"log segment {index} {what} (offset {at})", segment=index, offset=at, reason="log segment",
+                       **detail)
+
+    def close(self) -> None:
+        for segment in [*self.logs.values(), *self.bulks.values()]:
+            segment.unmap()
+        self.logs.clear()
+        self.bulks.clear()
+        self._current = self._run = None

@@ -1,0 +1,72 @@
+// The address allocator of one range: pure bookkeeping, no locks, no calls.
+//
+// Physical memory is mapped in granules of 2 MiB and counted against a quota.
+// An allocation of more than half a granule has granules of its own; smaller
+// ones share granules, at multiples of 512 bytes, best fit. A granule without
+// allocations is unmapped at once, so that
+//     free memory = quota - mapped granules
+// is exact: that much can be allocated in granules. Addresses are the lowest
+// that fit; one is handed out again only after free() of it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace rgpu {
+
+struct Range {
+  std::uint64_t address = 0, size = 0;
+  bool operator==(const Range&) const = default;
+};
+
+class Allocator {
+ public:
+  // The range [base, base+size) and the quota in bytes; all are taken down to whole granules.
+  Allocator(std::uint64_t base, std::uint64_t size, std::uint64_t quota, std::uint64_t granule = 2u << 20,
+            std::uint64_t alignment = 512, std::uint64_t largest_mapping = 1u << 30);
+
+  // An address for `size` > 0 bytes, nothing when the quota or the range has no
+  // room. `map` gets what must be mapped first, in pieces of at most
+  // `largest_mapping` bytes.
+  std::optional<std::uint64_t> allocate(std::uint64_t size, std::vector<Range>& map);
+  // Gives back what allocate() returned; false for any other address. `unmap`
+  // gets the pieces that are not needed any more, cut as they were mapped.
+  bool free(std::uint64_t address, std::vector<Range>& unmap);
+
+  // The allocation that holds an address: its base and the size asked for.
+  std::optional<Range> find(std::uint64_t address) const;
+  std::uint64_t quota() const { return quota_; }
+  std::uint64_t mapped() const { return mapped_; }
+  std::uint64_t available() const { return quota_ - mapped_; }
+  std::size_t count() const { return allocations_.size(); }
+  // Every promise of the bookkeeping; for tests.
+  bool consistent() const;
+
+ private:
+  struct Allocation {
+    std::uint64_t size;     // as asked for
+    std::uint64_t reserved; // what it takes: granules, or bytes of a shared one
+    bool shared;
+  };
+  using Blocks = std::map<std::uint64_t, std::uint64_t>;  // address -> size
+
+  std::optional<std::uint64_t> take_granules(std::uint64_t size);
+  void give_granules(std::uint64_t address, std::uint64_t size);
+  std::vector<Range> pieces(std::uint64_t address, std::uint64_t size) const;
+  void add_block(std::uint64_t address, std::uint64_t size);
+  void remove_block(Blocks::iterator block);
+  std::uint64_t granule_of(std::uint64_t address) const { return address - (address - base_) % granule_; }
+
+  const std::uint64_t base_, size_, quota_, granule_, alignment_, largest_;
+  std::uint64_t mapped_ = 0;
+  Blocks holes_;                                    // unmapped address space
+  Blocks blocks_;                                   // free parts of shared granules
+  std::set<std::pair<std::uint64_t, std::uint64_t>> by_size_;  // (size, address) of blocks_
+  std::map<std::uint64_t, Allocation> allocations_;
+};
+
+}  // namespace rgpu

@@ -1,0 +1,168 @@
+// Awaited calls: publishing them, waiting, and what follows an answer.
+#include <pthread.h>
+
+#include <csignal>
+
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+// Answers that no thread waits for are handled here, one after the other, on a
+// thread of their own: a host function may block for as long as it likes.
+struct Notifier {
+  std::mutex lock;
+  std::condition_variable more;
+  std::deque<std::unique_ptr<Waiter>> queue;
+  bool started = false;
+};
+
+Notifier& notifier() {
+  static auto* n = new Notifier;
+  return *n;
+}
+
+void* run_notifier(void*) {
+  ::pthread_setname_np(::pthread_self(), "rgpu-callbacks");
+  Notifier& n = notifier();
+  for (;;) {
+    std::unique_ptr<Waiter> waiter;
+    {
+      std::unique_lock guard(n.lock);
+      n.more.wait(guard, [&] { return !n.queue.empty(); });
+      waiter = std::move(n.queue.front());
+      n.queue.pop_front();
+    }
+    waiter->notify(*waiter->answer);
+    delete waiter->answer;
+  }
+}
+
+bool start_notifier() {
+  Notifier& n = notifier();
+  std::lock_guard guard(n.lock);
+  if (n.started) return true;
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, &before);
+  pthread_t thread;
+  n.started = !::pthread_create(&thread, nullptr, run_notifier, nullptr);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (n.started) ::pthread_detach(thread);
+  return n.started;
+}
+
+// Answers from which the program concludes that ordered work is complete.
+bool observes(std::uint16_t call) {
+  switch (call) {
+    case wire::ContextSynchronize::id:
+    case wire::StreamSynchronize::id:
+    case wire::EventSynchronize::id:
+    case wire::MemcpyD2h::id:
+    case wire::Memcpy2dD2h::id:
+    case wire::MemoryFreeWait::id:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool add_waiter(Session& s, std::uint64_t seq, Waiter* waiter) {
+  std::lock_guard guard(s.waiters_lock);
+  if (s.gone) return false;  // under the lock: lose_agent() has not looked yet, or never will see this one
+  s.waiters.emplace(seq, waiter);
+  return true;
+}
+
+Waiter* take_waiter(Session& s, std::uint64_t seq) {
+  std::lock_guard guard(s.waiters_lock);
+  auto it = s.waiters.find(seq);
+  if (it == s.waiters.end()) return nullptr;
+  Waiter* found = it->second;
+  s.waiters.erase(it);
+  return found;
+}
+
+void finish_waiter(Waiter* waiter) {
+  if (waiter->notify) {
+    Notifier& n = notifier();
+    std::lock_guard guard(n.lock);
+    n.queue.emplace_back(waiter);
+    n.more.notify_one();
+    return;
+  }
+  waiter->done.store(1, std::memory_order_release);
+  waiter->done.notify_one();
+}
+
+void fail_waiters(Session& s, CUresult result) {
+  std::unordered_map<std::uint64_t, Waiter*> all;
+  {
+    std::lock_guard guard(s.waiters_lock);
+    all.swap(s.waiters);
+  }
+  for (auto& [seq, waiter] : all) {
+    waiter->answer->seq = seq;
+    waiter->answer->result = result;
+    finish_waiter(waiter);
+  }
+}
+
+CUresult submit_view(const CallView& call, const void* data, std::size_t n, std::uint64_t* seq) {
+  Payload payload(data, n);
+  if (payload.error) return payload.error;
+  Section section(call.reserved || payload.external());
+  return section.publish_view(call, &payload, nullptr, seq);
+}
+
+CUresult await_view(const CallView& call, Payload& payload, Answer& answer, void* destination, std::size_t capacity,
+                    const Step& step) {
+  if (payload.error) return payload.error;
+  Waiter waiter;
+  waiter.answer = &answer;
+  waiter.destination = destination;
+  waiter.capacity = capacity;
+  std::uint64_t seq = 0;
+  {
+    Section section(call.reserved || payload.external());
+    if (CUresult r = section.publish_view(call, &payload, &waiter, &seq); r) return r;
+    if (step) step(seq, false);
+  }
+  while (!waiter.done.load(std::memory_order_acquire)) waiter.done.wait(0, std::memory_order_acquire);
+  if (answer.result == CUDA_ERROR_SYSTEM_NOT_READY && session().gone) return answer.result;
+  const bool teaches = observes(call.id) && !answer.result;
+  if (call.id == wire::ContextSynchronize::id && teaches) learned(0, seq, true);
+  if (step && !answer.result) step(seq, true);
+  observed(seq);
+  if (teaches) after_observation();
+  return answer.result;
+}
+
+CUresult submit_notify(const CallView& call, std::function<void(const Answer&)> answered, std::uint64_t* seq) {
+  if (!start_notifier()) return CUDA_ERROR_OPERATING_SYSTEM;
+  auto waiter = std::make_unique<Waiter>();
+  auto answer = std::make_unique<Answer>();
+  waiter->answer = answer.get();
+  waiter->notify = std::move(answered);
+  Section section(call.reserved);
+  if (CUresult r = section.publish_view(call, nullptr, waiter.get(), seq); r) return r;
+  waiter.release();  // finish_waiter() owns both from now on
+  answer.release();
+  return CUDA_SUCCESS;
+}
+
+CUresult observed(std::uint64_t seq) {
+  wire::Completed call{};
+  call.observed = seq;
+  Section section(true);
+  return section.publish(call);
+}
+
+void after_observation() {
+  bring_back_shadows();
+  free_deferred();
+}
+
+}  // namespace rgpu

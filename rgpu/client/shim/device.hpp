@@ -1,0 +1,45 @@
+// The program's devices: the session's, filtered and ordered by CUDA_VISIBLE_DEVICES.
+//
+// A CUdevice is the program's number; the wire and Facts::devices count the
+// session's. With CUDA_VISIBLE_DEVICES unset they are the same.
+#pragma once
+
+#include <cstdint>
+
+#include "core.hpp"
+
+namespace rgpu {
+
+// After initialise(): reads CUDA_VISIBLE_DEVICES. CUDA_ERROR_NO_DEVICE when
+// nothing is visible, CUDA_ERROR_INVALID_DEVICE when a device is named twice.
+CUresult apply_visibility();
+
+// CUDA_VISIBLE_DEVICES alone says that there is no device, whatever the session has.
+bool nothing_visible();
+
+// How many devices the program has; 0 before cuInit succeeded.
+int device_count();
+
+// The program's number → index into Facts::devices (and device on the wire); -1 for none.
+int session_device(CUdevice device);
+
+// The reverse; -1 (CU_DEVICE_CPU's number is not used here) for one that is not visible.
+CUdevice program_device(int session_index);
+
+// What the server said of the program's device; nullptr for none.
+const DeviceFacts* device_facts(CUdevice device);
+
+// A CUdevice_attribute as this library answers it: what it refuses is never
+// claimed, whatever the server's driver supports. False for no attribute.
+bool device_attribute(const DeviceFacts& device, int attribute, int* value);
+
+// The newest CUDA interface that this library speaks, as CUDA_VERSION.
+inline constexpr int kSpokenVersion = 13000;
+
+// cuDriverGetVersion's answer, also before cuInit: the session's, where it is
+// known. A program may ask for it and fork before it calls cuInit, so asking
+// opens no session: before cuInit it is RGPU_DRIVER_VERSION (set by the
+// launcher), without that kSpokenVersion.
+int driver_version();
+
+}  // namespace rgpu

@@ -1,0 +1,157 @@
+// Events: recording, queries from the watermark, waits, elapsed time.
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+constexpr unsigned KNOWN_FLAGS = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+
+// The last record is complete, as far as is known, or there was none. Then that
+// is recorded as observed, once.
+bool finished(Event& event) {
+  std::uint64_t record;
+  {
+    std::lock_guard guard(event.lock);
+    record = event.record;
+    if (record <= event.seen) return true;
+    if (!complete_on(event.stream, record)) return false;
+    event.seen = record;
+  }
+  observed(record);
+  after_observation();
+  return true;
+}
+
+CUresult record_event(CUevent handle, CUstream stream_handle, unsigned flags) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(stream_handle, stream); r) return r;
+  Event* event = find(handle);
+  if (!event || event->context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
+  if (flags & ~static_cast<unsigned>(CU_EVENT_RECORD_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  wire::EventRecord call{};
+  call.event = event->number;
+  call.stream = stream.number;
+  call.flags = flags;
+  Section section;  // held until the event knows: two threads' records keep the journal's order
+  std::uint64_t seq = 0;
+  if (CUresult r = section.publish(call, &seq); r) return r;
+  note_work(stream, seq);
+  std::lock_guard guard(event->lock);
+  event->record = seq;
+  event->stream = stream.number;
+  return CUDA_SUCCESS;
+}
+
+CUresult elapsed(float* milliseconds, CUevent start_handle, CUevent end_handle) {
+  if (CUresult r = require(); r) return r;
+  Event *start = find(start_handle), *end = find(end_handle);
+  if (!start || !end) return CUDA_ERROR_INVALID_HANDLE;
+  if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+  for (Event* event : {start, end}) {
+    std::lock_guard guard(event->lock);
+    if (!event->record || (event->flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_HANDLE;
+  }
+  wire::EventElapsed call{};
+  call.start = start->number;
+  call.end = end->number;
+  Answer answer;
+  if (CUresult r = await(call, nullptr, 0, answer); r) return r;
+  wire::EventElapsedReply reply;
+  if (!reply.read(answer.reply.data(), answer.reply.size())) return CUDA_ERROR_UNKNOWN;
+  *milliseconds = reply.milliseconds;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuEventCreate(CUevent* phEvent, unsigned int Flags) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  if (!phEvent || (Flags & ~KNOWN_FLAGS)) return CUDA_ERROR_INVALID_VALUE;
+  if (Flags & CU_EVENT_INTERPROCESS) {
+    // The driver demands DISABLE_TIMING beside it; sharing with another process is not supported.
+    if (!(Flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
+    log_once("interprocess event", "cuEventCreate: events shared between processes are not supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  auto made = std::make_unique<Event>();
+  Event* event = made.get();
+  event->context = context;
+  event->flags = Flags;
+  CUresult r = submit_with<wire::EventCreate>([&](wire::EventCreate& call) {
+    event->number = next_number();
+    call.event = event->number;
+    call.context = context->number;
+    call.flags = Flags;
+    return CUDA_SUCCESS;
+  });
+  if (r) return r;
+  void* handle = enroll(std::move(made));
+  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  *phEvent = static_cast<CUevent>(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent hEvent) {
+  if (CUresult r = require_session(); r) return r;
+  Event* event = find(hEvent);
+  if (!event || !retire(event)) return CUDA_ERROR_INVALID_HANDLE;
+  wire::EventDestroy call{};
+  call.event = event->number;
+  return submit(call);
+}
+
+CUresult cuEventRecord(CUevent hEvent, CUstream hStream) { return record_event(hEvent, hStream, 0); }
+
+CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
+  return record_event(hEvent, hStream, flags);
+}
+
+CUresult cuEventQuery(CUevent hEvent) {
+  if (CUresult r = require(); r) return r;
+  Event* event = find(hEvent);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (finished(*event)) return require();
+  flush();
+  return CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent hEvent) {
+  if (CUresult r = require(); r) return r;
+  Event* event = find(hEvent);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (finished(*event)) return require();
+  wire::EventSynchronize call{};
+  call.event = event->number;
+  Answer answer;
+  Payload none;
+  std::uint64_t record = 0, stream = 0;
+  CUresult r = await_view(view(call), none, answer, nullptr, 0, [&](std::uint64_t, bool answered) {
+    std::lock_guard guard(event->lock);
+    if (answered) {
+      learned(stream, record);
+      event->seen = std::max(event->seen, record);
+    } else {
+      record = event->record;  // what the worker will wait for: it reads the same order
+      stream = event->stream;
+    }
+  });
+  return r ? r : require();
+}
+
+CUresult cuEventElapsedTime(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
+  return elapsed(pMilliseconds, hStart, hEnd);
+}
+
+CUresult cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEnd) {
+  return elapsed(pMilliseconds, hStart, hEnd);
+}
+
+}  // extern "C"

@@ -1,0 +1,55 @@
+// What a program hands to a load: where it ends, and what is in it.
+//
+// A load gets a pointer without a size. It points to a fat binary's wrapper
+// (magic 0x466243B1), a fat binary (0xBA55ED50), an ELF cubin, or PTX text. The
+// sizes stand in the headers; every sum is checked before a byte behind it is read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace rgpu::image {
+
+enum class Kind { fatbin, elf, ptx };
+
+struct Image {
+    const void* data = nullptr;
+    std::size_t size = 0;  // bytes, for PTX without its terminating NUL
+    Kind kind = Kind::fatbin;
+};
+
+enum class Verdict {
+    ok,
+    null,     // CUDA_ERROR_INVALID_VALUE
+    invalid,  // CUDA_ERROR_INVALID_IMAGE
+};
+
+// The largest image that a journal record may carry.
+inline constexpr std::uint64_t kLargest = std::uint64_t{16} << 30;
+
+// Finds the image that `data` points to. Reads only what the headers found so far say is there.
+Verdict find(const void* data, Image* out);
+
+// One code entry of a fat binary.
+struct Entry {
+    enum class Code : std::uint16_t { ptx = 1, elf = 2 };
+    std::uint16_t kind;
+    std::uint32_t architecture;  // 75 for sm_75
+    std::uint64_t size;          // as stored, perhaps compressed
+};
+
+// The entries of a fat binary; empty where it cannot be read.
+std::vector<Entry> entries(const Image& image);
+
+// False only where the image certainly holds nothing for compute capability
+// `major`.`minor`: a cubin needs the same major and no higher minor, PTX no
+// higher architecture. The worker has the last word (it may not run cubins).
+bool may_run_on(const Image& image, int major, int minor);
+
+// The whole file, with a NUL behind it so that PTX text ends.
+// Returns false when it cannot be read.
+bool read_file(const char* path, std::string* out);
+
+}  // namespace rgpu::image

@@ -1,0 +1,102 @@
+// What happens to the process around a session: address ranges reserved at
+// load (SEMANTICS 8), fork (SEMANTICS 16), exit.
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "session.hpp"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+namespace rgpu {
+namespace {
+
+// Ranges of further devices would reach into where position-independent
+// programs are loaded (0x55…): a session of more devices is refused at cuInit.
+constexpr unsigned RESERVED_DEVICES = 6;
+
+int pinned_error = 0;                    // errno of the pinned range's reservation
+int device_error[RESERVED_DEVICES] = {};  // … of each device's
+
+int reserve(std::uint64_t base, std::uint64_t size) {
+  void* wanted = reinterpret_cast<void*>(base);
+  void* got = ::mmap(wanted, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  if (got == MAP_FAILED) return errno;
+  if (got != wanted) {  // a kernel before 4.17 takes the flag for a hint
+    ::munmap(got, size);
+    return EEXIST;
+  }
+  ::madvise(got, size, MADV_DONTDUMP);
+  return 0;
+}
+
+void before_fork() {
+  Session& s = session();
+  s.life_lock.lock();
+  s.segments_lock.lock();
+}
+
+void in_parent() {
+  Session& s = session();
+  s.segments_lock.unlock();
+  s.life_lock.unlock();
+}
+
+// In the child of a process with a session: the parent's agent must not see
+// this process through inherited descriptors, and nothing works here any more.
+void in_child() {
+  Session& s = session();
+  if (s.state != Session::State::fresh) {
+    s.forked = true;
+    for (auto& [index, segment] : s.segments)
+      if (segment->fd >= 0) ::close(segment->fd);
+    for (auto& segment : s.spares)
+      if (segment->fd >= 0) ::close(segment->fd);
+    if (s.socket >= 0) ::close(s.socket);
+    if (s.wake >= 0) ::close(s.wake);
+    s.socket = s.wake = -1;
+    s.sleeping = nullptr;
+  }
+  s.segments_lock.unlock();
+  s.life_lock.unlock();
+}
+
+__attribute__((constructor)) void loaded() {
+  pinned_error = reserve(kPinnedBase, kPinnedSize);
+  for (unsigned d = 0; d < RESERVED_DEVICES; ++d) device_error[d] = reserve(kDeviceBase + d * kDeviceStride, kDeviceStride);
+  ::pthread_atfork(before_fork, in_parent, in_child);
+}
+
+// The end of the process. Never waits: the socket takes these few bytes or it does not.
+__attribute__((destructor)) void unloaded() {
+  Session& s = session();
+  if (s.forked || s.state != Session::State::live || s.gone || s.pid != ::getpid()) return;
+  const std::uint32_t goodbye[3] = {4, wire::kGoodbye, 0};
+  if (!s.send_lock.try_lock()) return;
+  [[maybe_unused]] ssize_t ignored = ::send(s.socket, goodbye, sizeof goodbye, MSG_NOSIGNAL | MSG_DONTWAIT);
+  s.send_lock.unlock();
+}
+
+}  // namespace
+
+bool address_ranges_reserved(unsigned devices, std::string& why) {
+  if (devices > RESERVED_DEVICES) {
+    why = "a session of more than " + std::to_string(RESERVED_DEVICES) + " devices has no room in this address space";
+    return false;
+  }
+  int error = pinned_error;
+  for (unsigned d = 0; d < devices; ++d) error = error ? error : device_error[d];
+  if (!error) return true;
+  why = std::string("the session's address ranges are not free in this process (") + std::strerror(error) +
+        "): is a limit on address space (ulimit -v) set?";
+  return false;
+}
+
+}  // namespace rgpu

@@ -1,0 +1,136 @@
+// cuFunc*: attributes and parameters, from the load's table.
+#include <algorithm>
+#include <cstdint>
+
+#include "api.hpp"
+#include "module.hpp"
+
+namespace rgpu {
+namespace {
+
+// The largest dynamic shared memory that a block of the function may opt in to.
+int dynamic_limit(const Function& function) {
+    const DeviceFacts& device = facts().devices[static_cast<std::size_t>(function.module->context->device)];
+    const int block = device.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 49152);
+    const int opt_in = device.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 0);
+    return std::max(block, opt_in) - function.attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, 0);
+}
+
+}  // namespace
+
+bool function_attribute(const Function& function, int attribute, int* value) {
+    if (attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) return false;
+    // -1 is a value of the carveout; elsewhere it says that the worker does not know, and 0 is the safe answer.
+    const int known = function.attributes[attribute].load(std::memory_order_relaxed);
+    *value = attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT ? known : std::max(known, 0);
+    return true;
+}
+
+CUresult set_function_attribute(Function& function, int attribute, int value) {
+    switch (attribute) {
+        case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+            if (value < 0 || value > dynamic_limit(function)) return CUDA_ERROR_INVALID_VALUE;
+            break;
+        case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+            if (value < -1 || value > 100) return CUDA_ERROR_INVALID_VALUE;
+            break;
+        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
+        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
+        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
+            if (value < 0) return CUDA_ERROR_INVALID_VALUE;
+            break;
+        case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
+            value = value != 0 ? 1 : 0;
+            break;
+        case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+            if (value < 0 || value > 2) return CUDA_ERROR_INVALID_VALUE;
+            break;
+        default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (function.attributes[attribute].exchange(value, std::memory_order_relaxed) == value) return CUDA_SUCCESS;
+    return submit(wire::FunctionAttribute{
+        .module = function.module->number, .function = function.index, .attribute = attribute, .value = value});
+}
+
+}  // namespace rgpu
+
+using namespace rgpu;
+
+namespace {
+
+// A function proper: the driver refuses kernels here (CUDA_ERROR_INVALID_HANDLE).
+CUresult look_up(CUfunction handle, Function*& function) {
+    if (CUresult r = require_session(); r) return r;
+    function = static_cast<Function*>(find_object(handle, Kind::function));
+    return function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) {
+    Function* function = nullptr;
+    if (CUresult r = look_up(hfunc, function); r) return r;
+    if (pi == nullptr || !function_attribute(*function, attrib, pi)) return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value) {
+    if (CUresult r = require(); r) return r;
+    Function* function = nullptr;
+    if (CUresult r = look_up(hfunc, function); r) return r;
+    return set_function_attribute(*function, attrib, value);
+}
+
+CUresult cuFuncGetModule(CUmodule* hmod, CUfunction hfunc) {
+    Function* function = nullptr;
+    if (CUresult r = look_up(hfunc, function); r) return r;
+    if (hmod == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *hmod = static_cast<CUmodule>(function->module->handle);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetName(const char** name, CUfunction hfunc) {
+    Function* function = nullptr;
+    if (CUresult r = look_up(hfunc, function); r) return r;
+    if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *name = function->name.c_str();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetParamInfo(CUfunction func, size_t paramIndex, size_t* paramOffset, size_t* paramSize) {
+    Function* function = nullptr;
+    if (CUresult r = look_up(func, function); r) return r;
+    if (paramOffset == nullptr || paramIndex >= function->parameters.size()) return CUDA_ERROR_INVALID_VALUE;
+    *paramOffset = function->parameters[paramIndex].offset;
+    if (paramSize != nullptr) *paramSize = function->parameters[paramIndex].size;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction hfunc) {
+    Function* function = nullptr;
+    if (CUresult r = look_up(hfunc, function); r) return r;
+    if (state == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *state = CU_FUNCTION_LOADING_STATE_LOADED;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuFuncLoad(CUfunction hfunc) {
+    Function* function = nullptr;
+    return look_up(hfunc, function);
+}
+
+CUresult cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config) {
+    Function* function = nullptr;
+    if (CUresult r = look_up(hfunc, function); r) return r;
+    return config >= CU_FUNC_CACHE_PREFER_NONE && config <= CU_FUNC_CACHE_PREFER_EQUAL ? CUDA_SUCCESS
+                                                                                       : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig) {
+    Function* function = nullptr;
+    return look_up(hfunc, function);
+}
+
+}  // extern "C"

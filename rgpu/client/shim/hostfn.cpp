@@ -1,0 +1,95 @@
+// Host functions and stream callbacks. The worker answers `host_function` when
+// the stream gets there; the shim's callback thread then runs the program's
+// function and publishes host_function_done, which lets the stream go on.
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+struct Pending {
+  std::mutex lock;
+  std::condition_variable changed;
+  unsigned count = 0;  // functions published and not yet run
+};
+
+Pending& pending() {
+  static auto* p = new Pending;
+  return *p;
+}
+
+thread_local bool running = false;  // this thread is in a host function now
+
+// `run` gets the status that a stream callback sees.
+CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(handle, stream); r) return r;
+  const std::uint64_t before = last_given(stream.number);
+  wire::HostFunction call{};
+  call.stream = stream.number;
+  Pending& p = pending();
+  {
+    std::lock_guard guard(p.lock);
+    ++p.count;
+  }
+  std::uint64_t seq = 0;
+  const std::uint64_t number = stream.number;
+  CUresult r = submit_notify(view(call), [=, run = std::move(run)](const Answer& answer) {
+    if (answer.result != CUDA_ERROR_SYSTEM_NOT_READY) {
+      if (before) {  // the function knows that the stream's work before it is complete
+        learned(number, before);
+        observed(before);
+        after_observation();
+      }
+      running = true;
+      run(answer.result);
+      running = false;
+      wire::HostFunctionDone done{};
+      done.call = answer.seq;
+      submit(done);
+      observed(answer.seq);
+    }
+    Pending& mine = pending();
+    std::lock_guard guard(mine.lock);
+    --mine.count;
+    mine.changed.notify_all();
+  }, &seq);
+  if (r) {
+    std::lock_guard guard(p.lock);
+    --p.count;
+    return r;
+  }
+  note_work(stream, seq);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void wait_host_functions() {
+  if (running) return;
+  Pending& p = pending();
+  std::unique_lock guard(p.lock);
+  p.changed.wait(guard, [&] { return p.count == 0; });
+}
+
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
+  if (!fn) return CUDA_ERROR_INVALID_VALUE;
+  return enqueue(hStream, [=](CUresult status) {
+    if (!status) fn(userData);  // not run after an error, as on a driver
+  });
+}
+
+CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags) {
+  if (!callback || flags) return CUDA_ERROR_INVALID_VALUE;
+  return enqueue(hStream, [=](CUresult status) { callback(hStream, status, userData); });
+}
+
+}  // extern "C"

@@ -1,0 +1,308 @@
+// The cuMemcpy family: linear memory and rows, in any direction.
+//
+// Every form becomes one `Copy`; each end is judged by what its address points
+// into (UVA). Pageable sources are read at the call (SEMANTICS 6), copies to
+// the host are awaited. Arrays are not supported.
+#include <cstring>
+
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+constexpr std::uint64_t PIECE = 1ull << 30;  // longest payload of one call, either way
+
+// One end of a copy: `type` is what the call says of it.
+struct End {
+  CUmemorytype type = CU_MEMORYTYPE_UNIFIED;
+  std::uint64_t address = 0;
+  std::uint64_t pitch = 0;
+  bool host = false;  // resolve() found: the bytes are the program's own memory
+};
+
+struct Copy {
+  End destination, source;
+  std::uint64_t width = 0, height = 1;
+  bool packed(const End& end) const { return height <= 1 || end.pitch == width; }
+};
+
+std::uint8_t* bytes(std::uint64_t address) { return reinterpret_cast<std::uint8_t*>(address); }
+
+// Finds out where the end lies, and that all of it lies there.
+CUresult resolve(End& end, const Copy& copy) {
+  if (copy.height > 1 && end.pitch < copy.width) return CUDA_ERROR_INVALID_VALUE;
+  std::uint64_t span;
+  if (__builtin_mul_overflow(end.pitch, copy.height - 1, &span) || __builtin_add_overflow(span, copy.width, &span) ||
+      end.address + span < end.address || !end.address)
+    return CUDA_ERROR_INVALID_VALUE;
+  const Place place = place_of(end.address);
+  switch (place.kind) {
+    case Place::Kind::device:
+      end.host = false;
+      return end.type != CU_MEMORYTYPE_HOST && place.holds(end.address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case Place::Kind::pinned:
+    case Place::Kind::registered:
+      end.host = true;
+      return place.holds(end.address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case Place::Kind::host:
+      end.host = true;
+      // A pageable address is no device pointer, whatever it is called.
+      return end.type != CU_MEMORYTYPE_DEVICE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult to_device(const Copy& c, const StreamRef& stream) {
+  const Place::Kind kind = place_of(c.source.address).kind;
+  if (kind != Place::Kind::host)
+    if (CUresult r = settle_source(c.source.address, c.width); r) return r;
+  if (c.packed(c.source) && c.packed(c.destination)) {
+    const std::uint64_t total = c.width * c.height;
+    for (std::uint64_t done = 0; done < total; done += PIECE) {
+      wire::MemcpyH2d call{};
+      call.destination = c.destination.address + done;
+      call.stream = stream.number;
+      Payload payload(bytes(c.source.address + done), std::min(PIECE, total - done));
+      if (CUresult r = submit_work(stream, call, payload); r) return r;
+    }
+    return CUDA_SUCCESS;
+  }
+  const std::uint64_t most = std::max<std::uint64_t>(1, PIECE / c.width);
+  for (std::uint64_t row = 0; row < c.height; row += most) {
+    wire::Memcpy2dH2d call{};
+    call.destination = c.destination.address + row * c.destination.pitch;
+    call.pitch = c.destination.pitch;
+    call.width = c.width;
+    call.height = std::min(most, c.height - row);
+    call.stream = stream.number;
+    Payload payload = Payload::from(call.width * call.height, [&](std::uint8_t* to) {
+      for (std::uint64_t i = 0; i < call.height; ++i)
+        std::memcpy(to + i * c.width, bytes(c.source.address + (row + i) * c.source.pitch), c.width);
+    });
+    if (CUresult r = submit_work(stream, call, payload); r) return r;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult to_host(const Copy& c, const StreamRef& stream) {
+  std::uint64_t received = 0;
+  if (c.packed(c.source) && c.packed(c.destination)) {
+    const std::uint64_t total = c.width * c.height;
+    for (std::uint64_t done = 0; done < total; done += PIECE) {
+      wire::MemcpyD2h call{};
+      call.source = c.source.address + done;
+      call.size = std::min(PIECE, total - done);
+      call.stream = stream.number;
+      if (CUresult r = await_work(stream, call, bytes(c.destination.address + done), call.size, &received); r) return r;
+      if (received != call.size) return CUDA_ERROR_UNKNOWN;
+    }
+    return CUDA_SUCCESS;
+  }
+  const std::uint64_t most = std::max<std::uint64_t>(1, PIECE / c.width);
+  std::vector<std::uint8_t> rows;
+  for (std::uint64_t row = 0; row < c.height; row += most) {
+    wire::Memcpy2dD2h call{};
+    call.source = c.source.address + row * c.source.pitch;
+    call.pitch = c.source.pitch;
+    call.width = c.width;
+    call.height = std::min(most, c.height - row);
+    call.stream = stream.number;
+    const std::uint64_t size = call.width * call.height;
+    std::uint8_t* to = bytes(c.destination.address + row * c.destination.pitch);
+    if (!c.packed(c.destination)) {
+      rows.resize(size);
+      to = rows.data();
+    }
+    if (CUresult r = await_work(stream, call, to, size, &received); r) return r;
+    if (received != size) return CUDA_ERROR_UNKNOWN;
+    if (c.packed(c.destination)) continue;
+    for (std::uint64_t i = 0; i < call.height; ++i)
+      std::memcpy(bytes(c.destination.address + (row + i) * c.destination.pitch), to + i * c.width, c.width);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult on_device(const Copy& c, const StreamRef& stream) {
+  if (c.packed(c.source) && c.packed(c.destination)) {
+    wire::MemcpyD2d call{};
+    call.destination = c.destination.address;
+    call.source = c.source.address;
+    call.size = c.width * c.height;
+    call.stream = stream.number;
+    return submit_work(stream, call);
+  }
+  wire::Memcpy2dD2d call{};
+  call.destination = c.destination.address;
+  call.destination_pitch = c.destination.pitch;
+  call.source = c.source.address;
+  call.source_pitch = c.source.pitch;
+  call.width = c.width;
+  call.height = c.height;
+  call.stream = stream.number;
+  return submit_work(stream, call);
+}
+
+// In stream order, by this thread: when the stream is there.
+CUresult on_host(const Copy& c, const StreamRef& stream) {
+  wire::StreamSynchronize call{};
+  call.stream = stream.number;
+  if (CUresult r = await_work(stream, call); r) return r;
+  for (std::uint64_t i = 0; i < c.height; ++i)
+    std::memmove(bytes(c.destination.address + i * c.destination.pitch), bytes(c.source.address + i * c.source.pitch), c.width);
+  return CUDA_SUCCESS;
+}
+
+CUresult run(Copy& c, CUstream handle) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(handle, stream); r) return r;
+  if (!c.width || !c.height) return CUDA_SUCCESS;
+  if (c.height == 1) c.source.pitch = c.destination.pitch = c.width;
+  if (c.height > std::numeric_limits<std::uint64_t>::max() / c.width) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = resolve(c.destination, c); r) return r;
+  if (CUresult r = resolve(c.source, c); r) return r;
+  if (c.source.host) return c.destination.host ? on_host(c, stream) : to_device(c, stream);
+  return c.destination.host ? to_host(c, stream) : on_device(c, stream);
+}
+
+CUresult linear(CUmemorytype to, std::uint64_t destination, CUmemorytype from, std::uint64_t source, std::size_t n,
+                CUstream stream) {
+  Copy c;
+  c.destination = {to, destination, n, false};
+  c.source = {from, source, n, false};
+  c.width = n;
+  return run(c, stream);
+}
+
+// The 2D and 3D forms name host pointer and device pointer apart.
+CUresult end_of(CUmemorytype type, const void* host, CUdeviceptr device, std::uint64_t offset, std::uint64_t pitch, End& end) {
+  end.type = type;
+  end.pitch = pitch;
+  switch (type) {
+    case CU_MEMORYTYPE_HOST:
+      end.address = reinterpret_cast<std::uint64_t>(host);
+      break;
+    case CU_MEMORYTYPE_DEVICE:
+    case CU_MEMORYTYPE_UNIFIED:
+      end.address = device;
+      break;
+    case CU_MEMORYTYPE_ARRAY:
+      log_once("array copy", "copies from and to CUDA arrays are not supported");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!end.address) return CUDA_ERROR_INVALID_VALUE;
+  end.address += offset;
+  return CUDA_SUCCESS;
+}
+
+CUresult rows(const CUDA_MEMCPY2D* p, CUstream stream) {
+  if (CUresult r = require(); r) return r;
+  if (!p) return CUDA_ERROR_INVALID_VALUE;
+  if (!p->WidthInBytes || !p->Height) return CUDA_SUCCESS;
+  const std::uint64_t from = p->srcPitch ? p->srcPitch : p->WidthInBytes + p->srcXInBytes;
+  const std::uint64_t to = p->dstPitch ? p->dstPitch : p->WidthInBytes + p->dstXInBytes;
+  if (from < p->srcXInBytes + p->WidthInBytes || to < p->dstXInBytes + p->WidthInBytes) return CUDA_ERROR_INVALID_VALUE;
+  Copy c;
+  c.width = p->WidthInBytes;
+  c.height = p->Height;
+  if (CUresult r = end_of(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcY * from + p->srcXInBytes, from, c.source); r)
+    return r;
+  if (CUresult r = end_of(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstY * to + p->dstXInBytes, to, c.destination); r)
+    return r;
+  return run(c, stream);
+}
+
+// Plane after plane; planes that follow each other without a gap are one.
+template <class Copy3D>
+CUresult planes(const Copy3D* p, CUstream stream) {
+  if (CUresult r = require(); r) return r;
+  if (!p || p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
+  if (!p->WidthInBytes || !p->Height || !p->Depth) return CUDA_SUCCESS;
+  const std::uint64_t from = p->srcPitch ? p->srcPitch : p->WidthInBytes + p->srcXInBytes;
+  const std::uint64_t to = p->dstPitch ? p->dstPitch : p->WidthInBytes + p->dstXInBytes;
+  const std::uint64_t from_height = p->srcHeight ? p->srcHeight : p->Height + p->srcY;
+  const std::uint64_t to_height = p->dstHeight ? p->dstHeight : p->Height + p->dstY;
+  if (from < p->srcXInBytes + p->WidthInBytes || to < p->dstXInBytes + p->WidthInBytes ||
+      (p->Depth > 1 && (from_height < p->srcY + p->Height || to_height < p->dstY + p->Height)))
+    return CUDA_ERROR_INVALID_VALUE;
+  const bool whole = from_height == p->Height && to_height == p->Height;
+  for (std::uint64_t z = 0; z < (whole ? 1 : p->Depth); ++z) {
+    Copy c;
+    c.width = p->WidthInBytes;
+    c.height = whole ? p->Height * p->Depth : p->Height;
+    const std::uint64_t source = ((p->srcZ + z) * from_height + p->srcY) * from + p->srcXInBytes;
+    const std::uint64_t destination = ((p->dstZ + z) * to_height + p->dstY) * to + p->dstXInBytes;
+    if (CUresult r = end_of(p->srcMemoryType, p->srcHost, p->srcDevice, source, from, c.source); r) return r;
+    if (CUresult r = end_of(p->dstMemoryType, p->dstHost, p->dstDevice, destination, to, c.destination); r) return r;
+    if (CUresult r = run(c, stream); r) return r;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult between(CUdeviceptr destination, CUcontext to, CUdeviceptr source, CUcontext from, std::size_t n, CUstream stream) {
+  if (CUresult r = require(); r) return r;
+  if (!find(to) || !find(from)) return CUDA_ERROR_INVALID_CONTEXT;
+  return linear(CU_MEMORYTYPE_DEVICE, destination, CU_MEMORYTYPE_DEVICE, source, n, stream);
+}
+
+std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+
+}  // namespace
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
+  return linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, nullptr);
+}
+CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) {
+  return linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, hStream);
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount) {
+  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, nullptr);
+}
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount, CUstream hStream) {
+  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, hStream);
+}
+
+CUresult cuMemcpyDtoH_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount) {
+  return linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr);
+}
+CUresult cuMemcpyDtoHAsync_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
+  return linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, hStream);
+}
+
+CUresult cuMemcpyDtoD_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount) {
+  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr);
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
+  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, hStream);
+}
+
+CUresult cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,
+                      size_t ByteCount) {
+  return between(dstDevice, dstContext, srcDevice, srcContext, ByteCount, nullptr);
+}
+CUresult cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,
+                           size_t ByteCount, CUstream hStream) {
+  return between(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
+}
+
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr); }
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr); }
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) { return rows(pCopy, hStream); }
+
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* pCopy) { return planes(pCopy, nullptr); }
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { return planes(pCopy, hStream); }
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy) { return planes(pCopy, nullptr); }
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) { return planes(pCopy, hStream); }
+
+}  // extern "C"

@@ -1,0 +1,102 @@
+// Device and pinned memory as the copy, launch and pointer code sees it.
+// Internal to the core.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <shared_mutex>
+
+#include "allocator.hpp"
+#include "handles.hpp"
+
+namespace rgpu {
+
+// What a pointer of the program's points into.
+struct Place {
+  enum class Kind {
+    host,     // pageable memory of the program (or anything else that is not ours)
+    device,   // an allocation, or a module's variable
+    pinned,   // cuMemHostAlloc: has a shadow at its own address in the worker
+    registered,  // cuMemHostRegister: the program's memory, no shadow
+    invalid,  // in a device range, but in no allocation
+  } kind = Kind::host;
+  std::uint64_t base = 0, size = 0;  // of the allocation, variable or pinned range
+  int device = 0;
+  Context* context = nullptr;
+  unsigned flags = 0;                // of pinned memory
+  std::uint64_t id = 0;              // CU_POINTER_ATTRIBUTE_BUFFER_ID
+
+  bool holds(std::uint64_t address, std::uint64_t n) const { return address >= base && n <= size - (address - base); }
+};
+
+// What of a device's memory the session may use, in bytes.
+std::uint64_t facts_quota(const DeviceFacts& device);
+
+Place place_of(std::uint64_t address);
+// The address is device memory for `n` bytes from it on: CUDA_ERROR_INVALID_VALUE otherwise.
+CUresult check_device(std::uint64_t address, std::uint64_t n, Place* place = nullptr);
+// … `height` rows of `width` bytes, `pitch` apart.
+CUresult check_device_rows(std::uint64_t address, std::uint64_t pitch, std::uint64_t width, std::uint64_t height,
+                           Place* place = nullptr);
+
+CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address);
+// Waits if work is unfinished (SEMANTICS 2).
+CUresult free_device(std::uint64_t address);
+// Takes the allocation out of the program's sight, without freeing it. False: not an allocation's base.
+bool hide_device(std::uint64_t address);
+// Frees a hidden allocation of which all work is known to be complete.
+CUresult free_hidden(std::uint64_t address);
+
+// pool.cpp
+bool reclaim_deferred();  // waits for the work that deferred frees wait for; false: there were none
+
+// pinned.cpp
+Place pinned_place(std::uint64_t address);  // Kind::host when it is not pinned memory
+void release_pinned(Context& context);
+// Host bytes of pinned memory are about to be read for a copy to the device:
+// waits for whatever may still write them (SEMANTICS 6).
+CUresult settle_source(std::uint64_t address, std::uint64_t size);
+// A kernel or memset on the stream may read and write the pinned ranges that
+// these addresses point into: their bytes go to the shadows first.
+CUresult upload_shadows(const StreamRef& stream, const std::vector<std::uint64_t>& addresses);
+// … and the call that may write them has been published.
+void mark_shadows(const StreamRef& stream, const std::vector<std::uint64_t>& addresses, std::uint64_t seq);
+bool any_pinned();  // cheap: is there any memory with a shadow?
+
+// hostfn.cpp
+void wait_host_functions();
+
+// Publishes a call that is ordered work of a stream.
+template <class C>
+CUresult submit_work(const StreamRef& stream, const C& call, Payload& payload, std::uint64_t* seq_out = nullptr) {
+  if (payload.error) return payload.error;
+  Section section(payload.external());
+  std::uint64_t seq = 0;
+  if (CUresult r = section.publish(call, payload, &seq); r) return r;
+  note_work(stream, seq);
+  if (seq_out) *seq_out = seq;
+  return CUDA_SUCCESS;
+}
+template <class C>
+CUresult submit_work(const StreamRef& stream, const C& call, std::uint64_t* seq_out = nullptr) {
+  Payload none;
+  return submit_work(stream, call, none, seq_out);
+}
+
+// Awaits a call that completes in stream order: its answer says that the stream got there.
+template <class C>
+CUresult await_work(const StreamRef& stream, const C& call, void* destination = nullptr, std::size_t capacity = 0,
+                    std::uint64_t* received = nullptr) {
+  Answer answer;
+  Payload none;
+  CUresult r = await_view(view(call), none, answer, destination, capacity, [&](std::uint64_t seq, bool answered) {
+    if (answered)
+      learned(stream.number, seq);
+    else
+      note_work(stream, seq);
+  });
+  if (received) *received = answer.payload_size;
+  return r;
+}
+
+}  // namespace rgpu

@@ -1,0 +1,232 @@
+// Stream-ordered allocation. cuMemAllocAsync allocates at once; cuMemFreeAsync
+// hides the allocation and frees it when the work given to the stream before
+// is known to be complete. Memory pools are names for that: they keep nothing.
+#include <cstring>
+#include <deque>
+
+#include "device.hpp"
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+struct Pool : Object {
+  Pool() : Object(Kind::pool) {}
+  CUdevice device = 0;
+  bool standard = false;  // the device's own: cannot be destroyed
+  std::mutex lock;        // guards the attributes
+  int reuse[3] = {1, 1, 1};
+  std::uint64_t threshold = 0;
+};
+
+struct Deferred {
+  std::uint64_t address, stream, seq;
+};
+
+struct Pools {
+  std::mutex lock;
+  std::vector<Pool*> standard, current;  // by CUdevice
+  std::deque<Deferred> deferred;
+};
+
+Pools& pools() {
+  static auto* p = new Pools;
+  return *p;
+}
+
+CUresult pool_of_device(CUmemoryPool* out, CUdevice device, std::vector<Pool*> Pools::*which) {
+  if (CUresult r = require(); r) return r;
+  if (!out) return CUDA_ERROR_INVALID_VALUE;
+  if (!device_facts(device)) return CUDA_ERROR_INVALID_DEVICE;
+  Pools& p = pools();
+  std::lock_guard guard(p.lock);
+  const auto index = static_cast<std::size_t>(device);
+  if (p.standard.size() <= index) {
+    p.standard.resize(index + 1);
+    p.current.resize(index + 1);
+  }
+  if (!p.standard[index]) {
+    auto made = std::make_unique<Pool>();
+    made->device = device;
+    made->standard = true;
+    p.standard[index] = p.current[index] = made.get();
+    if (!enroll(std::move(made))) {
+      p.standard[index] = p.current[index] = nullptr;
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  }
+  *out = static_cast<CUmemoryPool>((p.*which)[index]->handle);
+  return CUDA_SUCCESS;
+}
+
+Pool* find_pool(CUmemoryPool handle) { return static_cast<Pool*>(find_object(handle, Kind::pool)); }
+
+CUresult allocate_async(CUdeviceptr* out, std::size_t size, CUstream handle) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(handle, stream); r) return r;
+  if (!out) return CUDA_ERROR_INVALID_VALUE;
+  if (!size) {  // the driver's pools take it, and give an address that is never used
+    *out = 0;
+    return CUDA_SUCCESS;
+  }
+  std::uint64_t address = 0;
+  if (CUresult r = allocate_device(*stream.context, size, address); r) return r;
+  *out = address;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void free_deferred() {
+  Pools& p = pools();
+  std::vector<std::uint64_t> ready;
+  {
+    std::lock_guard guard(p.lock);
+    if (p.deferred.empty()) return;
+    std::erase_if(p.deferred, [&](const Deferred& d) {
+      const bool done = !d.seq || complete_on(d.stream, d.seq);
+      if (done) ready.push_back(d.address);
+      return done;
+    });
+  }
+  for (std::uint64_t address : ready) free_hidden(address);
+}
+
+bool reclaim_deferred() {
+  free_deferred();
+  Context* context = nullptr;
+  {
+    Pools& p = pools();
+    std::lock_guard guard(p.lock);
+    if (p.deferred.empty()) return false;
+  }
+  if (current(context)) return false;
+  wire::ContextSynchronize call{};
+  call.context = context->number;
+  if (await(call)) return false;
+  free_deferred();
+  return true;
+}
+
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
+  free_deferred();
+  return allocate_async(dptr, bytesize, hStream);
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) {
+  if (CUresult r = require(); r) return r;
+  if (!find_pool(pool)) return CUDA_ERROR_INVALID_VALUE;
+  return cuMemAllocAsync(dptr, bytesize, hStream);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (!dptr) return CUDA_SUCCESS;
+  if (!hide_device(dptr)) return CUDA_ERROR_INVALID_VALUE;
+  Pools& p = pools();
+  {
+    // The legacy stream waits for blocking ones: there, everything published so far counts.
+    const std::uint64_t seq = stream.object ? stream.object->last.load() : 0;
+    std::lock_guard guard(p.lock);
+    if (stream.object)
+      p.deferred.push_back({dptr, stream.number, seq});
+    else
+      p.deferred.push_back({dptr, ~0ull, idle() ? 0 : published()});
+  }
+  free_deferred();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool_out, CUdevice dev) {
+  return pool_of_device(pool_out, dev, &Pools::standard);
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice dev) { return pool_of_device(pool, dev, &Pools::current); }
+
+CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolProps) {
+  if (CUresult r = require(); r) return r;
+  if (!pool || !poolProps || poolProps->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  if (poolProps->location.type != CU_MEM_LOCATION_TYPE_DEVICE || poolProps->handleTypes) {
+    log_once("pool props", "cuMemPoolCreate: only device memory that is not shared with other processes is supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (!device_facts(poolProps->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  auto made = std::make_unique<Pool>();
+  made->device = poolProps->location.id;
+  void* handle = enroll(std::move(made));
+  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  *pool = static_cast<CUmemoryPool>(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+  if (CUresult r = require_session(); r) return r;
+  Pool* found = find_pool(pool);
+  return found && !found->standard && retire(found) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
+  if (CUresult r = require(); r) return r;
+  if (!find_pool(pool)) return CUDA_ERROR_INVALID_VALUE;
+  free_deferred();  // nothing else is kept
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
+  if (CUresult r = require(); r) return r;
+  Pool* found = find_pool(pool);
+  if (!found || !value) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard guard(found->lock);
+  switch (attr) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+      std::memcpy(value, &found->reuse[attr - 1], sizeof(int));
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+      std::memcpy(value, &found->threshold, sizeof found->threshold);
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+      std::memset(value, 0, sizeof(std::uint64_t));  // allocations belong to the device, not to a pool
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value) {
+  if (CUresult r = require(); r) return r;
+  Pool* found = find_pool(pool);
+  if (!found || !value) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard guard(found->lock);
+  switch (attr) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+      std::memcpy(&found->reuse[attr - 1], value, sizeof(int));
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+      std::memcpy(&found->threshold, value, sizeof found->threshold);
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+}  // extern "C"

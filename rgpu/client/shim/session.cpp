@@ -1,0 +1,109 @@
+// The session's life: cuInit, what every call requires, the sticky error, the end.
+#include <dlfcn.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "session.hpp"
+
+extern char** environ;
+
+namespace rgpu {
+namespace {
+
+// First record of every journal: what a driver reads from the environment when
+// a context is made.
+CUresult open_session(Session& s) {
+  std::string environment;
+  for (char** at = environ; at && *at; ++at) {
+    if (std::strncmp(*at, "CUDA_", 5) && std::strncmp(*at, "NVIDIA_", 7)) continue;
+    environment.append(*at);
+    environment.push_back('\0');
+    if (environment.size() > 64 * 1024) break;
+  }
+  wire::SessionOpen call{};
+  call.version = 1;
+  call.pid = static_cast<std::uint32_t>(s.pid);
+  call.environment = {environment.data(), static_cast<std::uint32_t>(environment.size())};
+  return submit(call);
+}
+
+// Threads of ours run this library's code until the process ends: it may not be unloaded.
+void stay_loaded() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<void*>(&initialise), &info) && info.dli_fname)
+    ::dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+CUresult go_live(Session& s) {
+  if (CUresult r = connect_agent(s); r) return r;
+  std::string why;
+  if (!address_ranges_reserved(static_cast<unsigned>(s.facts.devices.size()), why)) {
+    log_once("ranges", "%s", why.c_str());
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  s.pid = ::getpid();
+  stay_loaded();
+  s.state = Session::State::live;
+  return open_session(s);
+}
+
+}  // namespace
+
+Session& session() {
+  static auto* s = new Session;  // never destroyed: static destructors of the program may call CUDA
+  return *s;
+}
+
+CUresult initialise() {
+  Session& s = session();
+  if (s.forked) return CUDA_ERROR_NOT_INITIALIZED;
+  std::lock_guard guard(s.life_lock);
+  if (s.state == Session::State::fresh) {
+    s.failure = go_live(s);
+    // A failure before anything is shared may pass (an agent that is not there yet); later ones stay.
+    if (s.failure && s.state == Session::State::live) s.state = Session::State::failed;
+  }
+  return s.state == Session::State::live && s.gone ? CUDA_ERROR_SYSTEM_NOT_READY : s.failure;
+}
+
+bool initialised() {
+  Session& s = session();
+  return !s.forked && s.state == Session::State::live;
+}
+
+const Facts& facts() { return session().facts; }
+
+CUresult require_session() {
+  Session& s = session();
+  if (s.forked || s.state != Session::State::live) return CUDA_ERROR_NOT_INITIALIZED;
+  return s.gone ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_SUCCESS;
+}
+
+CUresult require() {
+  if (CUresult r = require_session(); r) return r;
+  return static_cast<CUresult>(session().sticky.load(std::memory_order_relaxed));
+}
+
+void set_sticky(CUresult error) {
+  int none = 0;
+  if (error && session().sticky.compare_exchange_strong(none, error))
+    log_line("error %d sticks to the session", static_cast<int>(error));
+}
+
+std::uint32_t thread_number() {
+  static std::atomic<std::uint32_t> next{0};
+  static thread_local std::uint32_t mine = ~0u;
+  if (mine == ~0u) mine = next.fetch_add(1);
+  return mine;
+}
+
+int DeviceFacts::attribute(int which, int otherwise) const {
+  auto it = std::lower_bound(attributes.begin(), attributes.end(), which,
+                             [](const auto& entry, int wanted) { return entry.first < wanted; });
+  return it != attributes.end() && it->first == which ? it->second : otherwise;
+}
+
+}  // namespace rgpu

@@ -1,0 +1,258 @@
+// Streams: creation, queries from the watermark, waits.
+#include <algorithm>
+
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+constexpr int GREATEST_PRIORITY = -5;  // as cuCtxGetStreamPriorityRange says; 0 is the least
+
+// The streams whose work a wait for `stream` covers, with the last call given
+// to each: itself, and for the legacy stream every blocking stream.
+std::vector<std::pair<Stream*, std::pair<std::uint64_t, std::uint64_t>>> covered(const StreamRef& stream) {
+  std::vector<std::pair<Stream*, std::pair<std::uint64_t, std::uint64_t>>> found;
+  if (stream.object) {
+    found.push_back({stream.object, {stream.number, stream.object->last.load()}});
+    return found;
+  }
+  found.push_back({nullptr, {LEGACY_STREAM_NUMBER, last_given(LEGACY_STREAM_NUMBER)}});
+  for_each_object(Kind::stream, [&](Object* object) {
+    auto* other = static_cast<Stream*>(object);
+    if (!(other->flags & CU_STREAM_NON_BLOCKING)) found.push_back({other, {other->number, other->last.load()}});
+  });
+  return found;
+}
+
+// Everything that a wait for the stream covers is known to be complete. Then
+// that is recorded as observed, once for each call, and true returned.
+bool finished(const StreamRef& stream) {
+  auto streams = covered(stream);
+  for (auto& [object, mark] : streams)
+    if (mark.second && !complete_on(mark.first, mark.second)) return false;
+  bool news = false;
+  for (auto& [object, mark] : streams) {
+    static std::atomic<std::uint64_t> legacy_seen{0};
+    std::atomic<std::uint64_t>& seen = object ? object->seen : legacy_seen;
+    std::uint64_t before = seen.load();
+    while (before < mark.second && !seen.compare_exchange_weak(before, mark.second)) {
+    }
+    if (before >= mark.second) continue;
+    observed(mark.second);
+    news = true;
+  }
+  if (news) after_observation();
+  return true;
+}
+
+CUresult create_stream(CUstream* out, unsigned flags, int priority) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  if (!out || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING))) return CUDA_ERROR_INVALID_VALUE;
+  auto made = std::make_unique<Stream>();
+  Stream* stream = made.get();
+  stream->context = context;
+  stream->flags = flags;
+  stream->priority = std::clamp(priority, GREATEST_PRIORITY, 0);
+  CUresult r = submit_with<wire::StreamCreate>([&](wire::StreamCreate& call) {
+    stream->number = stream->unique_id = next_number();
+    call.stream = stream->number;
+    call.context = context->number;
+    call.flags = flags;
+    call.priority = stream->priority;
+    return CUDA_SUCCESS;
+  });
+  if (r) return r;
+  void* handle = enroll(std::move(made));
+  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  *out = static_cast<CUstream>(handle);
+  return CUDA_SUCCESS;
+}
+
+// For functions that only ask: a stream of the calling thread's context, or a created one.
+template <class T>
+CUresult ask(CUstream handle, T* out, T (*answer)(const StreamRef&)) {
+  if (CUresult r = require_session(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(handle, stream); r) return r;
+  if (!out) return CUDA_ERROR_INVALID_VALUE;
+  *out = answer(stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult no_capture(CUstream handle, CUstreamCaptureStatus* status, uint64_t* id) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(handle, stream); r) return r;
+  if (!status) return CUDA_ERROR_INVALID_VALUE;
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (id) *id = 0;
+  return CUDA_SUCCESS;
+}
+
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+}  // namespace
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) { return create_stream(phStream, Flags, 0); }
+
+CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority) {
+  return create_stream(phStream, flags, priority);
+}
+
+CUresult cuStreamDestroy_v2(CUstream hStream) {
+  if (CUresult r = require_session(); r) return r;
+  Stream* stream = find(hStream);
+  if (!stream || stream->per_thread || !retire(stream)) return CUDA_ERROR_INVALID_HANDLE;
+  wire::StreamDestroy call{};
+  call.stream = stream->number;
+  return submit(call);
+}
+
+CUresult cuStreamSynchronize(CUstream hStream) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (finished(stream)) return require();
+  const auto streams = covered(stream);  // what was given before the wait
+  wire::StreamSynchronize call{};
+  call.stream = stream.number;
+  if (CUresult r = await_work(stream, call); r) return r;
+  for (auto& [object, mark] : streams) {
+    learned(mark.first, mark.second);
+    if (object == stream.object && object) object->seen = object->last.load();
+  }
+  free_deferred();
+  return require();
+}
+
+CUresult cuStreamQuery(CUstream hStream) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (finished(stream)) return require();
+  flush();
+  return CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  Event* event = find(hEvent);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (Flags & ~static_cast<unsigned>(CU_EVENT_WAIT_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  wire::StreamWaitEvent call{};
+  call.stream = stream.number;
+  call.event = event->number;
+  call.flags = Flags;
+  return submit_work(stream, call);
+}
+
+CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags) {
+  return ask<unsigned>(hStream, flags, [](const StreamRef& s) { return s.object ? s.object->flags : 0u; });
+}
+
+CUresult cuStreamGetPriority(CUstream hStream, int* priority) {
+  return ask<int>(hStream, priority, [](const StreamRef& s) { return s.object ? s.object->priority : 0; });
+}
+
+CUresult cuStreamGetId(CUstream hStream, unsigned long long* streamId) {
+  return ask<unsigned long long>(hStream, streamId, [](const StreamRef& s) -> unsigned long long {
+    return s.object ? s.object->unique_id : 1;  // created streams start at FIRST_HANDLE
+  });
+}
+
+CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx) {
+  return ask<CUcontext>(hStream, pctx, [](const StreamRef& s) { return static_cast<CUcontext>(s.context->handle); });
+}
+
+CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
+  return ask<CUdevice>(hStream, device, [](const StreamRef& s) { return s.context->device; });
+}
+
+CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue* value) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (!value || attr <= CU_LAUNCH_ATTRIBUTE_IGNORE || attr >= CU_LAUNCH_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+  *value = {};
+  if (attr == CU_LAUNCH_ATTRIBUTE_PRIORITY) {
+    value->priority = stream.object ? stream.object->priority : 0;
+  } else if (stream.object) {
+    std::lock_guard guard(stream.object->lock);
+    auto it = stream.object->attributes.find(attr);
+    if (it != stream.object->attributes.end()) *value = it->second;
+  }
+  return CUDA_SUCCESS;
+}
+
+// Hints about caches and waiting: kept for cuStreamGetAttribute, without effect on the server.
+CUresult cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue* param) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (!param) return CUDA_ERROR_INVALID_VALUE;
+  switch (attr) {
+    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      break;
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      if (param->priority > 0 || param->priority < GREATEST_PRIORITY) return CUDA_ERROR_INVALID_VALUE;
+      if (stream.object) stream.object->priority = param->priority;
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!stream.object) return CUDA_SUCCESS;
+  std::lock_guard guard(stream.object->lock);
+  stream.object->attributes[attr] = *param;
+  return CUDA_SUCCESS;
+}
+
+// ---------------------------------------------------------------- capture: graphs are not supported yet
+
+CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus) {
+  return no_capture(hStream, captureStatus, nullptr);
+}
+
+CUresult cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, uint64_t* id_out) {
+  return no_capture(hStream, captureStatus_out, id_out);
+}
+
+CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, uint64_t* id_out,
+                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
+                                   size_t* numDependencies_out) {
+  CUresult r = no_capture(hStream, captureStatus_out, id_out);
+  if (r) return r;
+  if (graph_out) *graph_out = nullptr;
+  if (dependencies_out) *dependencies_out = nullptr;
+  if (numDependencies_out) *numDependencies_out = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, uint64_t* id_out,
+                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
+                                   const CUgraphEdgeData** edgeData_out, size_t* numDependencies_out) {
+  CUresult r = cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out,
+                                         numDependencies_out);
+  if (!r && edgeData_out) *edgeData_out = nullptr;
+  return r;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+    return CUDA_ERROR_INVALID_VALUE;
+  std::swap(*mode, capture_mode);
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

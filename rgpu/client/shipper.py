@@ -1,0 +1,463 @@
+"""One session's event loop: journal → worker, answers → program, and the attachment's commands.
+
+One thread does all of it without waiting for any one peer: the shim's
+eventfd and socket, the data link, helper threads (connecting, control calls,
+spilling) that post their results here. The way of an awaited call is: eventfd,
+walk, seal, send; receive, open, write to the shim.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from rgpu.client import attachment as at
+from rgpu.client import data_link as dl
+from rgpu.client import local
+from rgpu.client.attaching import Attempt
+from rgpu.client.data_link import DataLink
+from rgpu.client.delivery import AnswerAssembler, Deliveries, Verdict
+from rgpu.client.desk import Desk, Grant
+from rgpu.client.journal import Cursor, Journal
+from rgpu.client.upkeep import Upkeep
+from rgpu.session.errors import Corrupt, LinkError, RgpuError
+
+log = structlog.get_logger(__name__)
+
+PROGRAM_ENDED = "the program ended"
+CHUNK = 512 * 1024  #: bytes of records in one CALLS message
+SLEEP = 0.05  #: longest sleep, seconds: a lost wake-up costs no more
+UNSENT_LIMIT = 64 * 1024 * 1024  #: bytes waiting for the shim before the link is left alone
+PING_BYTES = 4 * 1024 * 1024
+PING_INTERVAL = 0.25
+SILENCE_ASK = 2.0  #: seconds of silence after which the pool is asked who the owner is
+SILENCE_LIMIT = 10.0  #: and after which the link is taken for dead
+UPKEEP_INTERVAL = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose session it is. ``pid``: the program's, as the kernel names it."""
+
+    session: str
+    pid: int
+    command: str
+    client: str = ""
+
+
+class Shipper:
+    """See the module docstring; :meth:`run` returns when the session is over."""
+
+    def __init__(self, identity: Identity, peer: local.LocalPeer, page: local.AgentPage, eventfd: int,
+                 journal: Journal, desk: Desk, owner: at.Owner, grant: Grant,
+                 exit_code: Callable[[], int | None] = lambda: None) -> None:
+        self.identity = identity
+        self.peer, self.page, self.journal, self.desk = peer, page, journal, desk
+        self.grant = grant
+        self.attachment = at.Attachment()
+        self.deliveries = Deliveries()
+        self.awaited = 0
+        self.acknowledged = 0  #: every call ≤ it was applied by the owner
+        self.over = ""  #: why the loop ends
+        self._lost = False
+        self._exit_code = exit_code
+        self._first_owner = owner
+        self._eventfd = eventfd
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._fence = threading.Lock()
+        self.link: DataLink | None = None
+        self._attempt: Attempt | None = None
+        self.cursor: Cursor | None = None
+        self._assembler = AnswerAssembler()
+        self._done = 0
+        self._streams: dict[int, int] = {}
+        self._sticky = 0
+        self._pinged = (0, 0.0)
+        self._pinged_bytes = 0
+        self._asking = False
+        self._next_ask = self._next_upkeep = 0.0
+        self.upkeep = Upkeep(self)
+        self._masks: dict[int, int] = {}
+        self._poll = select.epoll()
+
+    @property
+    def ended_well(self) -> bool:
+        """The program ended it, not the session or its journal."""
+        return not self._lost and self.over == PROGRAM_ENDED
+
+    # -- the loop -------------------------------------------------------------------
+    def run(self) -> None:
+        """Ship until the program or the session ends. Raises nothing."""
+        pidfd = self._watch_process()
+        for fd in (self._eventfd, self._wake, self.peer.fileno(), *([pidfd] if pidfd >= 0 else [])):
+            self._masks[fd] = select.EPOLLIN
+            self._poll.register(fd, select.EPOLLIN)
+        try:
+            self._feed(at.OwnerKnown(self._first_owner, time.monotonic()))
+            self._socket_ready()  # messages that came with HELLO
+            while not self.over:
+                self._round(pidfd)
+        except RgpuError as error:
+            self.over = f"the program's side of the journal is broken: {error.message}"
+            log.error("session given up", session=self.identity.session, reason=self.over, error=error.code)
+        except Exception as error:  # noqa: BLE001 - the program must hear of it: its calls fail once the socket closes
+            self.over = f"the agent failed: {error}"
+            log.exception("agent loop failed", session=self.identity.session)
+        finally:
+            self._finish()
+            if pidfd >= 0:
+                os.close(pidfd)
+
+    def _watch_process(self) -> int:
+        """A forked child may keep the socket open: the process itself is watched too."""
+        try:
+            return os.pidfd_open(self.peer.pid)
+        except OSError:
+            return -1
+
+    def _round(self, pidfd: int) -> None:
+        busy = self._take_calls()
+        if self.link is not None:
+            busy = self._ship() or busy
+        self._timers(time.monotonic())
+        self._update_masks()
+        self.page.set_sleeping(True)
+        # The shim reads `sleeping` after it published; we look after we said that we sleep. Taking a
+        # lock is an atomic read-modify-write, which keeps the processor from swapping the two.
+        with self._fence:
+            more = not self.journal.stalled and self.journal.walker.has_more()
+        ready = self._poll.poll(0 if busy or more else SLEEP)
+        self.page.set_sleeping(False)
+        for fd, mask in ready:
+            if fd == self._eventfd:
+                os.eventfd_read(fd)
+            elif fd == self._wake:
+                os.eventfd_read(fd)
+                self._take_results()
+            elif fd == pidfd:
+                self._socket_ready()
+                self.over = self.over or PROGRAM_ENDED
+            elif fd == self.peer.fileno():
+                if mask & select.EPOLLOUT:
+                    self.peer.flush()
+                if mask & ~select.EPOLLOUT:
+                    self._socket_ready()
+            elif self.link is not None and fd == self.link.fileno():
+                self._link_ready(self.link)
+            if self.over:
+                return
+
+    def post(self, function: Callable[..., None], *args: Any) -> None:
+        """Have ``function`` called by the loop; from any thread."""
+        with self._fence:
+            self._inbox.append((function, args))
+            if self._wake >= 0:  # else the loop is over, and the number may be another file's by now
+                os.eventfd_write(self._wake, 1)
+
+    def stop(self, reason: str) -> None:
+        """End the session; from any thread."""
+        self.post(self._stop, reason)
+
+    def _stop(self, reason: str) -> None:
+        self.over = self.over or reason
+
+    def _take_results(self) -> None:
+        while self._inbox:
+            function, args = self._inbox.popleft()
+            function(*args)
+
+    def _update_masks(self) -> None:
+        self._mask(self.peer.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.peer.wants_write else 0))
+        if self.link is not None:
+            receive = select.EPOLLIN if self.peer.unsent < UNSENT_LIMIT else 0
+            self._mask(self.link.fileno(), receive | (0 if self.link.ready else select.EPOLLOUT))
+
+    def _mask(self, fd: int, mask: int) -> None:
+        if fd >= 0 and self._masks.get(fd) != mask:
+            if fd in self._masks:
+                self._poll.modify(fd, mask)
+            else:
+                self._poll.register(fd, mask)
+            self._masks[fd] = mask
+
+    # -- the program's side -----------------------------------------------------------
+    def _socket_ready(self) -> None:
+        for message in self.peer.receive():
+            if isinstance(message, local.NewSegment):
+                self.journal.offer(message)
+            elif isinstance(message, local.Goodbye):
+                self.over = PROGRAM_ENDED
+            else:
+                os.close(message.eventfd)
+                raise Corrupt("a second HELLO on one connection", reason="protocol")
+        if self.peer.eof:
+            self.over = self.over or PROGRAM_ENDED
+
+    def _take_calls(self) -> bool:
+        calls = self.journal.advance()
+        sent = self.deliveries.sent
+        for seq, call, flags in calls:
+            if sent(seq, call, flags):
+                self.awaited += 1
+        if self.journal.news_closed:
+            self.journal.news_closed = False
+            self.journal.applied(self.acknowledged, self.cursor)
+            self.release()
+            self.upkeep.spill()
+            self.upkeep.tell_state()
+        return bool(calls)
+
+    # -- the worker's side --------------------------------------------------------------
+    def _ship(self) -> bool:
+        link, cursor = self.link, self.cursor
+        if link is None or cursor is None:
+            return False
+        sent = False
+        try:
+            while link.ready and not self.journal.at_end(cursor):
+                buffers = self.journal.take(cursor, CHUNK)
+                size = sum(len(buffer) for buffer in buffers)
+                link.send_calls(buffers)
+                self._pinged_bytes += size
+                sent = True
+                if self._pinged_bytes > PING_BYTES:
+                    break  # look at the other peers in between
+            self._ping(link, cursor, time.monotonic())
+        except LinkError as error:
+            self.down(link, error)
+        return sent
+
+    def _ping(self, link: DataLink, cursor: Cursor, now: float) -> None:
+        """Ask how far the worker is: now and then, never for each call."""
+        shipped = self.journal.shipped(cursor)
+        much = min(PING_BYTES, self.journal.policy.limit // 4)
+        due = self._pinged_bytes > much or now - self._pinged[1] > PING_INTERVAL
+        waiting = self._pinged[0] > self.acknowledged  # at most one that was not answered
+        if link.ready and due and not waiting and shipped > self.acknowledged:
+            link.send(dl.PING, struct.pack("<Q", shipped))
+            self._pinged, self._pinged_bytes = (shipped, now), 0
+
+    def _link_ready(self, link: DataLink) -> None:
+        try:
+            link.flush()
+            while self.link is link and not self.over and (message := link.receive()) is not None:
+                self._message(link, *message)
+                if self.peer.unsent > UNSENT_LIMIT:
+                    break
+        except (LinkError, Corrupt, struct.error) as error:
+            self.down(link, error)
+
+    def _message(self, link: DataLink, kind: int, body: memoryview) -> None:
+        if not self.attachment.accepts(link.number, link.epoch):
+            return
+        if kind == dl.ANSWER:
+            answer = self._assembler.feed(body)
+            if answer is not None:
+                self._answer(answer)
+        elif kind == dl.WATERMARK:
+            self._watermark(body)
+        elif kind == dl.PONG:
+            self._applied(int.from_bytes(body[:8], "little"))
+        elif kind == dl.NOTICE:
+            self._notice(link, dl.decode_map(body))
+        else:
+            raise Corrupt(f"a message of type {kind} from the worker", type=kind, reason="type")
+
+    def _answer(self, answer: Any) -> None:
+        verdict = self.deliveries.judge(answer)
+        if verdict is Verdict.DELIVER:
+            self.peer.answer(answer.seq, answer.result, answer.flags, answer.reply, answer.payload)
+        elif verdict is Verdict.DIVERGED:
+            log.error("divergence", session=self.identity.session, seq=answer.seq,
+                      what=self.deliveries.divergences[-1].what)
+
+    def _watermark(self, body: memoryview) -> None:
+        """Pass on what is new: what the program saw complete stays complete while a replay catches up."""
+        done, sticky, count = struct.unpack_from("<QII", body)
+        if len(body) != 16 + 16 * count:
+            raise Corrupt("a watermark of impossible length", reason="watermark")
+        values = struct.unpack_from(f"<{2 * count}Q", body, 16)
+        news = [(stream, seq) for stream, seq in zip(values[::2], values[1::2], strict=True)
+                if seq > self._streams.get(stream, 0)]
+        if done <= self._done and not news and sticky == self._sticky:
+            return
+        self._streams.update(news)
+        self._done, self._sticky = max(done, self._done), sticky
+        flat = [value for pair in news for value in pair]
+        self.peer.send(local.WATERMARK, struct.pack(f"<QII{len(flat)}Q", self._done, sticky, len(news), *flat))
+
+    def _applied(self, position: int) -> None:
+        if position > self.acknowledged and position <= self.journal.last_seq:
+            self.acknowledged = position
+            self.journal.applied(position, self.cursor)
+            if not self.journal.policy.recover:
+                self.deliveries.forget(position)
+            self.release()
+
+    def _notice(self, link: DataLink, notice: dict[str, Any]) -> None:
+        kind, epoch = str(notice.get("kind")), notice.get("epoch")
+        if not isinstance(epoch, int) or not self.attachment.accepts(link.number, epoch):
+            return
+        if kind == "cut":
+            position = notice.get("position")
+            if not isinstance(position, int) or position < 0:
+                raise Corrupt(f"a cut notice with position {position!r}", reason="notice")
+            self.journal.cut(position, self.cursor)
+            self.deliveries.forget(position)
+            self.release()
+        elif kind in ("moved", "fenced", "ended"):
+            self._feed(at.Noticed(link.number, kind, epoch, str(notice.get("reason") or ""), time.monotonic()))
+        else:
+            log.info("notice from the worker", session=self.identity.session, kind=kind)
+
+    def release(self) -> None:
+        """Give the shim the segments back that nothing needs."""
+        for index in self.journal.released():
+            self.peer.release(index)
+
+    def down(self, link: DataLink, error: RgpuError | struct.error) -> None:
+        """A link broke, or broke its protocol."""
+        log.info("data link lost", session=self.identity.session, epoch=link.epoch, reason=str(error))
+        self._drop_link()
+        self._feed(at.LinkDown(link.number, str(error), time.monotonic()))
+
+    def _drop_link(self) -> None:
+        link, self.link, self.cursor = self.link, None, None
+        if link is not None:
+            self._masks.pop(link.fileno(), None)
+            link.close()
+
+    # -- the attachment's commands --------------------------------------------------------
+    def _feed(self, event: at.Event) -> None:
+        for command in self.attachment.handle(event):
+            if isinstance(command, at.Open):
+                self._attempt = Attempt(command.link, command.owner, self.identity, self.grant, self.journal.last_seq,
+                                        self.desk, self._opened, self.post)
+            elif isinstance(command, at.Close):
+                if self._attempt is not None:
+                    self._attempt.cancel()
+                    self._attempt = None
+                self._drop_link()
+                self._feed(at.LinkClosed(command.link, time.monotonic()))
+            elif isinstance(command, at.Find):
+                self._next_ask = time.monotonic() + command.delay
+            elif isinstance(command, at.Ship):
+                self._start_shipping(command.next)
+            elif isinstance(command, at.Report):
+                self.desk.submit(self.desk.quietly, "session.unreachable",
+                                 {"session": self.identity.session, "epoch": command.owner.epoch,
+                                  "host": command.owner.host, "seconds": command.seconds})
+            else:
+                self._lost, self.over = True, command.reason
+
+    def _opened(self, attempt: Attempt, link: DataLink | None, wanted: int, error: str) -> None:
+        """A helper thread is done with connecting."""
+        if attempt is not self._attempt:
+            if link is not None:
+                link.close()
+            return
+        self._attempt = None
+        if link is None:
+            log.info("attachment failed", session=self.identity.session, host=attempt.owner.host, reason=error)
+            self._feed(at.LinkDown(attempt.number, error, time.monotonic()))
+            return
+        self.link = link
+        self._feed(at.Attached(attempt.number, link.epoch, wanted, time.monotonic()))
+
+    def _start_shipping(self, wanted: int) -> None:
+        assert self.link is not None
+        self._take_calls()
+        try:
+            self.cursor = self.journal.cursor(wanted)
+        except Corrupt as error:
+            self._lost, self.over = True, f"the session cannot be continued: {error.message}"
+            return
+        log.info("attached", session=self.identity.session, epoch=self.link.epoch, next=wanted,
+                 reships=max(0, self.journal.last_seq + 1 - wanted))
+        self._assembler = AnswerAssembler()
+        self._pinged, self._pinged_bytes, self.acknowledged = (0, 0.0), 0, wanted - 1
+        self.journal.applied(wanted - 1, self.cursor)
+        self.release()
+        self._link_ready(self.link)  # what came together with ATTACHED
+
+    # -- now and then -----------------------------------------------------------------------
+    def _timers(self, now: float) -> None:
+        if self.attachment.state is at.State.FINDING:
+            if now >= self._next_ask:
+                self._ask(now + SILENCE_LIMIT)
+        elif now >= self._next_ask and self._silent_since(now) > SILENCE_ASK:
+            self._ask(now + SILENCE_ASK)
+        link = self.link
+        if link is not None and self._silent_since(now) > SILENCE_LIMIT:
+            self.down(link, LinkError("the worker says nothing any more"))
+        if now >= self._next_upkeep:
+            self._next_upkeep = now + UPKEEP_INTERVAL
+            self.upkeep.run(now)
+
+    def _silent_since(self, now: float) -> float:
+        """Seconds that something has been outstanding without a word from the owner."""
+        if self._attempt is not None:
+            return now - self._attempt.started
+        if self.link is None or self._pinged[0] <= self.acknowledged:
+            return 0.0
+        return now - max(self.link.heard, self._pinged[1])
+
+    def _ask(self, again: float) -> None:
+        if not self._asking:
+            self._asking, self._next_ask = True, again
+            self.desk.submit(self._ask_owner)
+
+    def _ask_owner(self) -> None:
+        self.post(self._owner_found, self.desk.find_owner(self.identity.session))
+
+    def _owner_found(self, event: at.Event) -> None:
+        self._asking = False
+        self._feed(event)
+
+    # -- the end ------------------------------------------------------------------------------
+    def _finish(self) -> None:
+        reason, code = self.over, None
+        self.peer.close()
+        if not self._lost:
+            code = self._exit_code()
+            link, self.link = self.link, None
+            if link is not None:
+                self._say_bye(link, reason, code)
+        self._feed_quietly_shutdown()
+        self.journal.close(keep_files=self._lost)
+        if not self._lost:
+            self.desk.quietly("session.end", {"session": self.identity.session, "reason": reason,
+                                              "exit_code": code}, 5.0)
+        self._poll.close()
+        os.close(self._eventfd)
+        with self._fence:
+            os.close(self._wake)
+            self._wake = -1
+        self.page.close()
+        log.info("session over", session=self.identity.session, reason=reason, calls=self.journal.last_seq,
+                 awaited_calls=self.awaited)
+
+    def _say_bye(self, link: DataLink, reason: str, code: int | None) -> None:
+        try:
+            if link.ready:
+                link.send_map(dl.BYE, {"reason": reason, "exit_code": code})
+            link.finish()
+        except LinkError:
+            link.close()
+
+    def _feed_quietly_shutdown(self) -> None:
+        if self._attempt is not None:
+            self._attempt.cancel()
+            self._attempt = None
+        self._drop_link()
+        self.attachment.handle(at.Shutdown(time.monotonic()))

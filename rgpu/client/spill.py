@@ -1,0 +1,72 @@
+"""Spilled parts of the journal: one file for each log segment, read again by position."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rgpu.session.errors import StoreError
+from rgpu.session.journal_file import JournalFileWriter, encode_header
+
+if TYPE_CHECKING:
+    from rgpu.client.journal import SpillJob
+
+
+class SpillFile:
+    """A journal file that holds the runs of one segment, from offset ``start`` on."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self.path = path
+        self.start = start
+        self.runs = 0
+
+    def settle(self) -> None:
+        """All its runs were made known: without any, nothing needs the file."""
+        if self.runs == 0:
+            self.path.unlink(missing_ok=True)
+
+
+class FiledRun:
+    """A run whose bytes stand in a file. Opened for each read: there may be thousands of files."""
+
+    __slots__ = ("first", "last", "size", "_file", "_offset")
+
+    def __init__(self, first: int, last: int, file: SpillFile, offset: int, size: int) -> None:
+        self.first, self.last, self.size = first, last, size
+        self._file, self._offset = file, offset
+        file.runs += 1
+
+    def read(self, offset: int, limit: int) -> list[Any]:
+        """Raises :class:`StoreError` when the file is gone or short."""
+        count = min(limit, self.size - offset)
+        try:
+            fd = os.open(self._file.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = os.pread(fd, count, self._offset + offset)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise StoreError(f"the journal file {self._file.path} cannot be read: {error}") from error
+        if len(data) != count:
+            raise StoreError(f"the journal file {self._file.path} is shorter than what was written")
+        return [data]
+
+    def drop(self) -> None:
+        self._file.runs -= 1
+        self._file.settle()
+
+
+def write_segment(job: SpillJob, session: str) -> tuple[SpillFile | None, str]:
+    """Write a job's runs to a journal file: (file, "") or (None, why not). For a helper thread."""
+    path = job.directory / f"{job.runs[0].first:016d}-{job.runs[-1].last:016d}.rgpuj"
+    try:
+        path.unlink(missing_ok=True)
+        with JournalFileWriter(path, session, job.runs[0].first) as writer:
+            start = len(encode_header(session, job.runs[0].first))
+            for run in job.runs:
+                writer.append_packed(run.read(0, run.size), run.first, run.last - run.first + 1)
+        return SpillFile(path, start), ""
+    except (OSError, ValueError) as error:
+        path.unlink(missing_ok=True)
+        return None, str(error)

@@ -1,0 +1,337 @@
+"""Keys and where a pool keeps them.
+
+Every link end has a CURVE key pair (Curve25519, Z85 text of 40 characters)
+with a *role*: ``user`` (runs and looks after sessions), ``node`` (a GPU host)
+or ``operator`` (changes the pool). Secret keys are JSON files of mode 0600 in
+directories of mode 0700; one that others may read is refused, because a key
+that was readable must be taken for known.
+
+The nodes of a pool also share the *pool secret*, 32 random bytes, from which
+tickets and the secrets of data links are derived (:mod:`rgpu.link.tickets`).
+
+Layout of a pool's directory (a node or a client has only its part of it)::
+
+    pool.json                   id, control endpoints and their public keys
+    secret                      the pool secret: nodes only
+    keys/user.key, operator.key
+    keys/authorized/NAME.pub    who is let in, and with which role
+    nodes/HOST/node.key         and whatever else the node keeps
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.utils.z85
+
+from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, NotFound, UsageError
+
+ROLES = ("user", "node", "operator")
+SECRET_BYTES = 32
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+_LIMIT = 64 * 1024  #: longest file read here, bytes
+
+
+class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    name: str
+    public: str
+    secret: str = ""
+    rgpu_key: int = 1
+
+
+def check_name(name: str, what: str = "name") -> str:
+    """A name that is safe as a file's name. Raises :class:`UsageError`."""
+    if not _NAME.match(name):
+        raise UsageError(f"{what} {name!r}: use 1 to 63 letters, digits, '.', '_' and '-', first a letter or digit")
+    return name
+
+
+def check_public(key: str) -> str:
+    """A public key in Z85. Raises :class:`Corrupt`."""
+    try:
+        good = len(key) == 40 and len(zmq.utils.z85.decode(key.encode("ascii"))) == 32
+    except (KeyError, ValueError, UnicodeEncodeError):
+        good = False
+    if not good:
+        raise Corrupt("a key is not 40 characters of Z85", reason="key")
+    return key
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """Who a peer is: its role, its name, and the key that proves it."""
+
+    role: str
+    name: str
+    public: str
+
+    def save(self, path: Path) -> None:
+        data = _KeyFile(role=self.role, name=self.name, public=self.public)
+        write_file(path, msgspec.json.encode(data) + b"\n", mode=0o644, replace=True)
+
+    @classmethod
+    def load(cls, path: Path) -> PublicKey:
+        """Raises :class:`NotFound`, :class:`Corrupt`."""
+        found = _decode_key(path, _read(path))
+        return cls(found.role, found.name, found.public)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE key pair with its role. ``repr`` shows no secret."""
+
+    role: str
+    name: str
+    public: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def create(cls, role: str, name: str) -> KeyPair:
+        """A new random pair. Raises :class:`UsageError` for an unknown role or a bad name."""
+        if role not in ROLES:
+            raise UsageError(f"role {role!r}: use one of {', '.join(ROLES)}")
+        check_name(name)
+        public, secret = zmq.curve_keypair()
+        return cls(role, name, public.decode("ascii"), secret.decode("ascii"))
+
+    def public_key(self) -> PublicKey:
+        return PublicKey(self.role, self.name, self.public)
+
+    def save(self, path: Path, *, replace: bool = False) -> None:
+        """Write with mode 0600 in a directory of mode 0700. Raises :class:`AlreadyExists`."""
+        private_directory(path.parent)
+        data = _KeyFile(role=self.role, name=self.name, public=self.public, secret=self.secret)
+        write_file(path, msgspec.json.encode(data) + b"\n", mode=0o600, replace=replace)
+
+    @classmethod
+    def load(cls, path: Path) -> KeyPair:
+        """Raises :class:`NotFound`, :class:`AuthenticationFailed` (others may read it), :class:`Corrupt`."""
+        found = _decode_key(path, _read(path, private=True))
+        if not found.secret:
+            raise Corrupt(f"{path} holds no secret key", path=str(path), reason="no secret")
+        try:
+            matches = zmq.curve_public(found.secret.encode("ascii")).decode("ascii") == found.public
+        except (zmq.ZMQError, ValueError, KeyError):
+            matches = False
+        if not matches:
+            raise Corrupt(f"{path}: the secret and the public key do not belong together", path=str(path),
+                          reason="mismatch")
+        return cls(found.role, found.name, found.public, found.secret)
+
+
+class AuthorizedKeys:
+    """The public keys that are let in: one ``NAME.pub`` each, in one directory.
+
+    :meth:`find` looks at the directory again when its time has changed, so a
+    host that joins, or one that is removed, counts from the next request on.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._known: dict[str, PublicKey] = {}
+        self._stamp: tuple[int, int] | None = None
+
+    def add(self, key: PublicKey) -> None:
+        """Raises :class:`AlreadyExists` when the name stands for another key."""
+        check_name(key.name)
+        check_public(key.public)
+        private_directory(self.directory)
+        path = self.directory / f"{key.name}.pub"
+        if path.exists() and PublicKey.load(path) != key:
+            raise AlreadyExists(f"{path} holds another key; remove it first", name=key.name)
+        key.save(path)
+        self._stamp = None
+
+    def remove(self, name: str) -> None:
+        """Raises :class:`NotFound`."""
+        try:
+            (self.directory / f"{check_name(name)}.pub").unlink()
+        except FileNotFoundError:
+            raise NotFound(f"no authorized key is named {name}", name=name) from None
+        self._stamp = None
+
+    def find(self, public: str) -> PublicKey | None:
+        """The entry of a key in Z85, or None."""
+        self._refresh()
+        return self._known.get(public)
+
+    def all(self) -> list[PublicKey]:
+        self._refresh()
+        return sorted(self._known.values(), key=lambda key: key.name)
+
+    def _refresh(self) -> None:
+        try:
+            status = os.stat(self.directory)
+        except OSError:
+            self._known, self._stamp = {}, None
+            return
+        stamp = (status.st_mtime_ns, status.st_ino)
+        if stamp == self._stamp:
+            return
+        known: dict[str, PublicKey] = {}
+        for path in sorted(self.directory.glob("*.pub")):
+            try:
+                key = PublicKey.load(path)
+            except (Corrupt, NotFound):
+                continue  # one broken file must not lock everybody out, nor let anybody in
+            known[key.public] = key
+        self._known, self._stamp = known, stamp
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where a node answers control messages, and the key that it must prove."""
+
+    address: str  #: tcp://HOST:PORT
+    public: str
+    host: str = ""
+
+
+class PoolDescription(msgspec.Struct):
+    """pool.json: what a client must know to talk to a pool."""
+
+    id: str
+    endpoints: list[Endpoint] = []
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFiles:
+    """Paths and files of a pool's directory; see the module docstring."""
+
+    root: Path
+
+    @property
+    def description_path(self) -> Path:
+        return self.root / "pool.json"
+
+    @property
+    def authorized(self) -> AuthorizedKeys:
+        return AuthorizedKeys(self.root / "keys" / "authorized")
+
+    def key_path(self, role: str) -> Path:
+        return self.root / "keys" / f"{role}.key"
+
+    def node_directory(self, host: str) -> Path:
+        return self.root / "nodes" / check_name(host, "host")
+
+    def node_key_path(self, host: str) -> Path:
+        return self.node_directory(host) / "node.key"
+
+    def create(self) -> PoolDescription:
+        """A new pool: its id, secret, and a user's and an operator's key. Raises :class:`AlreadyExists`."""
+        private_directory(self.root)
+        description = PoolDescription(id=secrets.token_hex(8))
+        write_file(self.root / "secret", secrets.token_bytes(SECRET_BYTES), mode=0o600, replace=False)
+        for role in ("user", "operator"):
+            pair = KeyPair.create(role, role)
+            pair.save(self.key_path(role))
+            self.authorized.add(pair.public_key())
+        self.write_description(description)
+        return description
+
+    def add_node(self, host: str) -> KeyPair:
+        """The node's key pair: made and authorized on the first call, loaded later."""
+        path = self.node_key_path(host)
+        if path.exists():
+            return KeyPair.load(path)
+        private_directory(path.parent)
+        pair = KeyPair.create("node", host)
+        pair.save(path)
+        self.authorized.add(PublicKey("node", f"node-{host}"[:63], pair.public))
+        return pair
+
+    def read_description(self) -> PoolDescription:
+        """Raises :class:`NotFound`, :class:`Corrupt`."""
+        try:
+            description = msgspec.json.decode(_read(self.description_path), type=PoolDescription)
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"{self.description_path}: {error}", path=str(self.description_path)) from error
+        for endpoint in description.endpoints:
+            check_public(endpoint.public)
+        return description
+
+    def write_description(self, description: PoolDescription) -> None:
+        write_file(self.description_path, msgspec.json.format(msgspec.json.encode(description)) + b"\n",
+                   mode=0o600, replace=True)
+
+    def secret(self) -> bytes:
+        """The pool secret. Raises :class:`NotFound`, :class:`AuthenticationFailed`, :class:`Corrupt`."""
+        data = _read(self.root / "secret", private=True)
+        if len(data) != SECRET_BYTES:
+            raise Corrupt(f"{self.root / 'secret'} holds {len(data)} bytes, not {SECRET_BYTES}", reason="length")
+        return data
+
+
+def private_directory(path: Path) -> Path:
+    """Make a directory of mode 0700, or check one that is there.
+
+    Raises :class:`AuthenticationFailed` if others may write to it: they could
+    put their own keys there.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = os.stat(path)
+    if stat.S_IMODE(status.st_mode) & 0o022 or status.st_uid not in (os.geteuid(), 0):
+        raise AuthenticationFailed(f"{path} can be written by others: run 'chmod 700 {path}'", path=str(path))
+    return path
+
+
+def write_file(path: Path, data: bytes, *, mode: int, replace: bool) -> None:
+    """Write whole and atomically. Raises :class:`AlreadyExists` unless ``replace``."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            os.replace(temporary, path)
+            return
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise AlreadyExists(f"{path} is there already", path=str(path)) from None
+        os.unlink(temporary)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def _read(path: Path, *, private: bool = False) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise NotFound(f"{path} does not exist", path=str(path)) from None
+    except PermissionError:
+        raise AuthenticationFailed(f"{path} cannot be read by this user", path=str(path)) from None
+    with os.fdopen(descriptor, "rb") as file:
+        # The open file is judged, not its name, so that nobody can swap it in between.
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if private and mode & 0o077:
+            raise AuthenticationFailed(f"{path} can be read by others (mode {mode:04o}): run 'chmod 600 {path}', "
+                                       "or better make a new key", path=str(path), mode=mode)
+        data = file.read(_LIMIT + 1)
+    if len(data) > _LIMIT:
+        raise Corrupt(f"{path} is longer than {_LIMIT} bytes", path=str(path), reason="length")
+    return data
+
+
+def _decode_key(path: Path, data: bytes) -> _KeyFile:
+    try:
+        found = msgspec.json.decode(data, type=_KeyFile)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{path} is no key file: {error}", path=str(path), reason="format") from None
+    if found.rgpu_key != 1 or found.role not in ROLES or not _NAME.match(found.name):
+        raise Corrupt(f"{path} is no key file: version, role or name", path=str(path), reason="format")
+    check_public(found.public)
+    return found

@@ -1,0 +1,138 @@
+"""Sealed frames without the I/O: a :class:`Sealer` makes them, an :class:`Opener` takes them apart.
+
+Frame: u32 length of what follows (little-endian), then AES-256-GCM of one
+message (u8 type, body) with its tag of 16 bytes. The nonce counts the frames of
+this connection and direction, so a frame that is repeated, dropped, moved or
+taken from another connection does not open. The associated data binds
+direction, epoch and session. docs/links.md has the tables.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from rgpu.session.errors import LinkError
+
+MESSAGE_LIMIT = 4 * 1024 * 1024 + 32  #: longest message (type and body), bytes
+TAG = 16
+FRAME_LIMIT = MESSAGE_LIMIT + TAG  #: largest value of the length field that is accepted
+TO_NODE, FROM_NODE = 0, 1  #: direction bytes
+SALT = 32
+_COUNTER_LIMIT = 1 << 40  #: frames of one connection: far below what one GCM key may seal
+
+_LENGTH = struct.Struct("<I")
+_NONCE = struct.Struct("<IQ")
+
+
+def derive_key(secret: bytes, client_salt: bytes, node_salt: bytes, direction: int, session: str, epoch: int) -> bytes:
+    """The AES-256 key of one direction of one connection (HKDF-SHA256, RFC 5869)."""
+    info = b"rgpu data link" + bytes([direction]) + session.encode() + struct.pack("<Q", epoch)
+    return HKDF(hashes.SHA256(), 32, client_salt + node_salt, info).derive(secret)
+
+
+def associated_data(direction: int, epoch: int, session: str) -> bytes:
+    return b"rgpu" + bytes([direction]) + struct.pack("<Q", epoch) + session.encode()
+
+
+class Sealer:
+    """Makes the frames of one direction. Not thread-safe: the counter must never repeat."""
+
+    def __init__(self, key: bytes, direction: int, epoch: int, session: str) -> None:
+        self._cipher = AESGCM(key)
+        self._aad = associated_data(direction, epoch, session)
+        self._counter = 0
+
+    def seal(self, kind: int, parts: Sequence[Any]) -> bytearray:
+        """One whole frame. Raises :class:`LinkError` for a message over the limit."""
+        message = b"".join((_TYPES[kind], *parts))
+        if len(message) > MESSAGE_LIMIT or self._counter >= _COUNTER_LIMIT:
+            raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
+        frame = bytearray(_LENGTH.size + len(message) + TAG)
+        _LENGTH.pack_into(frame, 0, len(message) + TAG)
+        self._cipher.encrypt_into(_NONCE.pack(0, self._counter), message, self._aad, memoryview(frame)[4:])
+        self._counter += 1
+        return frame
+
+
+class Opener:
+    """Takes the frames of one direction apart, from bytes cut anywhere.
+
+    Use: receive into :meth:`room`, tell :meth:`received` how much came, then
+    call :meth:`next` until it returns None. After an error it opens nothing more.
+    """
+
+    def __init__(self, key: bytes, direction: int, epoch: int, session: str, size: int = 256 * 1024) -> None:
+        self._cipher = AESGCM(key)
+        self._aad = associated_data(direction, epoch, session)
+        self._counter = 0
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._needed = _LENGTH.size
+        self._dead = False
+
+    def room(self) -> memoryview:
+        """Where to receive: never empty, and large enough for the rest of the frame under way."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        if len(self._buffer) - self._start < self._needed or self._end == len(self._buffer):
+            self._make_room()
+        return self._view[self._end:]
+
+    def _make_room(self) -> None:
+        pending = bytes(self._view[self._start:self._end])
+        if self._needed > len(self._buffer) or len(pending) == len(self._buffer):
+            self._buffer = bytearray(max(self._needed, len(pending)) + 64 * 1024)
+            self._view = memoryview(self._buffer)
+        self._view[:len(pending)] = pending
+        self._start, self._end = 0, len(pending)
+
+    def received(self, count: int) -> None:
+        self._end += count
+
+    @property
+    def pending(self) -> int:
+        """Bytes received that belong to a frame not yet taken."""
+        return self._end - self._start
+
+    def next(self) -> tuple[int, memoryview] | None:
+        """(type, body) of the next whole frame, or None.
+
+        The body is a view of fresh bytes: it stays true for as long as it is
+        held. Raises :class:`LinkError` for a frame that does not open.
+        """
+        if self._dead:
+            raise LinkError("the connection was ended by a bad frame")
+        available = self._end - self._start
+        if available < _LENGTH.size:
+            self._needed = _LENGTH.size
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        if not TAG < length <= FRAME_LIMIT:
+            self._dead = True
+            raise LinkError(f"frame {self._counter} says it is {length} bytes long", frame=self._counter,
+                            reason="length")
+        if available < _LENGTH.size + length:
+            self._needed = _LENGTH.size + length
+            return None
+        at = self._start + _LENGTH.size
+        try:
+            message = self._cipher.decrypt(_NONCE.pack(0, self._counter), self._view[at:at + length], self._aad)
+        except InvalidTag:
+            self._dead = True
+            raise LinkError(f"frame {self._counter} does not open: forged, repeated or lost", frame=self._counter,
+                            reason="seal") from None
+        self._counter += 1
+        self._start = at + length
+        self._needed = _LENGTH.size
+        return message[0], memoryview(message)[1:]
+
+
+_TYPES = tuple(bytes([value]) for value in range(256))

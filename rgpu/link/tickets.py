@@ -1,0 +1,101 @@
+"""Tickets: what lets an agent or a node open a data link for one session.
+
+::
+
+    ticket = body ‖ keyed BLAKE3(pool secret, "ticket" ‖ body)     32 bytes of MAC
+    secret =        keyed BLAKE3(pool secret, "secret" ‖ body)     32 bytes
+    body   = msgpack {v: 1, session, agent, purpose, expires, id}
+
+Any node of the pool can check one, and derive its secret, without asking
+anybody. A ticket names no epoch and no owner: it stays good when the session
+moves. The secret travels only over the control link, never with the ticket.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from dataclasses import dataclass, field
+
+import blake3
+import msgspec
+
+from rgpu.session.errors import AuthenticationFailed
+
+MAC_BYTES = 32
+LIMIT = 1024  #: longest ticket, bytes
+PURPOSES = ("calls", "pages")
+LIFETIME = 3600.0  #: seconds; agents renew at half of it
+LEEWAY = 30.0  #: seconds that clocks of two hosts may differ
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    v: int
+    session: str
+    agent: str
+    purpose: str
+    expires: float
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a verified ticket says. ``agent``: public key (Z85) of the end it was given to."""
+
+    session: str
+    agent: str
+    purpose: str
+    expires: float  #: unix seconds
+    id: str
+    secret: bytes = field(repr=False, default=b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A new ticket as it goes over the control link."""
+
+    ticket: bytes
+    secret: bytes = field(repr=False)
+    expires: float
+
+
+def issue(pool_secret: bytes, session: str, agent: str, purpose: str, *, lifetime: float = LIFETIME,
+          now: float | None = None) -> Granted:
+    """A ticket for one session and purpose (``calls`` or ``pages``), and its secret."""
+    if purpose not in PURPOSES:
+        raise ValueError(f"purpose {purpose!r}")
+    expires = (time.time() if now is None else now) + lifetime
+    body = msgspec.msgpack.encode(_Body(1, session, agent, purpose, expires, secrets.token_hex(8)))
+    if len(body) + MAC_BYTES > LIMIT:
+        raise ValueError("the session's name is too long for a ticket")
+    return Granted(body + _mac(pool_secret, b"ticket", body), _mac(pool_secret, b"secret", body), expires)
+
+
+def verify(pool_secret: bytes, data: bytes, purpose: str, *, now: float | None = None) -> Ticket:
+    """The ticket with its secret, if it is genuine, not expired, and for ``purpose``.
+
+    Raises :class:`AuthenticationFailed`. The MAC is checked, in constant time,
+    before anything inside the body is looked at.
+    """
+    if not MAC_BYTES < len(data) <= LIMIT:
+        raise AuthenticationFailed("the ticket has an impossible length", reason="length")
+    body, mac = bytes(data[:-MAC_BYTES]), bytes(data[-MAC_BYTES:])
+    if not hmac.compare_digest(mac, _mac(pool_secret, b"ticket", body)):
+        raise AuthenticationFailed("the ticket was not made by this pool", reason="mac")
+    try:
+        found = msgspec.msgpack.decode(body, type=_Body)
+    except msgspec.MsgspecError as error:
+        raise AuthenticationFailed(f"the ticket cannot be read: {error}", reason="format") from None
+    if found.v != 1:
+        raise AuthenticationFailed(f"ticket version {found.v}; this side knows version 1", reason="version")
+    if found.purpose != purpose:
+        raise AuthenticationFailed(f"the ticket is for {found.purpose}, not for {purpose}", reason="purpose")
+    if not found.expires + LEEWAY > (time.time() if now is None else now):
+        raise AuthenticationFailed("the ticket has expired: renew it", reason="expired")
+    return Ticket(found.session, found.agent, found.purpose, found.expires, found.id,
+                  _mac(pool_secret, b"secret", body))
+
+
+def _mac(pool_secret: bytes, label: bytes, body: bytes) -> bytes:
+    return blake3.blake3(label + body, key=pool_secret).digest()

@@ -1,0 +1,89 @@
+"""The control verbs: who may ask, who answers, and what a repetition does.
+
+One table for both sides. ``roles``: who may call. ``answers``: ``any`` node;
+the ``leader`` (any node passes it on); the ``named`` node itself. A verb that
+is not ``idempotent`` carries a command id, and a node answers a repeated id
+with the result it recorded (OWNERSHIP 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rgpu.session.errors import AuthenticationFailed, NotFound
+
+USER = frozenset({"user", "operator"})
+OPERATOR = frozenset({"operator"})
+NODE = frozenset({"node"})
+EVERYBODY = frozenset({"user", "operator", "node"})
+
+
+class Answers(Enum):
+    """Which node answers."""
+
+    ANY = "any"
+    LEADER = "leader"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    name: str
+    roles: frozenset[str]
+    answers: Answers
+    idempotent: bool
+    doc: str
+
+
+ANY, LEADER, NAMED = Answers.ANY, Answers.LEADER, Answers.NAMED
+
+TABLE: tuple[Verb, ...] = (
+    Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, leader, endpoints}: is the node there?"),
+    Verb("pool.stop", OPERATOR, ANY, True, "{} → {}: end this node and its workers."),
+    Verb("pool.status", EVERYBODY, ANY, True, "{} → leader, registry, counts."),
+    Verb("session.create", USER, LEADER, False,
+         "{name, memory, recover, parent, program: {pid, command, host}, options} → {session, owner, address, ticket, "
+         "secret, expires, epoch, facts, endpoints}"),
+    Verb("session.owner", EVERYBODY, ANY, True,
+         "{session} → {session, owner, address, epoch, state, alive, endpoints}"),
+    Verb("session.renew_ticket", USER, ANY, True, "{session} → {ticket, secret, expires, endpoints}"),
+    Verb("session.unreachable", USER, LEADER, True,
+         "{session, epoch, host, seconds}: the agent cannot reach the owner (OWNERSHIP 7)."),
+    Verb("session.list", USER, ANY, True, "{} → {sessions: […]}"),
+    Verb("session.describe", USER, ANY, True, "{session} → the record and what its worker reports"),
+    Verb("session.logs", USER, ANY, True, "{session, lines} → {lines: […]}"),
+    Verb("session.end", USER | NODE, LEADER, True, "{session, reason, exit_code}: its program ended."),
+    Verb("session.kill", USER, LEADER, True, "{session}: end it now."),
+    Verb("session.migrate", USER, LEADER, False, "{session, host, options} → the move's outcome; progress in between"),
+    Verb("session.move_status", USER, ANY, True, "{session} → {move}"),
+    Verb("session.move_abort", USER, LEADER, True, "{session, move}"),
+    Verb("session.checkpoint", USER | NODE, LEADER, False, "{session} → {image, position, pages, bytes}"),
+    Verb("session.restore", USER, LEADER, False, "{image, name, host} → {session, owner, epoch}"),
+    Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […]}"),
+    Verb("node.info", EVERYBODY, NAMED, True, "{} → devices, sessions, workers"),
+    Verb("node.cordon", OPERATOR, LEADER, True, "{host, state}: take no new sessions, or take them again."),
+    Verb("node.command", NODE, NAMED, False, "{verb, args}: passed on between nodes, with leader revision and epoch."),
+    Verb("worker.start", NODE, NAMED, False, "{session, epoch, quota, device, image, recover} → {position}"),
+    Verb("worker.describe", NODE, NAMED, True, "{session} → what the worker reports"),
+    Verb("worker.forget", NODE, NAMED, True, "{session, epoch, reason}: end a worker that owns nothing."),
+    Verb("move.receive", NODE, NAMED, False, "{session, move, quota, device, source} → {address, ticket, secret}"),
+    Verb("move.send", NODE, NAMED, False, "{session, move, address, ticket, secret, …} → statistics"),
+    Verb("move.settle", NODE, NAMED, True, "{session, move}: read the registry's record and obey it."),
+    Verb("session.image", NODE, NAMED, False, "{session, image} → {image, position, pages, bytes}"),
+    Verb("session.notice", NODE, NAMED, True, "{session, epoch, kind, …}: to the agent of a session."),
+    Verb("session.drop", NODE, NAMED, True, "{session, reason}: end the worker, free its device."),
+)
+
+VERBS: dict[str, Verb] = {verb.name: verb for verb in TABLE}
+
+
+def check(verb: str, role: str) -> Verb:
+    """The verb, if ``role`` may call it. Raises :class:`NotFound`, :class:`AuthenticationFailed`."""
+    entry = VERBS.get(verb)
+    if entry is None:
+        raise NotFound(f"no control verb is called {verb!r}", verb=verb)
+    if role not in entry.roles:
+        needed = " or ".join(sorted(entry.roles))
+        raise AuthenticationFailed(f"{verb} needs a key of role {needed}; this one is a {role}'s", verb=verb, role=role)
+    return entry
