@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from rgpu.migrate.machine import Event
+from rgpu.migrate.machine import Event, Machine
 from rgpu.migrate.records import MoveRecord, SessionRecord
 from rgpu.migrate.roles import (
     COORDINATOR,
@@ -68,8 +68,8 @@ class World:
     messages: frozenset[str] = frozenset()
     offered: bool = False  #: history, for the invariants: the source told somebody
     committed: bool = False
-    unknown: int = 1  #: answers of the registry that may still be lost
-    deaths: int = 1
+    unknown: int = 2  #: answers of the registry that may still be lost
+    deaths: int = 2
     recoveries: int = 1
 
     def send(self, *messages: str) -> World:
@@ -133,6 +133,7 @@ def leader_steps(world: World, who: int) -> Iterator[tuple[str, World]]:
         if world.unknown and answer != "fenced":
             lost = replace(changed, unknown=world.unknown - 1)
             yield f"{name} {command}: {answer}, answer lost", after(lost, "unknown")
+            yield f"{name} {command}: request lost", after(replace(world, unknown=world.unknown - 1), "unknown")
     elif command == "read_record":
         move, owner = world.registry.move, world.registry.owner
         over = move == "none" or owner == "c"
@@ -142,6 +143,8 @@ def leader_steps(world: World, who: int) -> Iterator[tuple[str, World]]:
         if f"received{who}" in world.messages:
             yield f"{name} hears received", after(sent, "received")
         yield f"{name} gives up receive", after(sent, "failed")
+        if sent != world:
+            yield f"{name} asks to receive", sent
     elif command == "command_send":
         sent = world.send(f"send{who}")
         for event in ("offered", "failed"):
@@ -204,7 +207,8 @@ def source_steps(world: World) -> Iterator[tuple[str, World]]:
         moves.append(("source aborts", source_do(after, "abort_won" if open_move else "abort_lost")))
         if world.unknown:
             lost = replace(after, unknown=world.unknown - 1)
-            moves.append(("source aborts, answer lost", source_do(lost, "abort_unknown")))
+            moves += [("source aborts, answer lost", source_do(lost, "abort_unknown")),
+                      ("source aborts, request lost", source_do(replace(world, unknown=world.unknown - 1), "abort_unknown"))]
     asked = role.state == "asking" or world.messages & {"settle0", "settle1"}
     if asked:
         holding = Holding("a", 7, "paused" if role.paused else "running", 1, "m")
@@ -264,7 +268,7 @@ def accidents(world: World) -> Iterator[tuple[str, World]]:
         second = Leader(CoordinatorRole("asking"), ("read_record",))
         yield "an election", replace(world, leaders=(world.leaders[0], second),
                                      registry=replace(world.registry, leader=1))
-    if world.recoveries and world.registry.owner == "a":
+    if world.recoveries and world.registry.owner != "c":
         r = world.registry
         move = "aborted" if r.move in ("preparing", "ready") else r.move
         yield "recovered at c", replace(world, recoveries=0, registry=replace(r, owner="c", epoch=r.epoch + 1, move=move))
@@ -287,7 +291,7 @@ def broken(world: World) -> str | None:
     source_runs = source is not None and not source.paused and source.state != "forgotten"
     active = destination is not None and destination.state == "active"
     if active and source_runs:
-        return "two owners run"
+        return "two owners run"  # whatever the epochs: the move itself never makes two
     if active and not world.committed:
         return "the destination serves without a commit"
     if r.owner == "b" and source_runs:
@@ -326,18 +330,20 @@ def settled(world: World) -> str | None:
     owner, dead = world.registry.owner, {"a": world.source is None, "b": world.destination is None}
     if world.registry.move in ("preparing", "ready"):
         return f"the move is left {world.registry.move}"
-    expected = [owner] if owner != "c" and not dead[owner] else []
+    if owner == "c":  # what still runs here is at a lower epoch: the agent refuses it (OWNERSHIP 1)
+        return None if len(runs) < 2 else f"{runs} both run"
+    expected = [] if dead[owner] else [owner]
     return None if runs == expected else f"{runs} run; the record says {owner} (dead: {dead})"
 
 
 def calm(moves: Iterator[tuple[str, World]], *only: str) -> Iterator[World]:
     for name, world in moves:
-        if "lost" not in name and (not only or any(word in name for word in only)):
+        if " lost" not in name and (not only or any(word in name for word in only)):
             yield world
 
 
-def explore(start: World) -> tuple[int, int]:
-    """Breadth first over everything reachable; (states, transitions). Fails with the shortest trace."""
+def explore(start: World) -> tuple[list[World], int]:
+    """Breadth first over everything reachable; (worlds, transitions). Fails with the shortest trace."""
     parents: dict[World, tuple[World, str] | None] = {start: None}
     queue, transitions = deque([start]), 0
 
@@ -365,15 +371,22 @@ def explore(start: World) -> tuple[int, int]:
             continue  # that leader died: its successor is in another state of the exploration
         problem = settled(world)
         assert problem is None, f"{problem}, though nothing more went wrong, after:\n  {trace(world)}"
-    return len(parents), transitions
+    return list(parents), transitions
 
 
 def test_no_interleaving_makes_two_owners(capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
-    states, transitions = explore(World())
+    worlds, transitions = explore(World())
     with capsys.disabled():
-        print(f"\nmodel of a move: {states} states, {transitions} transitions, {time.monotonic() - began:.1f} s")
-    assert states > 2_000
+        print(f"\nmodel of a move: {len(worlds)} states, {transitions} transitions, {time.monotonic() - began:.1f} s")
+    _covers(SOURCE, {world.source.state for world in worlds if world.source})
+    _covers(DESTINATION, {world.destination.state for world in worlds if world.destination})
+    _covers(COORDINATOR, {leader.role.state for world in worlds for leader in world.leaders if leader})
+
+
+def _covers(table: Machine, seen: set[str]) -> None:
+    """An exploration that never gets somewhere proves nothing about it."""
+    assert table.states - seen <= {"checking", "refused"}, table.states - seen
 
 
 @pytest.mark.parametrize("state, event, target", [

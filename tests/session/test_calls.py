@@ -329,3 +329,19 @@ def test_structs_pack_like_the_python_formats() -> None:
     assert f"sizeof(RecordHeader) == {HEADER_SIZE}" in text and HEADER_SIZE == struct.calcsize(HEADER.format)
     assert (MAX_ARGS, MAX_PAYLOAD) == (1 << 20, 1 << 34)
     assert "kMaxArgs = 1u << 20" in text and "kMaxPayload = 1ull << 34" in text
+
+
+def test_error_sentences_are_those_of_the_stock_runtime() -> None:
+    import ctypes
+
+    from rgpu.session.calls.types.results import RESULTS
+
+    spec = pytest.importorskip("nvidia.cu13", reason="needs nvidia-cuda-runtime")
+    found = list((Path(next(iter(spec.__path__))) / "lib").glob("libcudart.so*"))
+    if not found:
+        pytest.skip("no libcudart")
+    text_of = ctypes.CDLL(str(found[0])).cudaGetErrorString
+    text_of.restype = ctypes.c_char_p
+    theirs = {value: text_of(value).decode() for value in RESULTS}
+    assert {v: text for v, text in theirs.items() if text != RESULTS[v][1]} == {
+        202: "unrecognized error code", 916: "unrecognized error code"}

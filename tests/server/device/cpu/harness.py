@@ -66,7 +66,10 @@ def load(source: str, options: tuple[str, ...] = ()) -> Program:
 
 def new_program(source: str, options: tuple[str, ...] = ()) -> Program:
     """A program of its own, for a test which changes its globals."""
-    ptx = compile_ptx(source, options)
+    return program_of(compile_ptx(source, options))
+
+
+def program_of(ptx: str) -> Program:
     return GpuProgram(ptx) if ON_GPU else CpuProgram(ptx)
 
 

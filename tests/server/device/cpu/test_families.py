@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +12,15 @@ import numpy as np
 import pytest
 
 from tests.server.device.cpu import families, harness
-from tests.server.device.cpu.harness import ON_GPU, LaunchError, assert_same, compile_ptx, load, new_program
+from tests.server.device.cpu.harness import (
+    ON_GPU,
+    LaunchError,
+    assert_same,
+    compile_ptx,
+    load,
+    new_program,
+    program_of,
+)
 
 i32, i64, u32, u64 = np.int32, np.int64, np.uint32, np.uint64
 f32, f64 = np.float32, np.float64
@@ -756,6 +766,50 @@ def test_shuffle_predicate(rng: np.random.Generator) -> None:
     up, down = lane >= 5, lane % 16 + 9 <= 15
     assert np.array_equal(out[:, 0], x[np.where(up, lane - 5, lane)]) and np.array_equal(out[:, 1], up)
     assert np.array_equal(out[:, 2], x[np.where(down, lane + 9, lane) % 32]) and np.array_equal(out[:, 3], down)
+
+
+# -- another compiler -----------------------------------------------------------------
+
+
+def test_numba_kernel(rng: np.random.Generator) -> None:
+    """Numba's dialect: typed registers, generic addresses, arrays as seven parameters each."""
+    cuda = pytest.importorskip("numba.cuda")
+    types = pytest.importorskip("numba.types")
+
+    def kernel(x, y, out, n):  # type: ignore[no-untyped-def]
+        tile = cuda.shared.array(128, types.float64)
+        local = cuda.local.array(4, types.float64)
+        i, t = cuda.grid(1), cuda.threadIdx.x
+        for j in range(4):
+            local[j] = j * 0.5
+        tile[t] = math.floor(x[i] * 8) * y[i] + local[i & 3] + (i // 3) % 5 if i < n else 0.0
+        cuda.syncthreads()
+        s = cuda.blockDim.x // 2
+        while s > 0:
+            if t < s:
+                tile[t] += tile[t + s]
+            cuda.syncthreads()
+            s //= 2
+        if t == 0:
+            cuda.atomic.add(out, 0, tile[0])
+            out[1 + cuda.blockIdx.x] = math.sin(tile[0])
+
+    array = types.Array(types.float64, 1, "C")
+    signature = types.void(array, array, array, types.int32)
+    ptx, _ = cuda.compile(kernel, signature, cc=(7, 5), device=False, abi="numba", output="ptx")
+    n, blocks = 500, 4
+    x, y, out = rng.standard_normal(n), rng.integers(-99, 99, n).astype(f64), np.zeros(1 + blocks)
+
+    def flat(a: np.ndarray) -> tuple[Any, ...]:
+        return i64(0), i64(0), i64(a.size), i64(8), a, i64(a.size), i64(8)
+
+    name = re.findall(r"\.entry (\w+)", ptx)[0]
+    program_of(ptx).run(name, blocks, 128, *flat(x), *flat(y), *flat(out), i32(n))
+    i = np.arange(n)
+    values = np.floor(x * 8) * y + (i & 3) * 0.5 + i // 3 % 5
+    sums = np.array([part.sum() for part in np.split(values, range(128, n, 128))])
+    assert out[0] == sums.sum()
+    assert np.allclose(out[1:], np.sin(sums), rtol=1e-15, atol=0)
 
 
 # -- what the engine refuses ----------------------------------------------------------

@@ -162,6 +162,7 @@ def test_pinned_neighbours_share_a_page(client: Client) -> None:
         client.write(address, bytes([address >> 9 & 0xFF]) * size)
     for removed in (1, 3, 0):
         address, size = ranges[removed]
+        assert device.drain(WAIT)  # as the client does before it frees
         device.host_free(address)
         device.host_allocate(address, size)
         assert client.read(address, size) == bytes(size), "a new shadow is zero"
