@@ -31,12 +31,21 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
     Exits as the program does.
     """
     from rgpu.client.launcher import run
+    from rgpu.link.logging import configure_logging
 
     settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
                                journal_dir=journal_dir)
+    configure_logging(level=settings.log_level, file=_log_file(settings), json=True)
     sys.exit(run(list(program), name=name, memory=settings.memory, pool=_pool(settings), recover=settings.recover,
                  journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
                  extra={"host": host} if host else {}, reraise=True))
+
+
+def _log_file(settings: Settings) -> Path:
+    """The agent's log: the terminal belongs to the program."""
+    path = Path(settings.journal_dir).parent / "agent.log"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
 
 
 def _pool(settings: Settings) -> Path:

@@ -2,7 +2,7 @@
 
 With ``recover`` everything is kept until an image that counts covers it
 (:meth:`Journal.cut`); without, until the worker has applied it
-(:meth:`Journal.applied`). Long before the limit the oldest closed segments are
+(:meth:`Journal.applied`). Long before the limit the oldest calls are
 written to journal files, and their memory goes back to the shim.
 """
 
@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rgpu.client.local import NewSegment
-from rgpu.client.segments import InlineRun, Run, Segment, Walker
+from rgpu.client.segments import InlineRun, Run, Walker
 from rgpu.client.spill import FiledRun, SpillFile
 from rgpu.session.errors import Corrupt
 from rgpu.session.record import HEADER, HEADER_SIZE, MAGIC
 
 _HEADER_BLOCK = 64 * 1024
 #: Shares of the limit. The shim itself stops publishing at the limit, so the agent must act before.
+SPILL_BYTES = 16 * 1024 * 1024  #: of records in one file, about
 SPILL_AT, CHECKPOINT_AT, FULL_AT = 0.5, 0.75, 0.875
 
 
@@ -37,9 +38,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class SpillJob:
-    """Runs of one closed segment that shall be written to a file in ``directory``."""
+    """The oldest runs in memory, to be written to a file in ``directory``."""
 
-    segment: Segment
     runs: tuple[Run, ...]
     directory: Path
 
@@ -66,7 +66,7 @@ class Journal:
         self.filed_bytes = 0
         self.total_bytes = 0  #: of all calls ever published
         self._open_size = 0  #: of the newest run, as far as it was counted
-        self._spilling: Segment | None = None
+        self._spilling = False
         self.spill_error = ""
         self.news_closed = False  #: a segment was closed; the loop resets it when it has looked what can be released
         self._entered = 0
@@ -214,37 +214,39 @@ class Journal:
         """Segments that nothing needs any more, each named once: their memory is unmapped here."""
         walker, found = self.walker, []
         for segment in [*walker.logs.values(), *walker.bulks.values()]:
-            if segment.closed and segment.uses == 0 and segment is not self._spilling and \
-                    segment is not walker.current:
+            if segment.closed and segment.uses == 0 and segment is not walker.current:
                 walker.forget(segment)
                 found.append(segment.index)
         return found
 
     # -- spilling ---------------------------------------------------------------------
     def spill_job(self) -> SpillJob | None:
-        """The oldest closed segment, when memory nears the limit and nothing is being spilled."""
+        """The oldest calls, when memory nears the limit and nothing is being spilled."""
         if not (self.policy.recover and self.protected and self.policy.directory) or self.spill_error:
             return None
-        if self.memory_bytes <= self.policy.limit * SPILL_AT or self._spilling is not None:
+        if self.memory_bytes <= self.policy.limit * SPILL_AT or self._spilling:
             return None
         runs: list[Run] = []
-        for run in self._runs:
+        size = 0
+        for position, run in enumerate(self._runs):
             if isinstance(run, FiledRun):
                 continue
-            if runs and run.segment is not runs[0].segment:
+            # The newest run may still grow. Otherwise the oldest go first.
+            if position == len(self._runs) - 1 or size >= SPILL_BYTES:
                 break
             runs.append(run)
-        if not runs or not runs[0].segment.closed:
+            size += run.size
+        if not runs:
             return None
-        self._spilling = runs[0].segment
-        for run in runs:  # their bulk segments must stay mapped until they are written
+        self._spilling = True
+        for run in runs:  # what is being written must stay mapped, even if it is cut meanwhile
             for segment in run.segments:
                 segment.uses += 1
-        return SpillJob(runs[0].segment, tuple(runs), self.policy.directory)
+        return SpillJob(tuple(runs), self.policy.directory)
 
     def spilled(self, job: SpillJob, file: SpillFile | None, error: str = "") -> None:
         """A job is done: its runs are read from ``file`` from now on. None: it failed."""
-        self._spilling = None
+        self._spilling = False
         for run in job.runs:
             for segment in run.segments:
                 segment.uses -= 1

@@ -1,4 +1,4 @@
-"""Spilled parts of the journal: one file for each log segment, read again by position."""
+"""Spilled parts of the journal: files of some megabytes, read again by position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SpillFile:
-    """A journal file that holds the runs of one segment, from offset ``start`` on."""
+    """A journal file that holds runs, from offset ``start`` on."""
 
     def __init__(self, path: Path, start: int) -> None:
         self.path = path

@@ -45,7 +45,7 @@ class Upkeep:
 
     # -- the journal's limit ----------------------------------------------------------
     def spill(self) -> None:
-        """Have the oldest closed segment written to a file, if memory is over the limit."""
+        """Have the oldest calls written to a file, if memory nears the limit."""
         shipper = self._shipper
         job = shipper.journal.spill_job()
         if job is not None:

@@ -129,9 +129,16 @@ class AgentLink:
             self._queue.put(("progress", None))
 
     def _send(self) -> None:
+        due = 0.0  #: when a watermark that nobody waits for is to be sent; 0: none
         try:
             while not self._closed.is_set():
-                kind, value = self._queue.get()
+                try:
+                    timeout = max(0.0, due - time.monotonic()) if due else None
+                    kind, value = self._queue.get(timeout=timeout)
+                except queue.Empty:
+                    due = 0.0
+                    self._send_watermark()
+                    continue
                 if kind == "stop":
                     return
                 if kind == "answer":
@@ -142,8 +149,7 @@ class AgentLink:
                 elif kind == "raw":
                     self.connection.send(value[0], value[1])
                 else:
-                    time.sleep(WATERMARK_INTERVAL)
-                    self._send_watermark()
+                    due = due or time.monotonic() + WATERMARK_INTERVAL
         except RgpuError:
             self._closed.set()
 

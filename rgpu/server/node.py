@@ -63,6 +63,7 @@ class Node:
     running: dict[str, WorkerHandle] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    images: dict[str, str] = field(default_factory=dict)  #: newest image written here, by session
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: last views of sessions that ended here
     paused: set[str] = field(default_factory=set)  #: sent by a move whose outcome is not known yet
 
@@ -189,7 +190,10 @@ class Node:
 
     async def session_checkpoint(self, *, session: str, image: str, **_: Any) -> dict[str, Any]:
         """Write an image; it counts only when the registry names it."""
-        return await self._owned(session).request("checkpoint", image=image, store=str(self.store), timeout=600)
+        done = await self._owned(session).request("checkpoint", image=image, store=str(self.store),
+                                                  base=self.images.get(session, ""), timeout=600)
+        self.images[session] = image
+        return done
 
     async def logs(self, *, session: str, lines: int = 100, **_: Any) -> dict[str, Any]:
         """The newest lines of the worker's log on this host; it outlives the worker."""

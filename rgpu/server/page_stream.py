@@ -87,7 +87,7 @@ class PageSender:
         self.statistics.pages_total = sum(pagehash.page_count(region.size) for region in regions)
         before = self.statistics.pages_sent
         batch: list[bytes] = []
-        for page in collect_dirty(self.device, self.table):
+        for page in collect_dirty(self.device, self.table, regions):
             batch.append(self._record(page))
             if len(batch) >= BATCH:
                 self._flush(batch)

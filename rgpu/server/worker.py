@@ -54,13 +54,13 @@ def without_randomisation() -> bool:
     os.execv(sys.executable, [sys.executable, "-m", "rgpu.server.worker", *sys.argv[1:]])
 
 
-def make_device(spec: str, memory: int) -> Device:
+def make_device(spec: str, memory: int, host: str = "") -> Device:
     """``cpu:N`` or ``cuda:N``. Raises :class:`DeviceError`, :class:`Refused` for another kind."""
     kind, _, ordinal = spec.partition(":")
     if kind == "cpu":
         from rgpu.server.device.cpu.device import CpuDevice
 
-        return CpuDevice(int(ordinal or 0), memory=memory)
+        return CpuDevice(int(ordinal or 0), memory=memory, host=host)
     if kind == "cuda":
         from rgpu.server.device.cuda.device import CudaDevice
 
@@ -243,6 +243,7 @@ def main() -> None:
     parser.add_argument("--epoch", type=int, required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--quota", type=int, required=True)
+    parser.add_argument("--host", default="")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--state", default="empty")
     parser.add_argument("--log-level", default="info")
@@ -254,7 +255,7 @@ def main() -> None:
         log.warning("address randomisation cannot be switched off here: module addresses may differ after a move")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(options.socket)
-    device = make_device(options.device, options.quota)
+    device = make_device(options.device, options.quota, options.host)
     worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota)
     log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch)
     worker.serve(listener)

@@ -167,8 +167,11 @@ class Tasks:
         return sum(pagehash.page_count(region.size) for region in state.regions)
 
     # -- images -------------------------------------------------------------------------
-    def do_checkpoint(self, image: str, store: str) -> dict[str, Any]:
-        """Write an image. The session stands still while its pages are copied to host memory."""
+    def do_checkpoint(self, image: str, store: str, base: str = "") -> dict[str, Any]:
+        """Write an image; chunks that image ``base`` holds are not stored again.
+
+        The session stands still while its pages are copied to host memory.
+        """
         runtime = self.worker.runtime
         if self.worker.state != "running":
             raise Fenced(f"the session is {self.worker.state} here")
@@ -182,7 +185,7 @@ class Tasks:
         finally:
             runtime.resume()
         fault("cut")
-        with DirectoryStore(store).writer(image) as writer:
+        with DirectoryStore(store).writer(image, base or None) as writer:
             for page in pages:
                 writer.add_page(page)
             fault("image")

@@ -13,7 +13,6 @@ Two books, one on each side of the data link, both without I/O:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct
@@ -26,7 +25,6 @@ from rgpu.session.errors import Corrupt
 
 DIGEST_SIZE = 16  #: bytes; tells equal from different, names nothing
 MAX_ANSWERS = 1 << 20
-MAX_EARLY = 4096  #: an answer follows its completion at once, so this many is plenty
 
 _HEAD = Struct("<iIQ")
 
@@ -61,9 +59,8 @@ class RetainedAnswers:
 
     def __init__(self) -> None:
         self._answers: dict[int, RetainedAnswer] = {}
-        #: In a replay ``completed(n)`` may be applied just before the answer to n comes: the newest
-        #: observed calls that had no answer. Most of them never get one (nobody awaited them).
-        self._early: OrderedDict[int, None] = OrderedDict()
+        #: In a replay ``completed(n)`` may be applied just before the answer to n comes.
+        self._early: set[int] = set()
         self.bytes = 0  #: held in replies and payloads
 
     def __len__(self) -> int:
@@ -72,18 +69,20 @@ class RetainedAnswers:
     def answered(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
         """Call ``seq`` was answered; a second answer (a replay's) replaces the first."""
         if seq in self._early:
-            del self._early[seq]
+            self._early.discard(seq)
             return
         self._drop(seq)
         self._answers[seq] = RetainedAnswer(seq, result, bytes(reply), bytes(payload))
         self.bytes += len(reply) + len(payload)
 
-    def observed(self, seq: int) -> None:
-        """The record ``completed(seq)`` was applied: the program has that answer, if there is one."""
-        if not self._drop(seq):
-            self._early[seq] = None
-            if len(self._early) > MAX_EARLY:
-                self._early.popitem(last=False)
+    def observed(self, seq: int, answer_expected: bool = False) -> None:
+        """The record ``completed(seq)`` was applied: the program has that answer, if there is one.
+
+        ``answer_expected``: the call is awaited and was not answered here yet;
+        the answer that is still to come (a replay's) will not be retained.
+        """
+        if not self._drop(seq) and answer_expected:
+            self._early.add(seq)
 
     def unobserved(self) -> list[tuple[int, int, bytes, bytes]]:
         """(seq, result, reply, payload) of what the program may not have, by seq."""
@@ -116,7 +115,7 @@ class RetainedAnswers:
     def check(self) -> None:
         """Invariants; raises AssertionError."""
         assert self.bytes == sum(len(a.reply) + len(a.payload) for a in self._answers.values())
-        assert not self._early.keys() & self._answers.keys() and len(self._early) <= MAX_EARLY
+        assert not self._early & self._answers.keys()
         assert all(seq == answer.seq for seq, answer in self._answers.items())
 
 

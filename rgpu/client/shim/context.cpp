@@ -44,7 +44,7 @@ CUresult activate(Context& context) {
     const CUresult result = submit_with<wire::ContextCreate>([&](wire::ContextCreate& call) {
         context.number = next_number();
         call.context = context.number;
-        call.device = context.device;
+        call.device = session_device(context.device);
         call.flags = context.flags;
         call.primary = context.primary ? 1 : 0;
         return CUDA_SUCCESS;
@@ -67,15 +67,15 @@ CUresult context_or_current(CUcontext handle, Context*& context) {
     return context != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-Context* primary_context(int session_index) {
+Context* primary_context(CUdevice device) {
     static auto& table = *new std::vector<Context*>;  // never destroyed: runtimes release from exit handlers
     const std::lock_guard hold(contexts_lock());
-    const auto index = static_cast<std::size_t>(session_index);
-    if (session_index < 0 || index >= facts().devices.size()) return nullptr;
-    if (table.size() <= index) table.resize(facts().devices.size(), nullptr);
+    if (session_device(device) < 0) return nullptr;
+    const auto index = static_cast<std::size_t>(device);
+    if (table.size() <= index) table.resize(static_cast<std::size_t>(device_count()), nullptr);
     if (table[index] == nullptr) {
         auto context = std::make_unique<Context>();
-        context->device = session_index;
+        context->device = device;
         context->primary = true;
         context->extension = std::make_shared<ContextExtras>();
         context->alive.store(false, std::memory_order_relaxed);
@@ -138,29 +138,26 @@ using namespace rgpu;
 
 namespace {
 
-// The session's index of a program's device; errors as the driver's.
-CUresult device_index(CUdevice device, int& index) {
+// Whether the program has the device; errors as the driver's.
+CUresult check_device(CUdevice device) {
     if (CUresult r = require_session(); r) return r;
     if (device_count() == 0) return CUDA_ERROR_NOT_INITIALIZED;
-    index = session_device(device);
-    return index >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+    return session_device(device) >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
 CUresult primary_of(CUdevice device, Context*& context) {
-    int index = -1;
-    if (CUresult r = device_index(device, index); r) return r;
-    context = primary_context(index);
+    if (CUresult r = check_device(device); r) return r;
+    context = primary_context(device);
     return context != nullptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult create(CUcontext* out, unsigned flags, CUdevice device) {
-    int index = -1;
     if (CUresult r = require(); r) return r;
     if (out == nullptr || !valid_flags(flags, kPrimaryFlags | CU_CTX_MAP_HOST)) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult r = device_index(device, index); r) return r;
+    if (CUresult r = check_device(device); r) return r;
     auto owned = std::make_unique<Context>();
     Context* context = owned.get();
-    context->device = index;
+    context->device = device;
     context->flags = flags;
     context->extension = std::make_shared<ContextExtras>();
     if (CUresult r = activate(*context); r) return r;

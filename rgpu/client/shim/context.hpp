@@ -22,8 +22,8 @@ struct ContextExtras {
 
 inline ContextExtras& extras(Context& context) { return *static_cast<ContextExtras*>(context.extension.get()); }
 
-// The primary context of a session device, active or not.
-Context* primary_context(int session_index);
+// The primary context of the program's device, active or not; nullptr where there is no such device.
+Context* primary_context(CUdevice device);
 
 // Makes it active if it is not (context_create goes into the journal), and counts a retain.
 CUresult retain_primary(Context& context);

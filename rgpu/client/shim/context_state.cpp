@@ -10,7 +10,7 @@ using namespace rgpu;
 namespace {
 
 const DeviceFacts& facts_of(const Context& context) {
-    return facts().devices[static_cast<std::size_t>(context.device)];
+    return *device_facts(context.device);
 }
 
 constexpr std::uint64_t kLargestStack = 512 << 10;  // local memory of a thread, bytes
@@ -53,7 +53,7 @@ CUresult cuCtxGetDevice(CUdevice* device) {
     const Context* context = top_context();
     if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *device = program_device(context->device);  // a dead context answers as well
+    *device = context->device;  // a dead context answers as well
     return CUDA_SUCCESS;
 }
 
@@ -62,7 +62,7 @@ CUresult cuCtxGetDevice_v2(CUdevice* device, CUcontext ctx) {
     Context* context = nullptr;
     if (CUresult r = context_or_current(ctx, context); r) return r;
     if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *device = program_device(context->device);
+    *device = context->device;
     return CUDA_SUCCESS;
 }
 
@@ -168,6 +168,13 @@ CUresult cuCtxSetSharedMemConfig(CUsharedconfig config) {
 CUresult cuCtxResetPersistingL2Cache() {
     Context* context = nullptr;
     return current(context);
+}
+
+CUresult cuCtxSynchronize() {
+    Context* context = nullptr;
+    if (CUresult r = current(context); r) return r;
+    if (CUresult r = await(wire::ContextSynchronize{.context = context->number}); r) return r;
+    return require();  // an execution error that the wait brought to light
 }
 
 // ---------------------------------------------------------------- peers

@@ -139,13 +139,6 @@ int session_device(CUdevice device) {
     return device >= 0 && device < device_count() ? visibility().ordinals[static_cast<std::size_t>(device)] : -1;
 }
 
-CUdevice program_device(int session_index) {
-    for (int i = 0, n = device_count(); i < n; ++i) {
-        if (session_device(i) == session_index) return i;
-    }
-    return -1;
-}
-
 const DeviceFacts* device_facts(CUdevice device) {
     const int index = session_device(device);
     return index < 0 ? nullptr : &facts().devices[static_cast<std::size_t>(index)];

@@ -23,9 +23,6 @@ int device_count();
 // The program's number → index into Facts::devices (and device on the wire); -1 for none.
 int session_device(CUdevice device);
 
-// The reverse; -1 (CU_DEVICE_CPU's number is not used here) for one that is not visible.
-CUdevice program_device(int session_index);
-
 // What the server said of the program's device; nullptr for none.
 const DeviceFacts* device_facts(CUdevice device);
 

@@ -72,10 +72,9 @@ CUresult module_from_fatbin_extended2(const void* fatbin, CUmodule* module, void
 // The handle only: the runtime retains the context itself, later.
 CUresult primary_handle(CUcontext* out, CUdevice device) {
     if (CUresult r = require_session(); r) return r;
-    const int index = session_device(device);
     if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (index < 0) return CUDA_ERROR_INVALID_DEVICE;
-    const Context* context = primary_context(index);
+    if (session_device(device) < 0) return CUDA_ERROR_INVALID_DEVICE;
+    const Context* context = primary_context(device);
     if (context == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
     *out = static_cast<CUcontext>(context->handle);
     return CUDA_SUCCESS;

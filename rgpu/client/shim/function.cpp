@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "api.hpp"
+#include "device.hpp"
 #include "module.hpp"
 
 namespace rgpu {
@@ -10,7 +11,7 @@ namespace {
 
 // The largest dynamic shared memory that a block of the function may opt in to.
 int dynamic_limit(const Function& function) {
-    const DeviceFacts& device = facts().devices[static_cast<std::size_t>(function.module->context->device)];
+    const DeviceFacts& device = *device_facts(function.module->context->device);
     const int block = device.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 49152);
     const int opt_in = device.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 0);
     return std::max(block, opt_in) - function.attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, 0);

@@ -26,7 +26,7 @@ struct LibraryKernel : Kernel {
     std::string name;
     std::vector<Parameter> parameters;
     std::mutex lock;                             // guards `wanted`
-    std::map<std::pair<int, int>, int> wanted;  // (session device, attribute) → value set by the program
+    std::map<std::pair<int, int>, int> wanted;  // (device, attribute) → value set by the program
 };
 
 // The library in one context, in that context's present life.
@@ -56,7 +56,7 @@ LibraryKernel& whole(Kernel& kernel) { return static_cast<LibraryKernel&>(kernel
 CUresult context_for(LoadedLibrary& library, Context*& context) {
     context = current_context();
     if (context != nullptr) return CUDA_SUCCESS;
-    context = primary_context(session_device(0));
+    context = primary_context(0);
     if (context == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
     bool first = false;
     {
@@ -148,15 +148,14 @@ CUresult function_in(LibraryKernel& kernel, Context& context, Function*& functio
 
 // The function on a device: in the current context where that is its own, else in its primary context.
 CUresult function_on(LibraryKernel& kernel, CUdevice device, Function*& function) {
-    const int index = session_device(device);
-    if (index < 0) return CUDA_ERROR_INVALID_DEVICE;
+    if (session_device(device) < 0) return CUDA_ERROR_INVALID_DEVICE;
     Context* context = current_context();
-    if (context != nullptr && context->device == index) return function_in(kernel, *context, function);
+    if (context != nullptr && context->device == device) return function_in(kernel, *context, function);
     function = kernel.function;
-    if (find_object(function->handle, Kind::function) == function && function->module->context->device == index) {
+    if (find_object(function->handle, Kind::function) == function && function->module->context->device == device) {
         return CUDA_SUCCESS;
     }
-    context = primary_context(index);
+    context = primary_context(device);
     if (context == nullptr || !context->alive.load(std::memory_order_acquire)) return CUDA_ERROR_INVALID_CONTEXT;
     return function_in(kernel, *context, function);
 }

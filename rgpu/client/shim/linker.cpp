@@ -70,8 +70,7 @@ CUresult add(Link& link, int type, const char* name, std::string data) {
     if (type < CU_JIT_INPUT_CUBIN || type >= CU_JIT_NUM_INPUT_TYPES) return CUDA_ERROR_INVALID_VALUE;
     const auto kind = static_cast<std::uint32_t>(type);
     if (!plausible(kind, data)) {
-        const std::string shown = name != nullptr ? name : "";
-        link.options.deliver("error   : Binary format for key='0', ident='" + shown + "' is not recognized", true);
+        link.options.deliver("error   : Binary format for key='0', ident='' is not recognized", true);
         return CUDA_ERROR_INVALID_IMAGE;
     }
     const std::lock_guard hold(link.lock);

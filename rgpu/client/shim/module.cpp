@@ -7,13 +7,14 @@
 
 #include "api.hpp"
 #include "context.hpp"
+#include "device.hpp"
 #include "module_table.hpp"
 
 namespace rgpu {
 namespace {
 
 const DeviceFacts& facts_of(const Context& context) {
-    return facts().devices[static_cast<std::size_t>(context.device)];
+    return *device_facts(context.device);
 }
 
 std::unique_ptr<Function> make_function(Module& module, std::uint32_t index, table::FunctionRow& row) {

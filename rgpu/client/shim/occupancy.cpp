@@ -3,6 +3,7 @@
 #include <climits>
 
 #include "api.hpp"
+#include "device.hpp"
 #include "module.hpp"
 #include "occupancy_model.hpp"
 
@@ -26,7 +27,7 @@ CUresult question(CUfunction handle, Question& out) {
     }
     if (out.function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     const Function& function = *out.function;
-    const DeviceFacts& facts_of = facts().devices[static_cast<std::size_t>(function.module->context->device)];
+    const DeviceFacts& facts_of = *device_facts(function.module->context->device);
     const auto device = [&](int attribute, int otherwise) { return facts_of.attribute(attribute, otherwise); };
     out.device = {
         .threads_per_block = device(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024),
@@ -81,8 +82,7 @@ int active_clusters(const Question& q, int size, int block, std::size_t dynamic)
 CUresult cluster_question(CUfunction handle, const CUlaunchConfig* config, Question& q) {
     if (CUresult r = question(handle, q); r) return r;
     if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const Context& context = *q.function->module->context;
-    const DeviceFacts& facts_of = facts().devices[static_cast<std::size_t>(context.device)];
+    const DeviceFacts& facts_of = *device_facts(q.function->module->context->device);
     if (facts_of.attribute(CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 0) <= 0) return CUDA_ERROR_NOT_SUPPORTED;
     return CUDA_SUCCESS;
 }

@@ -67,7 +67,7 @@ CUresult allocate_async(CUdeviceptr* out, std::size_t size, CUstream handle) {
   StreamRef stream;
   if (CUresult r = resolve_stream(handle, stream); r) return r;
   if (!out) return CUDA_ERROR_INVALID_VALUE;
-  if (!size) {  // the driver's pools take it, and give an address that is never used
+  if (!size) {  // no error, and no memory
     *out = 0;
     return CUDA_SUCCESS;
   }

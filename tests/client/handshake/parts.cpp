@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "error_table.hpp"
 #include "fatbin.hpp"
 #include "handshake_md2.hpp"
 #include "occupancy_model.hpp"
@@ -87,12 +86,6 @@ std::string answer(const std::string& line) {
         const auto words = rgpu::handshake::self_test_answer(test);
         out << hex(rgpu::handshake::self_test_message(test)) << ' ' << words[0] << ' ' << words[1];
         return out.str();
-    }
-    if (verb == "error") {
-        int code = 0;
-        in >> code;
-        const auto* row = rgpu::find_error(code);
-        return row == nullptr ? "none" : std::string(row->name) + "|" + row->text;
     }
     if (verb == "visible") {
         std::vector<rgpu::Uuid> devices;

@@ -83,13 +83,6 @@ def test_self_test_message_and_fixed_answers(parts: Parts) -> None:
         assert [int(word) for word in answer[1:]] == [first, 0x8ED383AA1F4CD1E8]
 
 
-def test_error_table_is_the_drivers(parts: Parts) -> None:
-    for code in range(-1, 1001):
-        row = NATIVE["errors"].get(str(code), [[1, None], [1, None]])
-        native = "none" if row[0][0] else f"{row[0][1]}|{row[1][1]}"
-        assert parts.ask("error", code) == native
-
-
 UUID = {0: "00112233445566778899aabbccddeeff", 1: "00112233aaaaaaaaaaaaaaaaaaaaaaaa"}
 
 

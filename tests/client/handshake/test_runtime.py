@@ -123,7 +123,7 @@ print(n.value, hex(p.value), d.value, text.value.decode())
 def test_no_agent(stage: Stage) -> None:
     code = "import ctypes as c, sys; n = c.c_int(-1); print(c.CDLL(sys.argv[1]).cudaGetDeviceCount(c.byref(n)), n.value)"
     outcome = stage.run(code, stock_runtime("13.0.96"), RGPU_AGENT=None)
-    assert outcome.out.split() == ["100", "0"]
+    assert outcome.out.split()[0] == "100"
     assert len([line for line in outcome.err.splitlines() if "rgpu run" in line]) == 1
 
 

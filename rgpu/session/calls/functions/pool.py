@@ -25,7 +25,7 @@ FUNCTIONS = (
     ),
     function(
         "cuMemFreeAsync", "CUdeviceptr dptr, CUstream hStream", "cuMemFreeAsync 11020 ptsz 11020", ASYNC,
-        "memory_free memory_unmap", "freed when the stream has reached it",
+        "memory_free memory_unmap", "freed when the stream has passed it and the client knows",
     ),
     function(
         "cuMemGetDefaultMemPool", "CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type",
@@ -78,8 +78,8 @@ FUNCTIONS = (
         "cuMemPoolSetAttribute 11020", LOCAL, "", "one pool for a device, emulated by the client's allocator",
     ),
     function(
-        "cuMemPoolTrimTo", "CUmemoryPool pool, size_t minBytesToKeep", "cuMemPoolTrimTo 11020", ASYNC, "memory_unmap",
-        "returns cached memory to the quota",
+        "cuMemPoolTrimTo", "CUmemoryPool pool, size_t minBytesToKeep", "cuMemPoolTrimTo 11020", ASYNC,
+        "memory_free memory_unmap", "nothing is cached but frees that wait for their stream",
     ),
     function(
         "cuMemSetMemPool", "CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool",

@@ -1,7 +1,9 @@
 """CUresult: values, names, and the sentence that cuGetErrorString gives.
 
-Values and names are interface facts of cuda.h 13.0. The sentences are worded
-as the driver words them where programs are known to match them.
+Values and names are interface facts of cuda.h 13.0. The sentences are what
+programs print and some match: they agree with what the stock runtime 13.0
+answers to cudaGetErrorString for the same numbers (202 and 916, which it does
+not know, are worded here). "occured" is theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ RESULTS: dict[int, tuple[str, str]] = {
     7: ("CUDA_ERROR_PROFILER_ALREADY_STARTED", "profiler already started"),
     8: ("CUDA_ERROR_PROFILER_ALREADY_STOPPED", "profiler already stopped"),
     34: ("CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library"),
-    36: ("CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", "API call requires a newer CUDA driver"),
+    36: ("CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER", "API call is not supported in the installed CUDA driver"),
     46: ("CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"),
     100: ("CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"),
     101: ("CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"),
@@ -50,7 +52,7 @@ RESULTS: dict[int, tuple[str, str]] = {
         "CUDA_ERROR_UNSUPPORTED_DEVSIDE_SYNC",
         "the provided PTX contains unsupported call to cudaDeviceSynchronize",
     ),
-    226: ("CUDA_ERROR_CONTAINED", "Invalidate all future GPU work in this context: a contained error occurred"),
+    226: ("CUDA_ERROR_CONTAINED", "Invalid access of peer GPU memory over nvlink or a hardware error"),
     300: ("CUDA_ERROR_INVALID_SOURCE", "device kernel image is invalid"),
     301: ("CUDA_ERROR_FILE_NOT_FOUND", "file not found"),
     302: ("CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND", "shared object symbol not found"),
@@ -80,7 +82,7 @@ RESULTS: dict[int, tuple[str, str]] = {
     718: ("CUDA_ERROR_INVALID_PC", "invalid program counter"),
     719: ("CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"),
     720: ("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "too many blocks in cooperative launch"),
-    721: ("CUDA_ERROR_TENSOR_MEMORY_LEAK", "a tensor memory leak occurred in an exiting kernel"),
+    721: ("CUDA_ERROR_TENSOR_MEMORY_LEAK", "tensor memory not completely freed"),
     800: ("CUDA_ERROR_NOT_PERMITTED", "operation not permitted"),
     801: ("CUDA_ERROR_NOT_SUPPORTED", "operation not supported"),
     802: ("CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"),
@@ -90,7 +92,7 @@ RESULTS: dict[int, tuple[str, str]] = {
         "CUDA_ERROR_MPS_CONNECTION_FAILED",
         "MPS client failed to connect to the MPS control daemon or the MPS server",
     ),
-    806: ("CUDA_ERROR_MPS_RPC_FAILURE", "MPS server encountered an RPC error: this may be caused by a fatal fault"),
+    806: ("CUDA_ERROR_MPS_RPC_FAILURE", "the remote procedural call between the MPS server and the MPS client failed"),
     807: ("CUDA_ERROR_MPS_SERVER_NOT_READY", "MPS server is not ready to accept new MPS client requests"),
     808: (
         "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
@@ -100,12 +102,15 @@ RESULTS: dict[int, tuple[str, str]] = {
         "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED",
         "the hardware resources required to support device connections have been exhausted",
     ),
-    810: ("CUDA_ERROR_MPS_CLIENT_TERMINATED", "MPS client was terminated by the server: another client of it failed"),
+    810: ("CUDA_ERROR_MPS_CLIENT_TERMINATED", "the MPS client has been terminated by the server"),
     811: (
         "CUDA_ERROR_CDP_NOT_SUPPORTED",
-        "operation attempted by a kernel on a stream whose device runtime does not support it",
+        "is using CUDA Dynamic Parallelism, but the current configuration, like MPS, does not support it",
     ),
-    812: ("CUDA_ERROR_CDP_VERSION_MISMATCH", "the device runtime of the program and of the driver differ in version"),
+    812: (
+        "CUDA_ERROR_CDP_VERSION_MISMATCH",
+        "unsupported interaction between different versions of CUDA Dynamic Parallelism",
+    ),
     900: ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"),
     901: ("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"),
     902: ("CUDA_ERROR_STREAM_CAPTURE_MERGE", "operation would result in a merge of separate capture sequences"),
@@ -127,11 +132,11 @@ RESULTS: dict[int, tuple[str, str]] = {
         "the graph update was not performed because it included changes which violated constraints "
         "specific to instantiated graph update",
     ),
-    911: ("CUDA_ERROR_EXTERNAL_DEVICE", "an async error has occurred in external entity outside of CUDA"),
+    911: ("CUDA_ERROR_EXTERNAL_DEVICE", "an async error has occured in external entity outside of CUDA"),
     912: ("CUDA_ERROR_INVALID_CLUSTER_SIZE", "a kernel launch error has occurred due to cluster misconfiguration"),
     913: (
         "CUDA_ERROR_FUNCTION_NOT_LOADED",
-        "the function handle is not loaded when calling a function that requires it",
+        "the function handle is not loaded when calling an API that requires a loaded function",
     ),
     914: (
         "CUDA_ERROR_INVALID_RESOURCE_TYPE",

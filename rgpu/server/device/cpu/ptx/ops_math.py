@@ -6,9 +6,9 @@ computed exactly rounded, or by libm.
 
 from __future__ import annotations
 
-from .codegen import Gen, Mods
+from .codegen import Gen, Mods, float_bits
 from .model import Instruction
-from .ops_float import FLOATS, IR, PACKED, ROUNDINGS, apply, arithmetic, flush, narrow, widen
+from .ops_float import IR, PACKED, ROUNDINGS, apply, arithmetic, narrow, widen
 from .registry import op
 
 _ONE = {"<32 x float>": "splat (float 1.0)", "<32 x double>": "splat (double 1.0)"}
@@ -124,8 +124,6 @@ def exp2(g: Gen, value: str) -> str:
 
 
 def _float_constant(value: float) -> str:
-    from .codegen import float_bits
-
     return f"bitcast (<32 x i32> splat (i32 {float_bits(value, 32)}) to <32 x float>)"
 
 
@@ -140,5 +138,3 @@ def tanh(g: Gen, ins: Instruction, m: Mods) -> None:
         lambda one, bits: narrow(g, g.t(f"call {f} @llvm.tanh.v32f32({f} {widen(g, bits[0], one)})"), one),
     )  # fmt: skip
 
-
-__all__ = ["FLOATS", "flush"]

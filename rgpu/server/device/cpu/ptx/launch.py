@@ -1,0 +1,215 @@
+"""Running a compiled kernel over a grid, on a few operating-system threads."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import jit, printf
+from . import layout as at
+from .codegen import KernelCode
+from .schedule_ir import WORKER
+
+Dim = tuple[int, int, int]
+
+_CANCELLED, _DEADLOCK = 1, 2  # values of the stop word; 3 is a trap
+_POLL_SECONDS = 0.01
+_grid_ids = itertools.count(1)
+
+
+class MemoryRanges:
+    """The device memory that a kernel may touch: ``[base, end)`` pairs, fixed once made."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]):
+        merged: list[list[int]] = []
+        for base, end in sorted((b, e) for b, e in ranges if e > b):
+            merged.append([base, end])
+        self.table = np.array(merged, dtype=np.uint64).reshape(-1, 2)
+        self.table.flags.writeable = False
+
+    def room(self, address: int) -> int:
+        """How many bytes from ``address`` on are valid."""
+        i = int(np.searchsorted(self.table[:, 0], np.uint64(address), side="right")) - 1
+        return max(0, int(self.table[i, 1]) - address) if i >= 0 else 0
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """How a launch ended: 0, or the CUDA error and where it struck."""
+
+    error: int
+    address: int
+    detail: str
+
+
+class _Buffer:
+    """Zeroed memory at an aligned address."""
+
+    def __init__(self, size: int, align: int = 128):
+        self._data = np.zeros(size + align + 64, dtype=np.uint8)
+        self.address = -(-self._data.ctypes.data // align) * align
+
+
+_WorkerType = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_PrintType = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64)
+_printers: dict[int, Callable[[int, int], None]] = {}
+
+
+@_PrintType
+def _print_callback(token: int, fmt: int, args: int) -> None:
+    printer = _printers.get(token)
+    if printer is not None:
+        printer(fmt, args)
+
+
+_pool_lock = threading.Lock()
+_pool: ThreadPoolExecutor | None = None
+
+
+def _threads() -> ThreadPoolExecutor:
+    """Threads kept between launches; as many as are ever busy at once."""
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max_workers=512, thread_name_prefix="ptx")
+        return _pool
+
+
+class Launch:
+    """One launch's memory, from start to result."""
+
+    def __init__(
+        self,
+        code: KernelCode,
+        entry_point: int,
+        globals_table: np.ndarray,
+        grid: Dim,
+        block: Dim,
+        dynamic_shared: int,
+        params: bytes,
+        ranges: MemoryRanges,
+    ):
+        self.code, self.grid, self.block = code, grid, block
+        self.ranges = ranges
+        self.blocks = grid[0] * grid[1] * grid[2]
+        self.threads = block[0] * block[1] * block[2]
+        self.warps = -(-self.threads // at.LANES)
+        self.dynamic_shared = dynamic_shared
+        self.entry_point = entry_point
+        self.globals_table = globals_table
+        self.record = np.zeros(at.LAUNCH_WORDS, dtype=np.int64)
+        self.params = _Buffer(max(len(params), code.param_bytes))
+        ctypes.memmove(self.params.address, params, len(params))
+        self.param_end = self.params.address + max(len(params), code.param_bytes)
+        self.token = next(_grid_ids)
+        self._keep: list[object] = []
+
+    def _thread_record(self, number: int) -> np.ndarray:
+        code = self.code
+        static = -(-code.static_shared // 16) * 16 if self.dynamic_shared else code.static_shared
+        shared_bytes = static + self.dynamic_shared
+        shared = _Buffer(shared_bytes)
+        stride = code.local_bytes
+        local = _Buffer(stride * at.LANES * self.warps)
+        frames = _Buffer(code.frame_bytes * self.warps)
+        cache = np.zeros(2 * max(code.sites, 1), dtype=np.uint64)
+        words = np.zeros(at.THREAD_WORDS, dtype=np.uint64)
+        values = {
+            at.T_LAUNCH: self.record.ctypes.data,
+            at.T_RANGES: self.ranges.table.ctypes.data,
+            at.T_RANGE_COUNT: len(self.ranges),
+            at.T_CACHE: cache.ctypes.data,
+            at.T_SHARED: shared.address,
+            at.T_SHARED_END: shared.address + shared_bytes,
+            at.T_LOCAL: local.address,
+            at.T_LOCAL_END: local.address + stride * at.LANES * self.warps,
+            at.T_PARAM: self.params.address,
+            at.T_PARAM_END: self.param_end,
+            at.T_LOCAL_STRIDE: stride,
+            at.T_THREADS: self.threads,
+            at.T_WARPS: self.warps,
+            at.T_BLOCKS: self.blocks,
+            at.T_FRAMES: frames.address,
+            at.T_FRAME_SIZE: code.frame_bytes,
+            at.T_KERNEL: self.entry_point,
+            at.T_ENTRY: code.entry,
+            at.T_GRID_ID: self.token,
+            at.T_SM: number,
+            at.T_DYNAMIC_SHARED: self.dynamic_shared,
+            at.T_GLOBALS: self.globals_table.ctypes.data,
+            at.T_PRINTF: ctypes.cast(_print_callback, ctypes.c_void_p).value or 0,
+            at.T_TOKEN: self.token,
+        }
+        for index, value in values.items():
+            words[index] = value
+        words[at.T_GRID_X : at.T_GRID_X + 3] = self.grid
+        words[at.T_BLOCK_X : at.T_BLOCK_X + 3] = self.block
+        self._keep += [shared, local, frames, cache, words]
+        return words
+
+    def run(
+        self, threads: int, cancel: threading.Event | None, print_: Callable[[bytes], None] | None
+    ) -> LaunchResult:
+        """Run every block; returns when the last has ended."""
+        if print_ is not None:
+            # A string may be in device memory, or in a buffer of this launch.
+            _printers[self.token] = lambda f, a: print_(printf.format_message(f, a, self._readable))
+        try:
+            self._run(max(1, min(threads, self.blocks)), cancel)
+        finally:
+            _printers.pop(self.token, None)
+        return self._result()
+
+    def _readable(self, address: int) -> int:
+        room = self.ranges.room(address)
+        if room:
+            return room
+        for words in self._keep:
+            if isinstance(words, np.ndarray) and len(words) == at.THREAD_WORDS:
+                for low in (at.T_SHARED, at.T_LOCAL, at.T_PARAM):
+                    if int(words[low]) <= address < int(words[low + 1]):
+                        return int(words[low + 1]) - address
+        return 0
+
+    def _run(self, threads: int, cancel: threading.Event | None) -> None:
+        worker = _WorkerType(jit.address_of(WORKER))
+        records = [self._thread_record(i) for i in range(threads)]
+        if cancel is None:
+            others = [_threads().submit(worker, r.ctypes.data) for r in records[1:]]
+            worker(records[0].ctypes.data)
+            wait(others)
+            return
+        if cancel.is_set():
+            self.record[at.L_STOP] = _CANCELLED
+            return
+        pending = {_threads().submit(worker, r.ctypes.data) for r in records}
+        while pending:
+            _, pending = wait(pending, timeout=_POLL_SECONDS)
+            if pending and cancel.is_set():
+                self.record[at.L_STOP] = _CANCELLED
+
+    def _result(self) -> LaunchResult:
+        error, address = int(self.record[at.L_ERROR]), int(self.record[at.L_ADDRESS]) & (1 << 64) - 1
+        stop, line = int(self.record[at.L_STOP]), int(self.record[at.L_LINE])
+        if error == at.ILLEGAL_ADDRESS:
+            return LaunchResult(error, address, f"{self.code.name}: illegal address {address:#x}")
+        if error == at.MISALIGNED:
+            return LaunchResult(error, address, f"{self.code.name}: misaligned address {address:#x}")
+        if error == at.ASSERT:
+            return LaunchResult(error, 0, f"{self.code.name}: assertion failed (PTX line {line})")
+        if stop == _DEADLOCK:
+            return LaunchResult(at.FAILED, 0, f"{self.code.name}: threads wait at a barrier that can never complete")
+        if error:
+            return LaunchResult(error, 0, f"{self.code.name}: trap (PTX line {line})")
+        if stop == _CANCELLED:
+            return LaunchResult(at.FAILED, 0, "cancelled")
+        return LaunchResult(at.OK, 0, "")

@@ -1,0 +1,190 @@
+"""A PTX module as its user sees it: parse, inspect, link, launch."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import jit
+from .codegen import KernelCode, float_bits, generate
+from .errors import PtxError
+from .launch import Dim, Launch, LaunchResult, MemoryRanges
+from .model import Program, Variable
+from .parser import parse
+
+
+@dataclass(frozen=True)
+class ParamInfo:
+    """Where a kernel parameter lies in the parameter buffer."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """What the driver API tells about a kernel."""
+
+    name: str
+    params: tuple[ParamInfo, ...]
+    param_bytes: int
+    static_shared: int
+    local_bytes: int
+    max_threads: int
+    num_regs: int
+    const_bytes: int
+    ptx_version: int
+    binary_version: int
+
+
+@dataclass(frozen=True)
+class GlobalInfo:
+    """A variable in device memory, with its initial contents before relocation."""
+
+    name: str
+    size: int
+    align: int
+    space: str
+    data: bytes
+
+
+class PtxModule:
+    """Parsed and fully checked PTX; nothing is compiled by LLVM yet."""
+
+    def __init__(self, program: Program):
+        self._program = program
+        placed = [n for n, v in program.variables.items() if v.space != "shared"]
+        self._index = {name: i for i, name in enumerate(placed)}
+        self._code: dict[str, KernelCode] = {}
+        self.kernels: dict[str, KernelInfo] = {}
+        self.globals: dict[str, GlobalInfo] = {}
+        for name in placed:
+            var = program.variables[name]
+            if not var.extern:
+                data = self._image(var, lambda *_: 0)
+                self.globals[name] = GlobalInfo(name, var.size, var.align, var.space, data)
+        for fn in program.functions.values():
+            if fn.entry and fn.body is not None:
+                self._code[fn.name] = generate(program, fn, self._index)
+                self.kernels[fn.name] = self._info(fn.name)
+
+    def _info(self, name: str) -> KernelInfo:
+        fn, code = self._program.functions[name], self._code[name]
+        constants = sum(g.size for g in self.globals.values() if g.space == "const")
+        return KernelInfo(
+            name,
+            tuple(ParamInfo(offset, size) for offset, size in code.params),
+            code.param_bytes,
+            code.static_shared,
+            code.local_bytes,
+            fn.max_threads,
+            max(16, min(255, fn.register_count)),
+            constants,
+            self._program.version,
+            75,
+        )
+
+    def _image(self, var: Variable, resolve: Callable[[str, int], int]) -> bytes:
+        out = bytearray()
+        size = var.element
+        for item in var.init:
+            if isinstance(item, tuple):
+                name, offset = item
+                if size != 8:
+                    raise PtxError(f"unsupported initialiser of {var.name}: an address needs 8 bytes", var.line)
+                value = resolve(name, var.line) + offset
+            else:
+                value = float_bits(item, 8 * size) if isinstance(item, float) else item
+            out += (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+        if len(out) > var.size:
+            raise PtxError(f"{var.name} has more initial values than elements", var.line)
+        return bytes(out).ljust(var.size, b"\0")
+
+    def initial_image(self, addresses: Mapping[str, int]) -> dict[str, bytes]:
+        """The first contents of every global and constant, given everyone's address."""
+
+        def resolve(name: str, line: int) -> int:
+            if name not in addresses:
+                raise PtxError(f"unsupported initialiser: {name} has no address", line)
+            return addresses[name]
+
+        return {name: self._image(self._program.variables[name], resolve) for name in self.globals}
+
+    def link(self, addresses: Mapping[str, int], externs: Mapping[str, int] | None = None) -> LinkedModule:
+        """The module with every variable placed; ``externs`` are those that other modules define."""
+        table = np.zeros(max(1, len(self._index)), dtype=np.uint64)
+        for name, i in self._index.items():
+            address = addresses.get(name, (externs or {}).get(name))
+            if address is None:
+                raise PtxError(f"undefined variable {name}", self._program.variables[name].line)
+            table[i] = address
+        return LinkedModule(self.kernels, self._code, table)
+
+
+class LinkedModule:
+    """A module ready to run: kernels compile at first use, once per process."""
+
+    def __init__(self, kernels: dict[str, KernelInfo], code: dict[str, KernelCode], table: np.ndarray):
+        self.kernels = kernels
+        self._code = code
+        self._table = table
+
+    def compile(self, kernel: str) -> None:
+        """Compile now what the first launch would compile."""
+        _entry_point(self._code[kernel])
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Dim,
+        block: Dim,
+        dynamic_shared: int,
+        params: bytes,
+        ranges: MemoryRanges,
+        *,
+        threads: int = 2,
+        cancel: threading.Event | None = None,
+        printf: Callable[[bytes], None] | None = None,
+    ) -> LaunchResult:
+        """Run a kernel to its end; safe to call from several threads at once."""
+        code = self._code[kernel]
+        if len(params) < code.param_bytes:
+            raise ValueError(f"{kernel} takes {code.param_bytes} bytes of parameters, not {len(params)}")
+        made = Launch(code, _entry_point(code), self._table, grid, block, dynamic_shared, params, ranges)
+        return made.run(threads, cancel, printf)
+
+
+_lock = threading.Lock()
+_compiling: dict[str, threading.Lock] = {}
+_entry_points: dict[str, int] = {}
+_modules: dict[tuple[bytes, int], PtxModule] = {}
+
+
+def _entry_point(code: KernelCode) -> int:
+    """The kernel's machine code, compiled at most once: the symbol is a hash of its IR."""
+    found = _entry_points.get(code.symbol)
+    if found is not None:
+        return found
+    with _lock:
+        mine = _compiling.setdefault(code.symbol, threading.Lock())
+    with mine:
+        if code.symbol not in _entry_points:
+            _entry_points[code.symbol] = jit.compile_kernel(code.text, code.symbol, code.helpers)
+        return _entry_points[code.symbol]
+
+
+def parse_module(text: str, *, max_target: int = 75) -> PtxModule:
+    """Parse and check PTX, down to the last modifier; raises ``PtxError``."""
+    text = text.rstrip("\0")
+    key = hashlib.sha256(text.encode()).digest(), max_target
+    with _lock:
+        known = _modules.get(key)
+    if known is None:
+        known = PtxModule(parse(text, max_target))
+        with _lock:
+            _modules[key] = known
+    return known

@@ -1,0 +1,217 @@
+"""A pool in one process: real control link, real data port, workers that only count and answer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rgpu.link import tickets
+from rgpu.link.control import ControlServer, Request
+from rgpu.link.frames import SealedConnection, server_preamble
+from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
+from rgpu.session.calls.wire import BY_ID, Answer
+from rgpu.session.errors import AlreadyExists, NotFound, RgpuError
+from rgpu.session.facts import DeviceInfo, SessionFacts
+from rgpu.session.record import Record, RecordReader
+
+ANSWERED = {call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC}
+
+
+def answer_of(record: Record) -> bytes:
+    """What every worker answers to a call: so a replay agrees."""
+    return struct.pack("<QI", record.seq, record.call_id)
+
+
+class FakeWorker:
+    """One owner of a session: applies records in order, keeps answers, can be dropped, frozen or killed."""
+
+    def __init__(self, pool: FakePool, epoch: int, applied: int = 0) -> None:
+        self.pool, self.epoch, self.applied = pool, epoch, applied
+        self.first = applied + 1
+        self.records: dict[int, Record] = {}
+        self.retained: dict[int, tuple[int, bytes, bytes]] = {}
+        self.attached = 0
+        self.byes: list[dict[str, Any]] = []
+        self.stats: dict[str, Any] = {}
+        self.alive, self.mute = True, False
+        self.lie: bytes | None = None  #: answer this instead
+        self.big = b""  #: payload of the answers
+        self.connection: SealedConnection | None = None
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self.listener.getsockname()[:2]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while self.alive:
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _lookup(self, ticket: tickets.Ticket) -> int:
+        if not self.alive or ticket.session not in self.pool.sessions:
+            raise NotFound("not here")
+        return self.epoch
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            connection = server_preamble(sock, self.pool.files.secret(), self._lookup).connection(sock)
+            kind, body = connection.recv()
+            request = msgspec.msgpack.decode(body)
+            assert kind == 1 and request["epoch"] == self.epoch
+            if self.connection is not None:
+                self.connection.close()
+            self.connection = connection
+            self.attached += 1
+            connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": self.applied + 1, "state": "running"}))
+            for seq in sorted(self.retained):
+                self._send_answer(connection, seq)
+            self._messages(connection)
+        except (RgpuError, OSError, AssertionError):
+            sock.close()
+
+    def _messages(self, connection: SealedConnection) -> None:
+        reader, offset = RecordReader(next_seq=self.applied + 1), 0
+        while True:
+            kind, body = connection.recv()
+            if kind == 2:
+                assert struct.unpack_from("<Q", body)[0] == offset
+                offset += len(body) - 8
+                for record in reader.feed(body[8:]):
+                    self._apply(connection, record)
+                if not self.mute:
+                    connection.send(18, struct.pack("<QII", self.applied, 0, 0))
+            elif kind == 4 and not self.mute:
+                connection.send(20, bytes(body))
+            elif kind == 3:
+                self.byes.append(msgspec.msgpack.decode(body))
+            elif kind == 5:
+                self.stats = msgspec.msgpack.decode(body)
+
+    def _apply(self, connection: SealedConnection, record: Record) -> None:
+        assert record.seq == self.applied + 1
+        self.records[record.seq] = Record(record.seq, record.call_id, bytes(record.args), bytes(record.payload),
+                                          record.thread, record.flags)
+        self.applied = record.seq
+        if record.call_id in ANSWERED:
+            self.retained[record.seq] = (0, self.lie or answer_of(record), self.big)
+            if not self.mute:
+                self._send_answer(connection, record.seq)
+
+    def _send_answer(self, connection: SealedConnection, seq: int) -> None:
+        result, reply, payload = self.retained[seq]
+        whole = struct.pack("<QiII", seq, result, 0, len(reply)) + reply + payload
+        pieces = [whole[at:at + 100_000] for at in range(0, len(whole), 100_000)]
+        for number, piece in enumerate(pieces):
+            connection.send(17, bytes([number + 1 < len(pieces)]), piece)
+
+    def notice(self, kind: str, epoch: int | None = None, **values: Any) -> None:
+        assert self.connection is not None
+        self.connection.send(19, msgspec.msgpack.encode({"kind": kind, "epoch": self.epoch if epoch is None else epoch,
+                                                         **values}))
+
+    def drop(self) -> None:
+        """Cut the connection; the worker lives."""
+        if self.connection is not None:
+            self.connection.close()
+
+    def kill(self) -> None:
+        self.alive = False
+        try:
+            self.listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self.listener.close()
+        self.drop()
+
+
+class FakePool:
+    """The control side. ``owner`` may be exchanged by the test."""
+
+    def __init__(self, root: Path) -> None:
+        self.files = PoolFiles(root)
+        self.files.create()
+        self.user = KeyPair.load(self.files.key_path("user"))
+        node = self.files.add_node("a")
+        self.sessions: dict[str, FakeWorker] = {}
+        self.gone: set[str] = set()
+        self.log: list[tuple[str, dict[str, Any]]] = []
+        self.recover = True
+        self.journal_limit = 1 << 20
+        self.lifetime = 3600.0
+        self.server = ControlServer(node, self.files.authorized, "tcp://127.0.0.1:*")
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        for verb, handler in {"session.create": self.create, "session.owner": self.owner, "pool.ping": self.ping,
+                              "session.end": self.note, "session.unreachable": self.note,
+                              "session.checkpoint": self.note, "session.renew_ticket": self.renew}.items():
+            self.server.register(verb, handler)
+        asyncio.run_coroutine_threadsafe(self.server.start(), self.loop).result(5)
+        self.endpoints = [Endpoint(self.server.address, node.public, "a")]
+        description = self.files.read_description()
+        description.endpoints = self.endpoints
+        self.files.write_description(description)
+
+    def _grant(self, session: str) -> dict[str, Any]:
+        granted = tickets.issue(self.files.secret(), session, self.user.public, "calls", lifetime=self.lifetime)
+        return {"ticket": granted.ticket, "secret": granted.secret, "expires": granted.expires,
+                "endpoints": [msgspec.to_builtins(endpoint) for endpoint in self.endpoints]}
+
+    async def ping(self, request: Request) -> Any:
+        return {"host": "a"}
+
+    async def create(self, request: Request) -> Any:
+        name = request.args["name"]
+        self.log.append((request.verb, request.args))
+        if name in self.sessions:
+            raise AlreadyExists(f"session {name} is there")
+        worker = self.sessions[name] = FakeWorker(self, 1)
+        device = DeviceInfo("cpu", bytes(16), 1 << 30, attributes={75: 7, 76: 5})
+        facts = SessionFacts(name, 1, 13000, 1 << 30, self.journal_limit, self.recover, (device,))
+        return {"session": name, "owner": "a", "address": list(worker.address), "epoch": 1, "facts": facts.as_dict(),
+                "recover": self.recover, **self._grant(name)}
+
+    async def owner(self, request: Request) -> Any:
+        name = request.args["session"]
+        if name in self.gone:
+            return {"session": name, "state": "ended", "reason": "it was killed"}
+        if name not in self.sessions:
+            raise NotFound(f"no session {name}")
+        worker = self.sessions[name]
+        return {"session": name, "owner": "a", "address": list(worker.address), "epoch": worker.epoch,
+                "state": "running", "alive": True}
+
+    async def renew(self, request: Request) -> Any:
+        self.lifetime = 3600.0
+        return self._grant(request.args["session"])
+
+    async def note(self, request: Request) -> Any:
+        self.log.append((request.verb, request.args))
+        return {}
+
+    def said(self, verb: str) -> list[dict[str, Any]]:
+        return [args for name, args in self.log if name == verb]
+
+    def stop(self) -> None:
+        for worker in self.sessions.values():
+            worker.kill()
+        asyncio.run_coroutine_threadsafe(self.server.stop(), self.loop).result(5)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(5)
+
+
+def eventually(condition: Callable[[], Any], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
