@@ -89,7 +89,8 @@ class LocalPeer:
         Raises :class:`Corrupt` for bytes that are no message; the shim is then
         not to be trusted any further.
         """
-        while not self.eof:
+        found: list[Hello | NewSegment | Goodbye] = []
+        while not self.eof and len(found) < 256:
             try:
                 data, ancillary, flags, _ = self.sock.recvmsg(BODY_LIMIT, _SIZE_OF_FDS)
             except (BlockingIOError, InterruptedError):
@@ -98,12 +99,10 @@ class LocalPeer:
                 self.eof = True
                 break
             self._take_descriptors(ancillary, flags)
-            if not data:
-                self.eof = True
+            self.eof = not data
             self._in += data
-            if len(self._in) > 4 * BODY_LIMIT:
-                break
-        return self._parse()
+            found += self._parse()
+        return found
 
     def _take_descriptors(self, ancillary: list[Any], flags: int) -> None:
         for level, kind, data in ancillary:

@@ -37,7 +37,8 @@ class LocalPool:
         self.programs: list[Program] = []
         self.environment = {
             **os.environ, "RGPU_POOL": str(folder / "pool"), "RGPU_JOURNAL_DIR": str(folder / "journal"),
-            "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "RGPU_CONFIG": "",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONUNBUFFERED": "1", "RGPU_CONFIG": "",
         }
 
     def __enter__(self) -> LocalPool:

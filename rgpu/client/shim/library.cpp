@@ -90,7 +90,7 @@ void adopt(LoadedLibrary& library, const Module& module) {
         const auto found = module.function_index.find(kernel.name);
         if (found == module.function_index.end()) continue;
         Function* function = module.functions[found->second];
-        if (find_object(kernel.function->handle, Kind::function) != kernel.function) kernel.function = function;
+        if (kernel.function == nullptr) kernel.function = function;  // the context of the first one ended
         const std::lock_guard hold(kernel.lock);
         for (const auto& [key, value] : kernel.wanted) {
             if (key.first == module.context->device) set_function_attribute(*function, key.second, value);
@@ -102,8 +102,11 @@ void adopt(LoadedLibrary& library, const Module& module) {
 CUresult instance_in(LoadedLibrary& library, Context& context, Module*& module) {
     std::unique_lock hold(library.lock);
     if (library.unreadable != CUDA_SUCCESS) return library.unreadable;
-    Instance* instance = &library.instances[&context];  // map nodes stay where they are
-    library.loaded.wait(hold, [&] { return !instance->loading; });
+    Instance* instance = &library.instances[&context];
+    while (instance->loading) {
+        library.loaded.wait(hold);
+        instance = &library.instances[&context];  // it may have ended meanwhile
+    }
     if (instance->context_number != context.number) {
         *instance = {.context_number = context.number, .loading = true};
         hold.unlock();
@@ -152,9 +155,7 @@ CUresult function_on(LibraryKernel& kernel, CUdevice device, Function*& function
     Context* context = current_context();
     if (context != nullptr && context->device == device) return function_in(kernel, *context, function);
     function = kernel.function;
-    if (find_object(function->handle, Kind::function) == function && function->module->context->device == device) {
-        return CUDA_SUCCESS;
-    }
+    if (function != nullptr && function->module->context->device == device) return CUDA_SUCCESS;
     context = primary_context(device);
     if (context == nullptr || !context->alive.load(std::memory_order_acquire)) return CUDA_ERROR_INVALID_CONTEXT;
     return function_in(kernel, *context, function);
@@ -222,16 +223,32 @@ CUresult look_up(CUkernel handle, LibraryKernel*& kernel) {
 
 }  // namespace
 
+void forget_instances(Context& context) {
+    for_each_object(Kind::library, [&](Object* object) {
+        auto& library = *static_cast<LoadedLibrary*>(static_cast<Library*>(object));
+        const std::lock_guard hold(library.lock);
+        const auto found = library.instances.find(&context);
+        if (found == library.instances.end() || found->second.loading) return;
+        const Module* gone = found->second.module;
+        library.instances.erase(found);
+        const Module* left = nullptr;
+        for (const auto& [other, instance] : library.instances) {
+            if (instance.module != nullptr) left = instance.module;
+        }
+        if (library.module == gone) library.module = const_cast<Module*>(left);
+        for (Kernel* kernel : library.kernels) {
+            if (kernel->function == nullptr || kernel->function->module != gone) continue;
+            kernel->function = nullptr;
+            if (left != nullptr) find_function(*left, whole(*kernel).name.c_str(), kernel->function);
+        }
+    });
+}
+
 CUresult function_of(Kernel& kernel, Function*& function) {
     Context* context = current_context();
-    if (context == nullptr) {
-        function = kernel.function;
-        return find_object(function->handle, Kind::function) == function ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-    }
-    function = kernel.function;  // the common case: one context, one life
-    if (find_object(function->handle, Kind::function) == function && function->module->context == context) {
-        return CUDA_SUCCESS;
-    }
+    function = kernel.function;
+    if (context == nullptr) return function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    if (function != nullptr && function->module->context == context) return CUDA_SUCCESS;  // the common case
     return function_in(whole(kernel), *context, function);
 }
 
@@ -278,12 +295,8 @@ CUresult cuLibraryUnload(CUlibrary handle) {
         instances.swap(library->instances);
         for (Kernel* kernel : library->kernels) retire(kernel);
     }
-    for (const auto& [context, instance] : instances) {
-        // In a context that ended meanwhile the module ended with it.
-        if (instance.module != nullptr && instance.context_number == context->number &&
-            context->alive.load(std::memory_order_acquire)) {
-            unload_module(*instance.module);
-        }
+    for (const auto& [_, instance] : instances) {
+        if (instance.module != nullptr) unload_module(*instance.module);
     }
     return library->retained != nullptr ? (release_primary(*library->retained), CUDA_SUCCESS) : CUDA_SUCCESS;
 }

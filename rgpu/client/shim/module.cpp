@@ -136,6 +136,7 @@ CUresult unload_module(Module& module) {
 }
 
 void forget_modules(Context& context) {
+    forget_instances(context);
     std::vector<Module*> modules;
     for_each_object(Kind::module, [&](Object* object) {
         auto* module = static_cast<Module*>(object);

@@ -25,6 +25,8 @@ CUresult unload_module(Module& module);
 
 // The context is being destroyed: its modules' handles end, nothing is sent.
 void forget_modules(Context& context);
+// The same for libraries: the context's modules of them are gone, a later use loads again (library.cpp).
+void forget_instances(Context& context);
 
 // The function of a kernel in the thread's current context (without one: in the
 // library's first). Loads the library there if that has not happened.

@@ -72,7 +72,7 @@ class FakeWorker:
                 self.connection.close()
             self.connection = connection
             self.attached += 1
-            connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": self.applied + 1, "state": "running"}))
+            connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": self.applied + 1}))
             for seq in sorted(self.retained):
                 self._send_answer(connection, seq)
             self._messages(connection)
@@ -126,12 +126,15 @@ class FakeWorker:
 
     def kill(self) -> None:
         self.alive = False
+        self.unlisten()
+        self.drop()
+
+    def unlisten(self) -> None:
         try:
             self.listener.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
         self.listener.close()
-        self.drop()
 
 
 class FakePool:

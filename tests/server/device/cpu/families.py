@@ -532,9 +532,14 @@ INTEGER_KERNELS: dict[str, tuple[list[str], str, list[str]]] = {
              "__byte_perm(x, y, 0x5140)", "__byte_perm(x, y, x >> 16)", "__funnelshift_l(x, y, x >> 5)",
              "__funnelshift_r(x, y, x >> 5)", "__funnelshift_lc(x, y, y >> 9)", "__funnelshift_rc(x, y, y >> 9)",
              "x / 3", "x % 641", "(x >> 5) & 0x1ff", "(unsigned char)x * (unsigned short)y", "__dp4a(x, y, 3u)",
-             "__vadd4(x, y)", "__vabsdiffu4(x, y)", "(x & 0xffff00ff) | ((y & 0xff) << 8)"]),
+             "(x & 0xffff00ff) | ((y & 0xff) << 8)"]),
 }
 INTEGERS = "".join(several(name, texts, inputs, out) for name, (inputs, out, texts) in INTEGER_KERNELS.items())
+
+#: Four bytes in a word: one video instruction, the rest put together of others.
+BYTES_KERNELS = ["__vadd4(x, y)", "__vsub4(x, y)", "__vabsdiffu4(x, y)", "__vcmpeq4(x, y)", "__vmaxu4(x, y)",
+                 "__vavgu4(x, y)"]
+BYTES = several("bytes", BYTES_KERNELS, ["unsigned"] * 2, "unsigned")
 
 WIDE = "typedef unsigned long long ull;\ntypedef unsigned __int128 u128;\ntypedef __int128 s128;\n" + "".join(
     elementwise(name, f"{kind} r = {text}; out[2 * i] = (ull)r; out[2 * i + 1] = (ull)((u128)r >> 64);",

@@ -1,0 +1,90 @@
+"""Builds the shim once, starts programs that use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.shim.fake_agent import FakeAgent
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILD = ROOT / "build" / "test-shim"
+PRELUDE = (Path(__file__).parent / "prelude.py").read_text()
+
+
+@pytest.fixture(scope="session")
+def shim() -> Path:
+    """The library, built from the sources as they are."""
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    cmake, ninja = shutil.which("cmake", path=tools), shutil.which("ninja", path=tools)
+    if cmake is None or ninja is None:
+        pytest.fail("cmake and ninja are needed to build the shim: pip install cmake ninja")
+    environment = {**os.environ, "PATH": tools}
+    for command in ([cmake, "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"],
+                    [ninja, "-C", str(BUILD)]):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            pytest.fail(f"the shim does not build:\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}")
+    return BUILD / "libcuda.so.1"
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[FakeAgent]:
+    with FakeAgent(tmp_path) as running:
+        yield running
+
+
+class Program:
+    """A Python process that loads the shim and runs ``code`` behind the prelude."""
+
+    def __init__(self, shim: Path, agent: FakeAgent | None, code: str, **environment: str) -> None:
+        env = {**os.environ, "SHIM": str(shim), **environment}
+        env.pop("RGPU_AGENT", None)
+        if agent is not None:
+            env["RGPU_AGENT"] = agent.path
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(code)], env=env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def hear(self) -> Any:
+        """The next thing it tells."""
+        line = self.process.stdout.readline()
+        if not line:
+            _, errors = self.process.communicate(timeout=20)
+            raise AssertionError(f"the program ended ({self.process.returncode}): {errors[-3000:]}")
+        return json.loads(line)
+
+    def tell(self, text: str = "") -> None:
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def end(self, timeout: float = 60) -> list[Any]:
+        """Waits for the program; what it told since."""
+        output, errors = self.process.communicate(timeout=timeout)
+        assert self.process.returncode == 0, f"{self.process.returncode}: {errors[-3000:]}"
+        return [json.loads(line) for line in output.splitlines()]
+
+
+@pytest.fixture
+def program(shim: Path) -> Iterator[Any]:
+    """``program(agent, code)`` starts one; those still alive are killed at the end."""
+    started: list[Program] = []
+
+    def start(agent: FakeAgent | None, code: str, **environment: str) -> Program:
+        started.append(Program(shim, agent, code, **environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.communicate()

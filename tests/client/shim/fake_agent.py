@@ -1,0 +1,311 @@
+"""An agent and a worker in one thread of the test, over the real socket and the real shared memory.
+
+Everything the shim publishes is put together as it would go on the data link
+and read with the worker's own reader, so a wrong sum, length or order fails
+the test. Memory is modelled far enough that copies return what was written.
+Nothing is complete while ``hold`` is set.
+"""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import select
+import socket
+import struct
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rgpu.session import facts, module_table
+from rgpu.session.calls import decoders
+from rgpu.session.calls.wire import BY_ID, Answer
+from rgpu.session.record import EXTERNAL, HEADER, Record, RecordReader, padded
+
+HELLO, SEGMENT, GOODBYE, WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED = 1, 2, 3, 32, 33, 34, 35, 36
+LOG, BULK = 0, 1
+MIB = 1 << 20
+
+#: CUdevice_attribute → value: what the shim's own checks look at
+ATTRIBUTES = {1: 1024, 2: 1024, 3: 1024, 4: 64, 5: 2147483647, 6: 65535, 7: 65535, 8: 49152, 10: 32, 12: 65536, 16: 4,
+              19: 1, 39: 1024, 41: 1, 75: 7, 76: 5, 78: 1, 81: 65536, 82: 65536, 95: 1, 97: 65536, 106: 16, 115: 1}
+#: one kernel: (pointer, int, float), 40 registers, 16 bytes of static shared memory
+KERNEL = module_table.FunctionInfo("kernel", ((0, 8), (8, 4), (12, 4)),
+                                   (1024, 16, 0, 0, 40, 75, 75, 0, 49136, -1, 0, 0, 0, 0, 0, 0))
+TABLE = module_table.ModuleTable((KERNEL,), (module_table.GlobalVariable("variable", 0x2700_0000_0000, 64),))
+
+
+class Segment:
+    def __init__(self, fd: int, index: int, kind: int, size: int) -> None:
+        self.index, self.kind, self.at = index, kind, 64
+        self.map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        os.close(fd)
+        assert struct.unpack_from("<8sIIQ", self.map) == (b"RGPUSEG1", index, kind, size)
+
+    def word(self, offset: int) -> int:
+        return struct.unpack_from("<Q", self.map, offset)[0]
+
+
+class FakeAgent:
+    """Listens in ``directory``; serves one program. Use as a context manager."""
+
+    def __init__(self, directory: Path, quota: int = 256 * MIB, journal_limit: int = 1 << 30, devices: int = 1) -> None:
+        self.path = str(directory / "agent.sock")
+        device = [facts.DeviceInfo(f"Fake {i}", bytes([i]) * 16, 1 << 33, (0, i, 0), 0x2000_0000_0000 + (i << 43),
+                                   attributes=ATTRIBUTES) for i in range(devices)]
+        self.facts = facts.SessionFacts("test", 1, 13000, quota, journal_limit, True, tuple(device))
+        self.records: list[Record] = []
+        self.errors: list[str] = []
+        self.inline = self.external = 0
+        self.hold = False  #: nothing completes: waits are not answered, no watermark
+        self.stall = False  #: nothing is read
+        self.recycle = True  #: closed segments are released
+        self.goodbye = threading.Event()
+        self.ended = threading.Event()
+        self.hello: tuple[Any, ...] = ()
+        self.host_functions: list[int] = []
+        self.sockets: list[socket.socket] = []
+        self._held: list[Record] = []
+        self._segments: dict[int, Segment] = {}
+        self._uses: Counter[int] = Counter()
+        self._log: Segment | None = None
+        self._memory: dict[int, bytearray] = {}
+        self._reader = RecordReader()
+        self._changed = threading.Condition()
+        self._stop = os.eventfd(0)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen(4)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> FakeAgent:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.eventfd_write(self._stop, 1)
+        self._thread.join(10)
+        for sock in self.sockets:
+            sock.close()
+        self._listener.close()
+        assert not self.errors, self.errors
+
+    # -- what tests look at ---------------------------------------------------
+    def names(self) -> list[str]:
+        return [BY_ID[record.call_id].name for record in self.records]
+
+    def awaited(self) -> list[str]:
+        return [BY_ID[record.call_id].name for record in self.records if record.awaited]
+
+    def args(self, name: str) -> list[Any]:
+        return [decoders.decode(r.call_id, r.args) for r in self.records if BY_ID[r.call_id].name == name]
+
+    def wait_for(self, name: str, count: int = 1, timeout: float = 20) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.names().count(name) >= count, timeout), self.names()[-20:]
+
+    def let_go(self) -> None:
+        """End ``hold``: everything completes."""
+        self.hold = False
+        os.eventfd_write(self._wake, 1)
+
+    def close_connection(self) -> None:
+        self.sockets[0].shutdown(socket.SHUT_RDWR)
+
+    # -- the thread -----------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 - shown by __exit__
+            self.errors.append(repr(error))
+            for sock in self.sockets:
+                sock.close()
+        finally:
+            self.ended.set()
+
+    def _serve(self) -> None:
+        if self._stop in select.select([self._listener, self._stop], [], [])[0]:
+            return
+        sock, _ = self._listener.accept()
+        self.sockets.append(sock)
+        kind, body, fds = self._message(sock)
+        assert kind == HELLO and len(fds) == 1
+        self.hello = struct.unpack_from("<IIIIQ", body)
+        self._wake = fds[0]
+        page = os.memfd_create("agent")
+        os.ftruncate(page, 4096)
+        memory = mmap.mmap(page, 4096)
+        memory[:8] = b"RGPUAGT1"
+        memory[64:68] = struct.pack("<I", 1)  # always asleep: every publication must wake us
+        self._send(sock, WELCOME, facts.encode(self.facts), page)
+        poll = select.poll()
+        for fd in (sock, self._wake, self._stop):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(5000)}
+            if self._stop in ready:
+                return
+            if sock.fileno() in ready:
+                kind, body, fds = self._message(sock)
+                if kind == 0:
+                    return
+                if kind == SEGMENT:
+                    index, segment_kind, size = struct.unpack("<IIQ", body)
+                    self._segments[index] = Segment(fds[0], index, segment_kind, size)
+                    if self._log is None and segment_kind == LOG:
+                        self._log = self._segments[index]
+                elif kind == GOODBYE:
+                    self.goodbye.set()
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            if not self.stall:
+                self._walk(sock)
+
+    @staticmethod
+    def _message(sock: socket.socket) -> tuple[int, bytes, list[int]]:
+        fds = array.array("i")
+        try:
+            head, ancillary, _, _ = sock.recvmsg(8, socket.CMSG_SPACE(16))
+            for _, _, data in ancillary:
+                fds.frombytes(data)
+            if not head:
+                return 0, b"", []
+            head += sock.recv(8 - len(head), socket.MSG_WAITALL) if len(head) < 8 else b""
+            length, kind = struct.unpack("<II", head)
+            return kind, sock.recv(length, socket.MSG_WAITALL) if length else b"", list(fds)
+        except OSError:
+            return 0, b"", []
+
+    @staticmethod
+    def _send(sock: socket.socket, kind: int, body: bytes, fd: int | None = None) -> None:
+        data = struct.pack("<II", len(body), kind) + body
+        try:
+            if fd is not None:
+                sent = sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+                data = data[sent:]
+            sock.sendall(data)
+        except OSError:
+            pass
+
+    def _walk(self, sock: socket.socket) -> None:
+        new = False
+        while self._log is not None:
+            log = self._log
+            following = log.word(32)
+            committed = log.word(24)
+            while log.at < committed:
+                self._apply(sock, self._record(log))
+                new = True
+            if not following or following - 1 not in self._segments:
+                break
+            assert log.word(24) == committed
+            self._log = self._segments[following - 1]
+            assert self._log.word(40) == len(self.records) + 1
+            if self.recycle:
+                self._release(sock, log.index)
+        for index in [i for i, s in self._segments.items() if s.kind == BULK and s.word(32) == 1 and self._uses[i]]:
+            if self.recycle:
+                self._release(sock, index)
+        if not self.hold:
+            held, self._held = self._held, []
+            for record in held:
+                self._answer(sock, record)
+            if new or held:
+                self._send(sock, WATERMARK, struct.pack("<QII", len(self.records), 0, 0))
+        if new:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _release(self, sock: socket.socket, index: int) -> None:
+        self._segments.pop(index).map.close()
+        self._send(sock, RELEASE, struct.pack("<I", index))
+
+    def _record(self, log: Segment) -> Record:
+        fields = list(HEADER.unpack_from(log.map, log.at))
+        flags, args, payload = fields[2], fields[5], fields[6]
+        start = log.at + HEADER.size
+        head_end = start + padded(args)
+        if flags & EXTERNAL:
+            fields[2] = flags & ~EXTERNAL
+            index, zero, offset = struct.unpack_from("<IIQ", log.map, head_end)
+            assert zero == 0 and offset % 64 == 0 and self._segments[index].kind == BULK
+            data = self._segments[index].map[offset:offset + padded(payload)]
+            self._uses[index] += 1
+            self.external += 1
+            log.at = head_end + 16
+        else:
+            assert payload <= 64 * 1024
+            data = log.map[head_end:head_end + padded(payload)]
+            self.inline += 1
+            log.at = head_end + padded(payload)
+        whole = HEADER.pack(*fields) + log.map[start:head_end] + data
+        (record,) = self._reader.feed(whole)
+        assert record.seq == len(self.records) + 1, "a gap"
+        self.records.append(record)
+        return record
+
+    # -- the worker -----------------------------------------------------------
+    def _bytes(self, address: int, size: int) -> tuple[bytearray, int]:
+        for base, memory in self._memory.items():
+            if base <= address and address + size <= base + len(memory):
+                return memory, address - base
+        raise AssertionError(f"0x{address:x} is not mapped")
+
+    def _apply(self, sock: socket.socket, record: Record) -> None:
+        call = BY_ID[record.call_id]
+        args = decoders.decode(record.call_id, record.args)
+        if call.name in ("memory_map", "host_allocate"):
+            self._memory[args.address] = bytearray(args.size)
+        elif call.name == "memory_unmap":
+            assert len(self._memory.pop(args.address)) == args.size
+        elif call.name in ("memcpy_h2d", "host_shadow_write"):
+            address = args.destination if call.name == "memcpy_h2d" else args.address
+            memory, at = self._bytes(address, len(record.payload))
+            memory[at:at + len(record.payload)] = record.payload
+        elif call.name == "memcpy2d_h2d":
+            for row in range(args.height):
+                memory, at = self._bytes(args.destination + row * args.pitch, args.width)
+                memory[at:at + args.width] = record.payload[row * args.width:(row + 1) * args.width]
+        elif call.name == "memcpy_d2d":
+            source, start = self._bytes(args.source, args.size)
+            memory, at = self._bytes(args.destination, args.size)
+            memory[at:at + args.size] = source[start:start + args.size]
+        elif call.name == "memset":
+            for row in range(args.height):
+                size = args.width * args.element
+                memory, at = self._bytes(args.destination + row * args.pitch, size)
+                memory[at:at + size] = args.value.to_bytes(4, "little")[:args.element] * args.width
+        elif call.name == "launch":
+            self._launch(bytes(args.parameters))
+        elif call.name == "host_free":
+            self._memory.pop(args.address)
+        if call.answer is Answer.WAIT and self.hold:
+            self._held.append(record)
+        elif call.answer is not Answer.ASYNC:
+            self._answer(sock, record)
+
+    def _launch(self, parameters: bytes) -> None:
+        """The kernel adds the int to each of the 16 bytes at the pointer."""
+        pointer, value = struct.unpack_from("<Qi", parameters)
+        memory, at = self._bytes(pointer, 16)
+        memory[at:at + 16] = bytes((byte + value) % 256 for byte in memory[at:at + 16])
+
+    def _answer(self, sock: socket.socket, record: Record) -> None:
+        call = BY_ID[record.call_id]
+        args = decoders.decode(record.call_id, record.args)
+        reply, payload = b"", b""
+        if call.name in ("memcpy_d2h", "host_shadow_read"):
+            address = args.source if call.name == "memcpy_d2h" else args.address
+            memory, at = self._bytes(address, args.size)
+            payload = bytes(memory[at:at + args.size])
+        elif call.name == "memcpy2d_d2h":
+            for row in range(args.height):
+                memory, at = self._bytes(args.source + row * args.pitch, args.width)
+                payload += memory[at:at + args.width]
+        elif call.name == "module_load":
+            reply = decoders.encode_reply("module_load", table=module_table.encode(TABLE), log=b"")
+        elif call.name == "event_elapsed":
+            reply = decoders.encode_reply("event_elapsed", milliseconds=1.5)
+        self._send(sock, ANSWER, struct.pack("<QiII", record.seq, 0, 0, len(reply)) + reply + payload)

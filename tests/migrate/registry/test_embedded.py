@@ -1,0 +1,179 @@
+"""The embedded registry: the common suite, and what only a file can get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rgpu.migrate.registry import clock, place, store
+from rgpu.migrate.registry.base import Put, absent
+from rgpu.migrate.registry.embedded import EmbeddedRegistry
+from rgpu.migrate.registry.store import Store
+from rgpu.session.errors import PoolUnavailable, Refused, UnknownOutcome, VersionMismatch
+from tests.migrate.registry.conformance import Conformance
+
+
+class TestEmbedded(Conformance):
+    @pytest.fixture
+    def address(self, tmp_path: Path) -> str:
+        return f"embedded:{tmp_path / 'registry.db'}"
+
+
+def test_the_file_is_private(tmp_path: Path) -> None:
+    opened = Store(tmp_path / "r.db")
+    opened.txn([], [Put("a", b"1")])
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    opened.close()
+    assert set(modes.values()) == {0o600}, modes
+    (tmp_path / "r.db").chmod(0o644)
+    with pytest.raises(Refused, match="0644"):
+        Store(tmp_path / "r.db")
+
+
+def test_it_is_durable_and_logged_ahead(tmp_path: Path) -> None:
+    opened = Store(tmp_path / "r.db")
+    assert opened._db.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+    assert opened._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    opened.close()
+
+
+def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert place.file_system_type(Path("/proc")) == 0x9FA0  # the call itself works: PROC_SUPER_MAGIC
+    for magic, name in ((0x6969, "NFS"), (0xFF534D42, "CIFS"), (0x65735546, "FUSE")):
+        monkeypatch.setattr(place, "file_system_type", lambda path, magic=magic: magic)
+        with pytest.raises(Refused, match=name):
+            Store(tmp_path / "r.db")
+    assert not (tmp_path / "r.db").exists()
+
+
+def test_a_symbolic_link_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (tmp_path / "link", tmp_path / "nowhere" / "r.db"):
+        with pytest.raises(PoolUnavailable):
+            Store(path)
+
+
+def test_leases_end_with_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Store(tmp_path / "r.db")
+    lease = opened.lease_grant(3600)
+    opened.txn([], [Put("n", b"1", lease)])
+    monkeypatch.setattr(store, "boot_id", lambda: "another boot")
+    assert opened.get("n") is None
+    opened.close()
+
+
+def test_the_clock_is_the_hosts_in_every_time_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert abs(clock.boot_time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < 10**9
+    clock._namespace_offset.cache_clear()
+    monkeypatch.setattr(Path, "read_text", lambda self: "monotonic 0 0\nboottime 100 5\n")
+    assert clock._namespace_offset() == 100 * 10**9 + 5
+    clock._namespace_offset.cache_clear()
+
+
+def test_a_damaged_file_is_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    path.touch(mode=0o600)
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(PoolUnavailable, match="not a database"):
+        Store(path)
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path / "r.db").close()
+    with sqlite3.connect(tmp_path / "r.db") as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(VersionMismatch, match="99"):
+        Store(tmp_path / "r.db")
+
+
+def test_a_frozen_writer_makes_the_registry_unavailable_and_reads_go_on(tmp_path: Path) -> None:
+    opened = Store(tmp_path / "r.db", lock_seconds=0.2)
+    opened.txn([], [Put("a", b"1")])
+    with open(tmp_path / "r.db.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(PoolUnavailable, match="held"):
+            opened.txn([], [Put("a", b"2")])
+        entry = opened.get("a")
+        assert entry is not None and entry.value == b"1"
+    assert opened.txn([], [Put("a", b"2")]).succeeded
+    opened.close()
+
+
+def test_a_failing_commit_is_unknown_and_what_comes_before_it_is_not(tmp_path: Path) -> None:
+    opened = Store(tmp_path / "r.db")
+
+    class Failing:
+        def __init__(self, inner: sqlite3.Connection, word: str) -> None:
+            self.inner, self.word = inner, word
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.inner, name)
+
+        def execute(self, text: str, *arguments: object) -> object:
+            if text.startswith(self.word):
+                raise sqlite3.OperationalError("disk I/O error")
+            return self.inner.execute(text, *arguments)  # type: ignore[arg-type]
+
+    real = opened._db
+    for word, error in (("COMMIT", UnknownOutcome), ("INSERT INTO changes", PoolUnavailable)):
+        opened._db = Failing(real, word)  # type: ignore[assignment]
+        with pytest.raises(error, match="disk I/O"):
+            opened.txn([], [Put("a", b"1")])
+        opened._db = real
+        assert opened.get("a") is None
+    assert opened.txn([absent("a")], [Put("a", b"1")]).succeeded
+    opened.close()
+
+
+def test_the_loop_is_not_held(tmp_path: Path) -> None:
+    """While a write waits for another process's lock, the loop runs on."""
+    async def test() -> int:
+        registry = await EmbeddedRegistry.open(tmp_path / "r.db")
+        fd = os.open(tmp_path / "r.db.lock", os.O_RDWR)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        threading.Timer(0.3, os.close, (fd,)).start()
+        writing = asyncio.ensure_future(registry.txn([], [Put("a", b"1")]))
+        ticks = 0
+        while not writing.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        await registry.close()
+        return ticks
+
+    assert asyncio.run(test()) > 10
+
+
+def test_closing_ends_watches(tmp_path: Path) -> None:
+    async def test() -> None:
+        registry = await EmbeddedRegistry.open(tmp_path / "r.db")
+
+        async def watch() -> None:
+            async for _ in registry.watch("a/"):
+                pass
+
+        watching = asyncio.ensure_future(watch())
+        await asyncio.sleep(0.05)
+        await registry.close()
+        with pytest.raises(PoolUnavailable):
+            await asyncio.wait_for(watching, 2)
+        await registry.close()
+
+    asyncio.run(test())
+
+
+def test_old_changes_are_forgotten_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "KEEP_CHANGES", 20)
+    monkeypatch.setattr(store, "_COMPACT_EVERY", 10)
+    opened = Store(tmp_path / "r.db")
+    for number in range(100):
+        opened.txn([], [Put("a", b"%d" % number)])
+    assert opened._db.execute("SELECT count(*) FROM changes").fetchone()[0] <= 30
+    opened.close()
