@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT))
 from tests.scenarios.pool import LocalPool  # noqa: E402
 
 EXAMPLES = {
-    "heat": ["heat.py", "--n", "512", "--steps", "6000", "--report", "200"],
-    "cudart_saxpy": ["cudart_saxpy.py", "--n", "1048576", "--rounds", "2000"],
+    "heat": ["heat.py", "--n", "512", "--steps", "{steps}", "--report", "200"],
+    "cudart_saxpy": ["cudart_saxpy.py", "--n", "1048576", "--rounds", "{steps}"],
     "numba_life": ["numba_life.py", "--n", "512", "--steps", "400"],
 }
 DIGEST = re.compile(r"^digest ([0-9a-f]{64})$", re.MULTILINE)
@@ -52,7 +52,7 @@ def remote(pool: LocalPool, name: str, command: list[str], disturb: str) -> dict
     result: dict[str, Any] = {}
     try:
         if disturb != "nothing":
-            program.wait_lines(2)
+            program.wait_lines(1)
             row = pool.session(program.name)
             if disturb == "move":
                 target = next(n["host"] for n in pool.rgpu("nodes") if n["host"] != row["host"])
@@ -72,19 +72,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--examples", default="heat,cudart_saxpy")
+    parser.add_argument("--steps", type=int, default=150_000, help="time steps or launches; fewer on the cpu device")
     parser.add_argument("--no-native", action="store_true")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     rows, good = [], True
     with LocalPool(Path(tempfile.mkdtemp(prefix="rgpu-bench-")), nodes=2, device=options.device) as pool:
         for name in options.examples.split(","):
-            command = EXAMPLES[name]
+            command = [part.format(steps=options.steps) for part in EXAMPLES[name]]
             results = {} if options.no_native else {"native": native(command)}
             for disturb in ("nothing", "move", "kill"):
                 results[f"remote, {disturb}"] = remote(pool, name, command, disturb)
             digests = {value["digest"] for value in results.values()}
-            good = good and len(digests) == 1 and None not in digests
-            rows.append({"example": " ".join(command), "equal": len(digests) == 1 and None not in digests, "runs": results})
+            equal = len(digests) == 1 and None not in digests
+            good = good and equal
+            rows.append({"example": " ".join(command), "equal": equal, "runs": results})
             for kind, value in results.items():
                 extra = f"  downtime {value['move']['downtime_ms']:.1f} ms" if "move" in value else ""
                 print(f"{name:14s} {kind:16s} {str(value['digest'])[:16]:16s} {value['seconds']:7.2f} s{extra}"

@@ -140,3 +140,63 @@ def test_older_driver_is_named(make_stage: Callable[..., Stage]) -> None:
            " n.value, rt.cudaFree(None))"
     assert stage.run(code, stock_runtime("12.8.90"), RGPU_DRIVER_VERSION="12080").out.split() == ["0", "12080", "0"]
     assert isinstance(stage.peer.facts, facts.SessionFacts)
+
+
+REGISTERED = r"""
+import ctypes as c, struct, sys
+rt = c.CDLL(sys.argv[1])
+register = rt["__cudaRegisterFatBinary"]
+register.restype = c.POINTER(c.c_void_p)
+ptx = b'''.version 6.4
+.target sm_75
+.address_size 64
+.const .align 4 .b8 scale[16];
+.global .align 4 .b8 counter[4];
+.visible .entry add(.param .u64 a, .param .u32 n) { ret; }
+\0'''
+ptx += b"\0" * (-len(ptx) % 8)
+entry = struct.pack("<HHIQIIHHI", 1, 0x101, 64, len(ptx), 0, 0, 4, 6, 75) + struct.pack("<IIQQQ", 0, 0, 0x11, 0, 0) + ptx
+fatbin = c.create_string_buffer(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry, 16 + len(entry))
+wrapper = c.create_string_buffer(struct.pack("<IIQQ", 0x466243B1, 1, c.addressof(fatbin), 0), 24)
+handle = register(wrapper)
+stub, scale, counter = (c.create_string_buffer(16) for _ in range(3))  # addresses that stand for the host's symbols
+rt["__cudaRegisterFunction"](handle, stub, b"add", b"add", -1, None, None, None, None, None)
+rt["__cudaRegisterVar"](handle, scale, b"scale", b"scale", 0, c.c_size_t(16), 1, 0)
+rt["__cudaRegisterVar"](handle, counter, b"counter", b"counter", 0, c.c_size_t(4), 0, 0)
+rt["__cudaRegisterFatBinaryEnd"](handle)
+
+def launch(n):
+    a, count = c.c_uint64(0x200000000000), c.c_uint32(n)
+    arguments = (c.c_void_p * 2)(c.addressof(a), c.addressof(count))
+    class Dim(c.Structure):
+        _fields_ = [("x", c.c_uint), ("y", c.c_uint), ("z", c.c_uint)]
+    return rt.cudaLaunchKernel(stub, Dim(4, 1, 1), Dim(64, 2, 1), arguments, c.c_size_t(100), None)
+
+assert launch(7) == 0, launch(7)
+assert rt.cudaMemcpyToSymbol(scale, b"0123456789abcdef", c.c_size_t(16), c.c_size_t(0), 1) == 0
+back = c.create_string_buffer(16)
+assert rt.cudaMemcpyFromSymbol(back, scale, c.c_size_t(16), c.c_size_t(0), 2) == 0 and back.raw == b"0123456789abcdef"
+pointer = c.c_void_p(); assert rt.cudaGetSymbolAddress(c.byref(pointer), counter) == 0
+blocks = c.c_int(); assert rt.cudaOccupancyMaxActiveBlocksPerMultiprocessor(c.byref(blocks), stub, 128, c.c_size_t(0)) == 0
+assert blocks.value == 8, blocks.value
+assert rt.cudaFuncSetAttribute(stub, 8, 60000) == 0
+assert rt.cudaFuncSetAttribute(stub, 8, 70000) == 1 and rt.cudaGetLastError() == 1
+assert rt.cudaDeviceSynchronize() == 0 and rt.cudaDeviceReset() == 0
+assert launch(8) == 0 and rt.cudaDeviceSynchronize() == 0
+print("done", hex(pointer.value))
+"""
+
+
+@pytest.mark.parametrize("version", ["12.8.90", "13.0.96"])
+def test_registered_kernels(stage: Stage, version: str) -> None:
+    """What a compiled program does before main: its fat binary, kernels and variables are registered; then it launches."""
+    assert stage.run(REGISTERED, stock_runtime(version)).out.startswith("done 0x27")
+    launches = [arguments for name, arguments, _ in stage.peer.calls if name == "launch"]
+    assert [(call.grid_x, call.block_x, call.block_y, call.shared) for call in launches] == [(4, 64, 2, 100)] * 2
+    assert [int.from_bytes(call.parameters[8:12], "little") for call in launches] == [7, 8]
+    loads = [(arguments, payload) for name, arguments, payload in stage.peer.calls if name == "module_load"]
+    # One load in each life of the context, each of the whole fat binary, and launches name the module of their time.
+    assert [call.module for call, _ in loads] == [call.module for call in launches]
+    assert all(payload[:4] == b"\x50\xed\x55\xba" and b".entry add" in payload for _, payload in loads)
+    attributes = [arguments for name, arguments, _ in stage.peer.calls if name == "function_attribute"]
+    assert [(call.attribute, call.value) for call in attributes][:1] == [(8, 60000)]

@@ -15,14 +15,13 @@ import select
 import socket
 import struct
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from rgpu.session import facts, module_table
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, Answer
-from rgpu.session.record import EXTERNAL, HEADER, Record, RecordReader, padded
+from rgpu.session.record import AWAITED, EXTERNAL, HEADER, Record, RecordReader, padded
 
 HELLO, SEGMENT, GOODBYE, WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED = 1, 2, 3, 32, 33, 34, 35, 36
 LOG, BULK = 0, 1
@@ -69,7 +68,6 @@ class FakeAgent:
         self.sockets: list[socket.socket] = []
         self._held: list[Record] = []
         self._segments: dict[int, Segment] = {}
-        self._uses: Counter[int] = Counter()
         self._log: Segment | None = None
         self._memory: dict[int, bytearray] = {}
         self._reader = RecordReader()
@@ -97,7 +95,7 @@ class FakeAgent:
         return [BY_ID[record.call_id].name for record in self.records]
 
     def awaited(self) -> list[str]:
-        return [BY_ID[record.call_id].name for record in self.records if record.awaited]
+        return [BY_ID[record.call_id].name for record in self.records if record.flags & AWAITED]
 
     def args(self, name: str) -> list[Any]:
         return [decoders.decode(r.call_id, r.args) for r in self.records if BY_ID[r.call_id].name == name]
@@ -139,7 +137,7 @@ class FakeAgent:
         memory = mmap.mmap(page, 4096)
         memory[:8] = b"RGPUAGT1"
         memory[64:68] = struct.pack("<I", 1)  # always asleep: every publication must wake us
-        self._send(sock, WELCOME, facts.encode(self.facts), page)
+        self._send(sock, WELCOME, self.facts.encode(), page)
         poll = select.poll()
         for fd in (sock, self._wake, self._stop):
             poll.register(fd, select.POLLIN)
@@ -191,6 +189,8 @@ class FakeAgent:
 
     def _walk(self, sock: socket.socket) -> None:
         new = False
+        # Read before the records: what is closed now is not referred to by any record published later.
+        closed = [i for i, s in self._segments.items() if s.kind == BULK and s.word(32) == 1]
         while self._log is not None:
             log = self._log
             following = log.word(32)
@@ -205,8 +205,8 @@ class FakeAgent:
             assert self._log.word(40) == len(self.records) + 1
             if self.recycle:
                 self._release(sock, log.index)
-        for index in [i for i, s in self._segments.items() if s.kind == BULK and s.word(32) == 1 and self._uses[i]]:
-            if self.recycle:
+        if self.recycle:
+            for index in closed:
                 self._release(sock, index)
         if not self.hold:
             held, self._held = self._held, []
@@ -232,7 +232,6 @@ class FakeAgent:
             index, zero, offset = struct.unpack_from("<IIQ", log.map, head_end)
             assert zero == 0 and offset % 64 == 0 and self._segments[index].kind == BULK
             data = self._segments[index].map[offset:offset + padded(payload)]
-            self._uses[index] += 1
             self.external += 1
             log.at = head_end + 16
         else:

@@ -114,7 +114,7 @@ class Modules:
                 addressspace.view(variable.address, len(data))[:] = memoryview(data)
         kernels = [_kernel(name, info) for name, info in parsed.kernels.items()]
         table = ModuleTable(
-            tuple(FunctionInfo(k.name, tuple(k.info.params), _attributes(k)) for k in kernels),
+            tuple(FunctionInfo(k.name, tuple((p.offset, p.size) for p in k.info.params), _attributes(k)) for k in kernels),
             tuple(GlobalVariable(v.name, v.address, v.size) for v in placed))
         return Module(linked, kernels, placed), table
 
@@ -203,7 +203,7 @@ class Modules:
 
 
 def _kernel(name: str, info: Any) -> Kernel:
-    end = max((offset + size for offset, size in info.params), default=0)
+    end = max((parameter.offset + parameter.size for parameter in info.params), default=0)
     # 0 or absent: no .maxntid, .reqntid or register limit
     max_threads = min(int(getattr(info, "max_threads", 0) or facts.MAX_THREADS), facts.MAX_THREADS)
     if info.static_shared > facts.SHARED_DEFAULT:
