@@ -24,6 +24,8 @@ from typing import Any
 import click
 
 from rgpu.cli import common
+from rgpu.cli.pool import connect
+from rgpu.cli.settings import Settings
 from rgpu.session.errors import MoveFailed, NotFound, RecoveryFailed, RgpuError, TimedOut
 
 SESSION = "demo"
@@ -142,7 +144,10 @@ class Demo:
             time.sleep(0.02)
 
     def _move(self) -> dict[str, Any]:
-        self.say("4. while it computes: rgpu migrate demo node-b")
+        # node-a is to be emptied, as before maintenance: so what comes later goes to node-c.
+        with connect(Settings({"pool": self.environment["RGPU_POOL"]}), role="operator") as client:
+            client.call("node.cordon", {"host": "node-a", "state": "cordoned", "reason": "maintenance"})
+        self.say("4. node-a is cordoned; while it computes: rgpu migrate demo node-b")
         move: dict[str, Any] = self.rgpu("migrate", SESSION, "node-b")
         if move["outcome"] != "committed":
             raise MoveFailed(f"the move was not committed: {move['reason']}")

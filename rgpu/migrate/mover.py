@@ -52,6 +52,7 @@ class Mover:
         self._on_progress = on_progress
         self._cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._error: RgpuError | None = None
+        self._why = ""  #: what decided the move, for whoever asked for it
         self._receiver: dict[str, Any] = {}
         self._statistics: dict[str, Any] = {}
         self._epoch = 0
@@ -140,11 +141,13 @@ class Mover:
             return Event("unknown", reason=error.message)
         if node is None:
             return Event("refused", reason=f"the lease of {self._destination} has ended")
+        self._why = f"every page was verified on {self._destination}"
         return await self._write(lambda held: ownership.commit(
             held, epoch=self._epoch, move=self.move, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
             reason=f"moved from {self._source} to {self._destination}: {command.reason}"))
 
     async def _write_abort(self, command: Command) -> Event:
+        self._why = command.reason
         return await self._write(lambda held: ownership.abort(
             held, epoch=self._epoch, move=self.move, leader=self.desk.leader, now=self.desk.clock.wall(),
             reason=command.reason))
@@ -165,7 +168,9 @@ class Mover:
         self._epoch = held.record.epoch - (move.state == "committed")
         if move.state in ("committed", "aborted") and held.record.state != "running":
             return Event("says_over", reason=held.record.reason)
-        return Event(f"says_{move.state}", reason=move.reason if move.state in ("committed", "aborted") else "")
+        if move.state in ("committed", "aborted"):
+            self._why = move.reason
+        return Event(f"says_{move.state}")
 
     async def _settle(self, command: Command) -> Event:
         """Both sides read the record. A side whose node is gone has nothing left to settle."""
@@ -268,7 +273,7 @@ class Mover:
             raise self._error or Refused(self.role.reason)
         if self.role.state == "fenced":
             raise Fenced(f"another leader was elected and finishes the move of {self.name}", **result)
-        raise MoveFailed(f"{self.name} was not moved: {self.role.reason}", **result)
+        raise MoveFailed(f"{self.name} was not moved: {self._why or self.role.reason}", **result)
 
     def statistics(self) -> dict[str, Any]:
         """What ``rgpu migrate -o json`` shows; times in ms."""
@@ -280,7 +285,8 @@ class Mover:
             if self._settled_at:
                 downtime += max(0.0, self._settled_at - self._offered_at) * 1000
         return {
-            "session": self.name, "move": self.move, "outcome": self.role.state, "reason": self.role.reason,
+            "session": self.name, "move": self.move, "outcome": self.role.state,
+            "reason": self._why or self.role.reason,
             "from": self._source, "to": self._destination, "epoch": self._epoch + committed,
             "downtime_ms": round(downtime, 3),
             "total_ms": round((self.desk.clock.monotonic() - self._began) * 1000, 3),

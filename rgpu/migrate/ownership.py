@@ -11,7 +11,7 @@ decision       who               from                          to
 =============  ================  ============================  ======================================
 create         leader            no record, or ended           starting, epoch + 1
 started        leader            starting, recovering          running
-lost           leader            running, moving, starting     recovering, same epoch: waits for a place
+lost           leader            any live state                recovering, same epoch: waits for a place
 recover        leader            any live state                recovering, another owner, epoch + 1
 begin_move     leader            running                       moving, move preparing
 move_ready     leader            moving, preparing             moving, move ready
@@ -56,7 +56,7 @@ from rgpu.session.errors import AlreadyExists, Fenced, Refused
 FROM: dict[str, frozenset[str | None]] = {
     "create": frozenset({None, "ended"}),
     "started": frozenset({"starting", "recovering"}),
-    "lost": frozenset({"starting", "running", "moving"}),
+    "lost": frozenset({"starting", "running", "moving", "recovering"}),
     "recover": frozenset({"starting", "running", "moving", "recovering"}),
     "begin_move": frozenset({"running"}),
     "move_ready": frozenset({"moving"}),
@@ -135,10 +135,12 @@ def started(held: Held, *, epoch: int, node: Node, leader: Leader, now: float, r
     return _decide("started", held, record, leader, now, reason, nodes=[node])
 
 
-def lost(held: Held, *, epoch: int, leader: Leader, now: float, reason: str) -> Decision:
+def lost(held: Held, *, epoch: int, failure: Failure | None, leader: Leader, now: float, reason: str) -> Decision:
     """The owner is gone and no place is known yet. The epoch stays: if the owner returns first, it goes on."""
     _check("lost", held, epoch)
-    record = held.record.replace(state="recovering", move=_aborted(held.record, reason), reason=reason)
+    failures = held.record.failures if failure is None else count_failure(held.record, failure)
+    record = held.record.replace(state="recovering", move=_aborted(held.record, reason), reason=reason,
+                                 failures=failures)
     return _decide("lost", held, record, leader, now, reason)
 
 
@@ -162,8 +164,8 @@ def recover(held: Held, *, epoch: int, node: Node, device: str, failure: Failure
         if len(failures) > MAX_LOSSES:
             raise Refused(f"{old.name} was lost {len(failures)} times in one place"
                           f"{_at(failure)}: {failure.reason}", losses=len(failures))
-        if len(failures) == MAX_LOSSES and _same_device(node, device, failure):
-            raise Refused(f"the second loss in one place needs another device than {device} of {node.record.host}")
+    if (failure is not None or old.state == "recovering") and barred(failures) == (node.record.host, device):
+        raise Refused(f"the second loss in one place needs another device than {device} of {node.record.host}")
     record = old.replace(
         state="recovering", owner=node.record.host, incarnation=node.record.incarnation, epoch=old.epoch + 1,
         device=device, image=image or old.image, move=_aborted(old, reason), reason=reason, failures=failures)
@@ -286,8 +288,9 @@ def next_place(record: SessionRecord, new: Failure) -> str:
     return "same" if count < MAX_LOSSES else "another" if count == MAX_LOSSES else "none"
 
 
-def _same_device(node: Node, device: str, failure: Failure) -> bool:
-    return node.record.host == failure.host and (not failure.device or device == failure.device)
+def barred(failures: Sequence[Failure]) -> tuple[str, str] | None:
+    """(host, device) that a session lost twice in one place must not be started on."""
+    return (failures[-1].host, failures[-1].device) if len(failures) >= MAX_LOSSES else None
 
 
 def _at(failure: Failure) -> str:

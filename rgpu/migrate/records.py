@@ -137,7 +137,7 @@ class Failure(Record, frozen=True, kw_only=True):
     """A loss of the session's server. ``position``: how far its calls were applied, as last known."""
 
     host: Name
-    device: Text = ""
+    device: Text
     position: U63 | None = None
     when: Seconds = 0.0
     reason: Text = ""

@@ -9,7 +9,7 @@ import structlog
 from rgpu.migrate import ownership
 from rgpu.migrate.desk import Desk
 from rgpu.migrate.nodes import ASK_SECONDS, IMAGE_SECONDS
-from rgpu.migrate.ownership import Held, Node, next_place
+from rgpu.migrate.ownership import Held, Node, barred, count_failure, next_place
 from rgpu.migrate.placement import Choice, Place, Request, place
 from rgpu.migrate.records import Failure, ImageName
 from rgpu.session.errors import (
@@ -36,15 +36,13 @@ CONTENT_ERRORS = (Corrupt, StoreError, DeviceError, RecoveryFailed)
 
 @dataclass
 class Attempt:
-    """What one recovery has learned so far."""
+    """What one recovery has learned so far. ``failure``: the loss to be answered; None once it is on record."""
 
     why: str
-    failure: Failure | None = None  #: the loss that is to be answered; None when it was counted already
+    failure: Failure | None = None
     host: str | None = None
     image: ImageName | None = None
     failed_hosts: set[str] = field(default_factory=set)
-    avoid: set[Place] = field(default_factory=set)
-    content_error: RgpuError | None = None
 
 
 class Recovery:
@@ -60,20 +58,15 @@ class Recovery:
         Raises :class:`Fenced`, :class:`PoolUnavailable`, :class:`UnknownOutcome`.
         """
         attempt = Attempt(why, failure, host, image)
-        if failure is not None:
-            held = await self.desk.held(name)
-            rule = next_place(held.record, failure) if held.record.live else "same"
-            if rule == "none":
-                await self._give_up(held, f"lost for the third time in one place: {failure.reason}")
-                return None
-            if rule == "another":
-                attempt.avoid.add((failure.host, failure.device or held.record.device))
         for _ in range(START_TRIES):
             held = await self.desk.held(name)
             if not held.record.live:
                 return None
             if not held.record.recover:
                 await self._give_up(held, f"{why}; it runs with --recover off, so nothing was kept")
+                return None
+            if attempt.failure is not None and next_place(held.record, attempt.failure) == "none":
+                await self._give_up(held, f"lost for the third time in one place: {attempt.failure.reason}")
                 return None
             try:
                 placed = await self._place(held, attempt)
@@ -84,11 +77,7 @@ class Recovery:
             running = await self._start(*placed, attempt)
             if running is not None:
                 return running
-        held = await self.desk.held(name)
-        if attempt.content_error is not None:
-            await self._give_up(held, f"{START_TRIES} starts failed: {attempt.content_error.message}")
-        else:
-            await self._wait(held, f"{why}; no node could start it")
+        await self._wait(await self.desk.held(name), attempt, f"{why}; no node could start it")
         return None
 
     async def returned(self, name: str) -> Held | None:
@@ -135,7 +124,7 @@ class Recovery:
             except Fenced:
                 raise
             except (Refused, NotFound) as error:
-                await self._wait(held, f"{attempt.why}; {error.message}")
+                await self._wait(held, attempt, f"{attempt.why}; {error.message}")
                 return None
         attempt.failure = None  # it is on record now
         if old.owner not in (None, choice.host):
@@ -146,10 +135,13 @@ class Recovery:
     async def _choose(self, held: Held, attempt: Attempt) -> Choice:
         """The same device again if that is allowed and it has it; the best one otherwise."""
         record, snapshot = held.record, await self.desk.snapshot()
+        failures = count_failure(record, attempt.failure) if attempt.failure else record.failures
+        forbidden = barred(failures) if attempt.failure or record.state == "recovering" else None
+        avoid: set[Place] = {forbidden} if forbidden else set()
 
         def request(host: str | None, device: str | None) -> Request:
             return Request(session=record.name, quota=record.quota, needs=record.needs, host=host, device=device,
-                           avoid=attempt.avoid, avoid_hosts=attempt.failed_hosts)
+                           avoid=avoid, avoid_hosts=attempt.failed_hosts)
 
         if attempt.host is not None:
             return place(snapshot, request(attempt.host, None))
@@ -172,8 +164,8 @@ class Recovery:
                 return None
             raise error
         except CONTENT_ERRORS as error:
-            attempt.content_error = error
-            attempt.avoid.add((choice.host, choice.device))
+            attempt.failure = Failure(host=choice.host, device=choice.device, when=self.desk.clock.wall(),
+                                      reason=f"its start failed: {error.message}")
         except (LinkError, TimedOut, RgpuError) as error:
             log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
             attempt.failed_hosts.add(choice.host)
@@ -190,13 +182,14 @@ class Recovery:
         return held is None or held.record.epoch != epoch
 
     # -- no start -------------------------------------------------------------------
-    async def _wait(self, held: Held, why: str) -> None:
+    async def _wait(self, held: Held, attempt: Attempt, why: str) -> None:
         """Nothing is lost while it waits: the epoch stays, and a returning owner goes on."""
-        if held.record.state == "recovering":
-            log.info("still waits", session=held.record.name, why=why)
+        if held.record.state == "recovering" and attempt.failure is None and held.record.reason == why:
             return
         await self.desk.change(held.record.name, lambda h: ownership.lost(
-            h, epoch=held.record.epoch, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why))
+            h, epoch=held.record.epoch, failure=attempt.failure, leader=self.desk.leader,
+            now=self.desk.clock.wall(), reason=why))
+        attempt.failure = None
 
     async def _give_up(self, held: Held, why: str) -> None:
         log.error("given up", session=held.record.name, why=why)

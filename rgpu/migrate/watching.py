@@ -24,6 +24,7 @@ PRUNE_TICKS = 300
 #: A restarted daemon's record is deleted and made anew: so long a gap is no loss, s.
 LOSS_GRACE = 0.3
 RETRIES = 5
+LONGEST_RETRY = 30.0
 
 
 class Watching:
@@ -34,6 +35,7 @@ class Watching:
         self.desk = coordinator.desk
         self._node_ttl = node_ttl
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._retry: dict[str, tuple[float, float]] = {}  #: session: (not before, then wait so long)
         self._seen: dict[str, tuple[object, ...]] = {}
         self._fenced: asyncio.Future[None] | None = None
 
@@ -95,6 +97,7 @@ class Watching:
                 self.coordinator.cancel_moves(host, f"the lease of {host} has ended")
                 self.spawn(self._look_at(host, LOSS_GRACE), f"loss of {host}")
             elif self._news(host, event.entry):
+                self._retry.clear()
                 self.spawn(self._look_at(host, 0.0), f"change of {host}")
 
     def _news(self, host: str, entry: Entry) -> bool:
@@ -118,12 +121,23 @@ class Watching:
                 for held in await self.desk.sessions():
                     name, record = held.record.name, held.record
                     waiting = record.state == "recovering" or (record.state == "running" and record.move is not None)
-                    if waiting and not self.coordinator.busy(name):
+                    if not waiting:
+                        self._retry.pop(name, None)
+                    elif not self.coordinator.busy(name) and self._due(name):
                         self.spawn(self._resume(name), f"tick for {name}")
                 if count % PRUNE_TICKS == 0:
                     await self.coordinator.prune()
             except (PoolUnavailable, UnknownOutcome) as error:
                 log.info("no tick", reason=error.message)
+
+    def _due(self, name: str) -> bool:
+        """Whether a waiting session is tried again now: ever more rarely, until a node's news."""
+        now = self.desk.clock.monotonic()
+        not_before, wait = self._retry.get(name, (0.0, TICK_SECONDS))
+        if now < not_before:
+            return False
+        self._retry[name] = (now + wait, min(2 * wait, LONGEST_RETRY))
+        return True
 
     # -- a node -------------------------------------------------------------------
     async def _look_at(self, host: str, grace: float) -> None:

@@ -44,7 +44,7 @@ class PoolVerbs:
             "session.create": self._create, "session.end": self._end, "session.kill": self._end,
             "session.migrate": self._migrate, "session.move_abort": self._move_abort,
             "session.checkpoint": self._checkpoint, "session.restore": self._restore,
-            "session.unreachable": self._unreachable, "worker.died": self._worker_died}
+            "node.cordon": self._cordon, "session.unreachable": self._unreachable, "worker.died": self._worker_died}
 
     def register(self, control: ControlServer) -> None:
         for verb, handler in {
@@ -135,6 +135,10 @@ class PoolVerbs:
         await self._coordinator.unreachable(str(args["session"]), epoch=int(args["epoch"]), reached=args.get("reached"),
                                             seconds=float(args.get("seconds") or 0.0))
         return {}
+
+    async def _cordon(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        record = await self._coordinator.cordon(str(args["host"]), str(args["state"]), str(args.get("reason") or ""))
+        return {"host": record.host, "state": record.state}
 
     async def _worker_died(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         await self._coordinator.worker_died(str(args["session"]), str(args["host"]), epoch=int(args["epoch"]),

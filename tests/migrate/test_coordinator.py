@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.migrate.records import Failure
 from rgpu.session.errors import (
     AlreadyExists,
     DeviceError,
     Fenced,
-    LinkError,
     MoveFailed,
     NotFound,
     Refused,
@@ -231,7 +229,7 @@ def test_a_command_that_fails_aborts_the_move(tmp_path: Path, verb: str, when: s
 def test_a_settle_that_fails_is_done_later(tmp_path: Path, host: str, when: str) -> None:
     async def test(w: World) -> None:
         await w.session("s")
-        w.pool.faults = [Fault("move.settle", when, host) for _ in range(3)]
+        w.pool.faults = [Fault("move.settle", when, host) for _ in range(3 if when in ("lost", "dead") else 1)]
         result = await w.coordinator.migrate("s", "b")
         assert result["outcome"] == "committed"
         await w.coordinator.resume_unfinished()
@@ -411,7 +409,8 @@ def test_an_image_that_nobody_can_read_fails_the_session_with_its_name(tmp_path:
         w.pool.faults = [Fault("worker.start", "before", error=StoreError("chunk 77 is missing")) for _ in range(9)]
         await w.coordinator.worker_died("s", "a", epoch=1, position=5)
         record = await w.pool.record("s")
-        assert record.state in ("failed", "recovering") and "chunk 77" in record.reason or "no place" in record.reason
+        assert record.state == "failed" and "chunk 77" in record.reason
+        assert record.epoch == 3, "in place, then elsewhere, then not"
 
     run(tmp_path, test)
 
@@ -454,8 +453,3 @@ def test_a_leader_that_is_none_any_more_decides_nothing(tmp_path: Path) -> None:
         assert await w.pool.record("s") == before
 
     run(tmp_path, test)
-
-
-def test_the_third_loss_counts_only_without_progress() -> None:
-    assert Failure(host="a").position is None
-    assert isinstance(LinkError("x"), RgpuError)

@@ -98,12 +98,13 @@ def test_signals_reach_the_program_and_its_end_is_ours(pool: FakePool, library: 
 
 def test_a_program_that_handles_signals_goes_on(pool: FakePool, library: Path) -> None:
     process = launch(pool, library, SESSION + """
-import signal
-def handle(number, frame):
-    print("got", number)
-signal.signal(signal.SIGUSR2, handle)
+import signal, time
+got = []
+signal.signal(signal.SIGUSR2, lambda number, frame: got.append(number))
 print("up")
-signal.pause()
+while not got:
+    time.sleep(0.01)
+print("got", *got)
 """)
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     process.send_signal(signal.SIGUSR2)

@@ -84,6 +84,39 @@ def table_of(ptx: str, base: int) -> module_table.ModuleTable:
     return module_table.ModuleTable(tuple(functions), tuple(variables))
 
 
+def _sections(elf: bytes) -> dict[str, tuple[int, bytes]]:
+    """name → (type, contents) of an ELF file's sections."""
+    (start,) = struct.unpack_from("<Q", elf, 40)
+    count, names = struct.unpack_from("<HH", elf, 60)
+    headers = [struct.unpack_from("<IIQQQQ", elf, start + 64 * i) for i in range(count)]
+    _, _, _, _, at, size = headers[names]
+    text = elf[at:at + size]
+    return {text[h[0]:text.index(b"\0", h[0])].decode(): (h[1], elf[h[4]:h[4] + h[5]]) for h in headers}
+
+
+def table_of_cubin(elf: bytes) -> module_table.ModuleTable:
+    """Kernels of a cubin, with the parameters that its .nv.info sections list (attribute 0x17)."""
+    functions = []
+    for name, (_, info) in _sections(elf).items():
+        if not name.startswith(".nv.info."):
+            continue
+        parameters: dict[int, tuple[int, int]] = {}
+        at = 0
+        while at + 4 <= len(info):
+            form, attribute, size = struct.unpack_from("<BBH", info, at)
+            at += 4
+            if form != 4:
+                continue
+            if attribute == 0x17:
+                _, ordinal, offset, flags = struct.unpack_from("<IHHI", info, at)
+                parameters[ordinal] = (offset, flags >> 18 & 0x3FFF)
+            at += size
+        functions.append(module_table.FunctionInfo(
+            name[len(".nv.info."):], tuple(parameters[i] for i in sorted(parameters)),
+            (1024, 0, 0, 0, 16, 75, 75, 0, 49152, -1, 0, 0, 0, 0, 0, 0)))
+    return module_table.ModuleTable(tuple(functions), ())
+
+
 class Peer:
     """Listens at ``path``; serves any number of programs, one after another or at once."""
 
@@ -220,12 +253,20 @@ class Session:
         if "bogus" in text:
             log = b"ptxas application ptx input, line 4; fatal   : Parsing error near 'bogus': syntax error"
             return 218, decoders.encode_reply("module_load", table=b"", log=log), b""
-        table = table_of(text, self.next_global)
+        table = table_of_cubin(payload) if payload[:4] == b"\x7fELF" else table_of(text, self.next_global)
         self.next_global += MIB
         return 0, decoders.encode_reply("module_load", table=module_table.encode(table), log=b"loaded"), b""
 
     def _link(self, a: Any, payload: bytes) -> tuple[int, bytes, bytes]:
-        return 0, decoders.encode_reply("link", image=b"\x7fELF" + payload, log=b"linked"), b""
+        """The PTX inputs behind one another: a device may return PTX."""
+        image, at = b"", 0
+        while at < len(payload):
+            kind, size = struct.unpack_from("<II", payload, at)
+            at += 8 + size
+            (size,) = struct.unpack_from("<Q", payload, at)
+            image += payload[at + 8:at + 8 + size].rstrip(b"\0") if kind == 1 else b""
+            at += 8 + size
+        return 0, decoders.encode_reply("link", image=image, log=b"linked"), b""
 
     def close(self) -> None:
         self.peer.close()

@@ -18,7 +18,7 @@ ok(d.cuInit(0))
 assert ok(d.cuDriverGetVersion()) == 13000
 assert ok(d.cuDeviceGetCount()) == 1
 device = ok(d.cuDeviceGet(0))
-print(ok(d.cuDeviceGetName(64, device)).rstrip(b"\0").decode())
+print(ok(d.cuDeviceGetName(64, device)).split(b"\0")[0].decode())
 context = ok(d.cuDevicePrimaryCtxRetain(device)); ok(d.cuCtxSetCurrent(context))
 assert int(ok(d.cuCtxGetDevice())) == 0
 ptx = b'''.version 6.4
@@ -111,9 +111,24 @@ print("done")
 """
 
 
-def test_numba(stage: Stage) -> None:
+#: Where nvJitLink is not installed, cuda.core links through the driver's cuLink functions.
+WITHOUT_NVJITLINK = """
+import cuda.pathfinder as finder
+found = finder.load_nvidia_dynamic_lib
+def load(name):
+    if name == "nvJitLink":
+        raise finder.DynamicLibNotFoundError("hidden by the test")
+    return found(name)
+finder.load_nvidia_dynamic_lib = load
+"""
+
+
+@pytest.mark.parametrize("linker", ["nvjitlink", "driver"])
+def test_numba(stage: Stage, linker: str) -> None:
     pytest.importorskip("numba.cuda")
-    outcome = stage.run(NUMBA, NUMBA_CUDA_DRIVER=str(stage.shim / "libcuda.so.1"))
-    assert "done" in outcome.out and "(7, 5)" in outcome.out
+    code = (WITHOUT_NVJITLINK if linker == "driver" else "") + NUMBA
+    outcome = stage.run(code, NUMBA_CUDA_DRIVER=str(stage.shim / "libcuda.so.1"))
+    assert "done" in outcome.out and "major=7, minor=5" in outcome.out
     launches = [arguments for name, arguments, _ in stage.peer.calls if name == "launch"]
     assert [(call.grid_x, call.block_x) for call in launches] == [(40, 256)]
+    assert ("link" in stage.peer.names()) == (linker == "driver")

@@ -67,6 +67,7 @@ class FakeAgent:
         self.host_functions: list[int] = []
         self.sockets: list[socket.socket] = []
         self._held: list[Record] = []
+        self._marked = 0
         self._segments: dict[int, Segment] = {}
         self._log: Segment | None = None
         self._memory: dict[int, bytearray] = {}
@@ -195,10 +196,10 @@ class FakeAgent:
             log = self._log
             following = log.word(32)
             committed = log.word(24)
-            while log.at < committed:
-                self._apply(sock, self._record(log))
+            while log.at < committed and (record := self._record(log)) is not None:
+                self._apply(sock, record)
                 new = True
-            if not following or following - 1 not in self._segments:
+            if log.at < committed or not following or following - 1 not in self._segments:
                 break
             assert log.word(24) == committed
             self._log = self._segments[following - 1]
@@ -212,8 +213,9 @@ class FakeAgent:
             held, self._held = self._held, []
             for record in held:
                 self._answer(sock, record)
-            if new or held:
-                self._send(sock, WATERMARK, struct.pack("<QII", len(self.records), 0, 0))
+            if self._marked < len(self.records):
+                self._marked = len(self.records)
+                self._send(sock, WATERMARK, struct.pack("<QII", self._marked, 0, 0))
         if new:
             with self._changed:
                 self._changed.notify_all()
@@ -222,7 +224,8 @@ class FakeAgent:
         self._segments.pop(index).map.close()
         self._send(sock, RELEASE, struct.pack("<I", index))
 
-    def _record(self, log: Segment) -> Record:
+    def _record(self, log: Segment) -> Record | None:
+        """The next record; None while the segment of its payload is not announced yet."""
         fields = list(HEADER.unpack_from(log.map, log.at))
         flags, args, payload = fields[2], fields[5], fields[6]
         start = log.at + HEADER.size
@@ -230,6 +233,8 @@ class FakeAgent:
         if flags & EXTERNAL:
             fields[2] = flags & ~EXTERNAL
             index, zero, offset = struct.unpack_from("<IIQ", log.map, head_end)
+            if index not in self._segments:
+                return None
             assert zero == 0 and offset % 64 == 0 and self._segments[index].kind == BULK
             data = self._segments[index].map[offset:offset + padded(payload)]
             self.external += 1

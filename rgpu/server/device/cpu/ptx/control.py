@@ -288,21 +288,7 @@ class _Writer:
         g.place_label(split)
         g.emit(f"call void @rt_store_pc(ptr %F, i32 {g.act}, i32 {fall})")
         g.emit(f"call void @rt_store_pc(ptr %F, i32 {taken}, i32 {target})")
-        if target <= self.block.id:
-            # A divergent loop burns fuel too, or a lone spinning lane would never yield.
-            fuel = g.t("load i32, ptr %fuelv")
-            cost = _SPIN_COST if self.edge(target)[0] == "S" else 1
-            left = g.t(f"sub i32 {fuel}, {cost}")
-            g.emit(f"store i32 {left}, ptr %fuelv")
-            dry = g.t(f"icmp sle i32 {left}, 0")
-            rest = g.label("yield")
-            g.emit(f"br i1 {dry}, label %{rest}, label %dispatch")
-            g.place_label(rest)
-            rotate = g.t(f"getelementptr i32, ptr %F, i64 {F_ROTATE}")
-            g.emit(f"store i32 1, ptr {rotate}")
-            g.emit("ret void")
-        else:
-            g.emit("br label %dispatch")
+        self._dispatch([target])
 
     def _table(self, end: Instruction, m: Mods) -> None:
         g = self.g
@@ -318,9 +304,25 @@ class _Writer:
             both = g.t(f"and <32 x i1> {here}, {lanes}")
             new = g.t(f"select <32 x i1> {both}, <32 x i32> splat (i32 {target}), <32 x i32> {new}")
         g.emit(f"store <32 x i32> {new}, ptr %F, align 64")
-        if any(target <= self.block.id for target in self.block.targets):
-            g.emit(f"store i32 {self.block.targets[0]}, ptr %targetv")
-        g.emit("br label %dispatch")
+        self._dispatch(self.block.targets)
+
+    def _dispatch(self, targets: list[int]) -> None:
+        """To the dispatcher, the lanes' block ids being saved; going backwards burns fuel here too."""
+        g = self.g
+        edges = {self.edge(t)[0] for t in targets if t <= self.block.id}
+        if not edges:
+            g.emit("br label %dispatch")
+            return
+        fuel = g.t("load i32, ptr %fuelv")
+        left = g.t(f"sub i32 {fuel}, {_SPIN_COST if 'S' in edges else 1}")
+        g.emit(f"store i32 {left}, ptr %fuelv")
+        dry = g.t(f"icmp sle i32 {left}, 0")
+        rest = g.label("yield")
+        g.emit(f"br i1 {dry}, label %{rest}, label %dispatch")
+        g.place_label(rest)
+        rotate = g.t(f"getelementptr i32, ptr %F, i64 {F_ROTATE}")
+        g.emit(f"store i32 1, ptr {rotate}")
+        g.emit("ret void")
 
     def _return(self, end: Instruction, m: Mods) -> None:
         g = self.g

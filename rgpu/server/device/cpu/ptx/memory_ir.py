@@ -175,7 +175,6 @@ next:
 done:
   ret i32 %ok""",
     (REPORT, FIND),
-    "declare i32 @llvm.cttz.i32(i32, i1)" if False else "",
 )
 
 

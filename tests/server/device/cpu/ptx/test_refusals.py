@@ -92,7 +92,7 @@ def test_recursion():
         ("bra nowhere;", "unknown label nowhere"),
         ("call d0, (r1);", "call"),
         ("mov.u32 r0, %warpthing;", "%warpthing"),
-        ("add.s32 r0, r1, %;", "unexpected"),
+        ("add.s32 r0, r1, &;", "unexpected character"),
         ("ld.param.b32 r0, [k_param_9];", "unknown name"),
         ("call missing;", "not defined"),
     ],
