@@ -197,7 +197,7 @@ class Agent:
         return number, self.options.name if number == 1 else f"{self.options.name}/{number}"
 
     def _policy(self, name: str, reply: dict[str, Any]) -> Policy:
-        recover = bool(reply.get("recover", self.options.recover))
+        recover = bool(reply.get("recover", True)) and self.options.recover is not False
         directory = None
         if recover and self.options.journal_dir is not None:
             directory = prepare_directory(self.options.journal_dir / name.replace("/", "~"))

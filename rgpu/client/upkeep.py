@@ -21,6 +21,7 @@ log = structlog.get_logger(__name__)
 
 RENEW_BEFORE = 1800.0  #: seconds before a ticket expires
 RENEW_RETRY = 30.0
+FULL_SECONDS = 1.0  #: a journal that is full for less is not worth a word
 CHECKPOINT_INTERVAL = 10.0  #: between two requests for one
 CHECKPOINT_TIMEOUT = 300.0
 
@@ -32,6 +33,7 @@ class Upkeep:
         self._shipper = shipper
         self._state = (local.RUNNING, "")
         self._last_stats: dict[str, Any] = {}
+        self._full_since = 0.0  #: monotonic; 0: the journal is not full
         self._renewing = self._checkpointing = False
         self._next_renewal = self._next_checkpoint = 0.0
 
@@ -65,6 +67,12 @@ class Upkeep:
         shipper = self._shipper
         journal = shipper.journal
         reason = journal.block_reason()
+        if not reason:
+            self._full_since = 0.0
+        elif not self._full_since:
+            self._full_since = time.monotonic()
+        if time.monotonic() - self._full_since < FULL_SECONDS:
+            reason = ""  # ordinary back-pressure: nothing to tell
         if reason and journal.policy.recover and journal.protected and journal.policy.on_full == "unprotected":
             journal.unprotect()
             journal.applied(shipper.acknowledged, shipper.cursor)

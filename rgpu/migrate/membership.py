@@ -96,17 +96,14 @@ class Membership:
 
     async def _register(self) -> None:
         key = node_key(self.record.host)
-        asked = boot_time_ns()
-        lease = await self.registry.lease_grant(self.ttl)
-        while True:
-            entry = await self.registry.get(key)
-            if entry is None:
-                break
+        while (entry := await self.registry.get(key)) is not None:
             ours = decode(entry.value, NodeRecord, key).incarnation == self.record.incarnation
             if not ours and not self._take_over:
                 await self._wait_for_old(key, entry.mod_revision)
             else:  # deleted and made anew, in two steps: its create revision must be another one
                 await self.registry.txn([unchanged(key, entry.mod_revision)], [Delete(key)])
+        asked = boot_time_ns()
+        lease = await self.registry.lease_grant(self.ttl)
         result = await txn_certain(self.registry, [absent(key)], [Put(key, encode(self.record), lease)])
         if not result.succeeded:
             raise AlreadyExists(f"another node called {self.record.host} registered at the same moment")

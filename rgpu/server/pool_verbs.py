@@ -129,7 +129,8 @@ class PoolVerbs:
 
         name = str(args["image"])
         state = await asyncio.to_thread(lambda: DirectoryStore(self.daemon.node.store).open(name).state)
-        return dict(await self._coordinator.restore(name, state.session, position=state.position, host=args.get("host")))
+        return dict(await self._coordinator.restore(name, state.session, position=state.position,
+                                                    host=args.get("host")))
 
     async def _unreachable(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         await self._coordinator.unreachable(str(args["session"]), epoch=int(args["epoch"]), reached=args.get("reached"),

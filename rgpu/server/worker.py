@@ -163,6 +163,7 @@ class Worker:
         if event == "stats":
             self.stats = values
         elif event == "bye":
+            self.stats = values.get("statistics") or self.stats
             self.report("bye", **{key: values[key] for key in ("reason", "exit_code") if key in values})
             return
         elif event == "detached":

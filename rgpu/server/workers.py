@@ -150,8 +150,8 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     with open(log_path, "ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "rgpu.server.worker", "--session", session, "--epoch", str(epoch),
-             "--host", directory.name, "--device", device, "--quota", str(quota), "--socket", str(socket_path), "--state", state,
-             "--log-level", log_level],
+             "--host", directory.name, "--device", device, "--quota", str(quota), "--socket", str(socket_path),
+             "--state", state, "--log-level", log_level],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True)
     asyncio.get_running_loop().run_in_executor(None, process.wait)  # no zombie is left
     try:

@@ -176,6 +176,8 @@ def opened(sockets: tuple[socket.socket, socket.socket]) -> tuple[SealedConnecti
 
 def test_messages_both_ways(sockets: tuple[socket.socket, socket.socket]) -> None:
     connection, node = opened(sockets)
+    connection.send(4, b"hello")
+    assert connection.recv(timeout=2)[1] == b"hello"
     assert connection.epoch == 5 and node.handover is not None
     assert node.handover.agent == "K" and node.handover.purpose == "calls"
     assert node.handover.send_key.hex() not in repr(node.handover)

@@ -284,7 +284,8 @@ class World:
     coordinator: Coordinator
 
     async def session(self, name: str = "s", host: str = "a", **values: Any) -> SessionRecord:
-        return await self.coordinator.create_session(name, quota=values.pop("quota", GIB), agent="key", host=host, **values)
+        values.setdefault("quota", GIB)
+        return await self.coordinator.create_session(name, agent="key", host=host, **values)
 
     async def another_leader(self, host: str = "other") -> Coordinator:
         leader = await elect(self.registry, host)

@@ -192,9 +192,11 @@ def source_steps(world: World) -> Iterator[tuple[str, World]]:
     if "send0" in world.messages:
         moves.append(("source takes send", source_do(world, "send")))
     if role.state == "copying":
-        moves += [("source round", source_do(world, "round_done", pages=1)), ("source fails", source_do(world, "failed"))]
+        moves += [("source round", source_do(world, "round_done", pages=1)),
+                  ("source fails", source_do(world, "failed"))]
     if role.state == "pausing":
-        moves += [("source drained", source_do(world, "drained")), ("source does not drain", source_do(world, "tick", LATE))]
+        moves += [("source drained", source_do(world, "drained")),
+                  ("source does not drain", source_do(world, "tick", LATE))]
     if role.state == "sending":
         moves += [("source fails", source_do(world, "failed"))]
         if "verified" in world.messages:
@@ -206,9 +208,9 @@ def source_steps(world: World) -> Iterator[tuple[str, World]]:
         after = replace(world, registry=replace(world.registry, move="aborted")) if open_move else world
         moves.append(("source aborts", source_do(after, "abort_won" if open_move else "abort_lost")))
         if world.unknown:
-            lost = replace(after, unknown=world.unknown - 1)
-            moves += [("source aborts, answer lost", source_do(lost, "abort_unknown")),
-                      ("source aborts, request lost", source_do(replace(world, unknown=world.unknown - 1), "abort_unknown"))]
+            less = world.unknown - 1
+            moves += [("source aborts, answer lost", source_do(replace(after, unknown=less), "abort_unknown")),
+                      ("source aborts, request lost", source_do(replace(world, unknown=less), "abort_unknown"))]
     asked = role.state == "asking" or world.messages & {"settle0", "settle1"}
     if asked:
         holding = Holding("a", 7, "paused" if role.paused else "running", 1, "m")
@@ -271,7 +273,8 @@ def accidents(world: World) -> Iterator[tuple[str, World]]:
     if world.recoveries and world.registry.owner != "c":
         r = world.registry
         move = "aborted" if r.move in ("preparing", "ready") else r.move
-        yield "recovered at c", replace(world, recoveries=0, registry=replace(r, owner="c", epoch=r.epoch + 1, move=move))
+        after = replace(r, owner="c", epoch=r.epoch + 1, move=move)
+        yield "recovered at c", replace(world, recoveries=0, registry=after)
 
 
 def steps(world: World) -> Iterator[tuple[str, World]]:

@@ -19,9 +19,9 @@ OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
 
 def test_runs_and_waits_rarely(pool: LocalPool, undisturbed: str) -> None:
     """The heat example waits fewer than 3 times for each time step it launches."""
-    steps = 300
+    steps = 3000
     program = pool.heat("awaited", steps=steps, report=10)
-    program.wait_lines(25)
+    program.wait_lines(20)
     row = pool.session("awaited")
     assert {"session", "state", "host", "epoch", "memory_bytes", "calls", "awaited_calls", "pid", "worker_pid"} <= set(row)
     program.finish()
@@ -32,9 +32,9 @@ def test_runs_and_waits_rarely(pool: LocalPool, undisturbed: str) -> None:
 
 @pytest.mark.parametrize("example", ["heat", "numba_life", "cudart_saxpy"])
 def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> None:
-    command = {"heat": ("heat.py", "--n", "64", "--steps", "400", "--report", "20"),
-               "numba_life": ("numba_life.py", "--n", "64", "--steps", "200"),
-               "cudart_saxpy": ("cudart_saxpy.py", "--n", "65536", "--rounds", "300")}[example]
+    command = {"heat": ("heat.py", "--n", "64", "--steps", "4000", "--report", "20"),
+               "numba_life": ("numba_life.py", "--n", "64", "--steps", "2000"),
+               "cudart_saxpy": ("cudart_saxpy.py", "--n", "65536", "--rounds", "8000")}[example]
     line = (sys.executable, EXAMPLES / command[0], *command[1:])
     first = pool.run(*line, name=f"{example}-still").finish()
     moved = pool.run(*line, name=f"{example}-moved")
@@ -134,7 +134,7 @@ def test_exit_code_signals_and_output(pool: LocalPool) -> None:
 
 def test_refusals(pool: LocalPool) -> None:
     """Each is refused before anything stops, with a reason and its class's exit code."""
-    program = pool.heat("refused", steps=2000)
+    program = pool.heat("refused", steps=200000)
     program.wait_lines(1)
     here = pool.session("refused")["host"]
     for host, code, word in (("nowhere", 3, "nowhere"), (here, 5, "already")):

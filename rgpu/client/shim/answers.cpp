@@ -67,6 +67,28 @@ bool observes(std::uint16_t call) {
   }
 }
 
+// Errors of execution: the context is lost, whether or not the answer says so.
+bool is_fatal(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 bool add_waiter(Session& s, std::uint64_t seq, Waiter* waiter) {
@@ -132,6 +154,7 @@ CUresult await_view(const CallView& call, Payload& payload, Answer& answer, void
   }
   while (!waiter.done.load(std::memory_order_acquire)) waiter.done.wait(0, std::memory_order_acquire);
   if (answer.result == CUDA_ERROR_SYSTEM_NOT_READY && session().gone) return answer.result;
+  if (observes(call.id) && is_fatal(answer.result)) set_sticky(answer.result);
   const bool teaches = observes(call.id) && !answer.result;
   if (call.id == wire::ContextSynchronize::id && teaches) learned(0, seq, true);
   if (step && !answer.result) step(seq, true);

@@ -6,10 +6,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
+#include <mutex>
+#include <numeric>
+#include <tuple>
 
 #include "api.hpp"
-#include "context.hpp"
 #include "visible_devices.hpp"
 
 namespace rgpu {
@@ -65,6 +66,21 @@ constexpr int kNeverClaimed[] = {
     CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED,
 };
 
+// The session's devices in the order that CUDA_VISIBLE_DEVICES counts them in: as the session lists them
+// (fastest first), or by PCI address where CUDA_DEVICE_ORDER asks for it.
+std::vector<int> device_order() {
+    std::vector<int> order(facts().devices.size());
+    std::iota(order.begin(), order.end(), 0);
+    const char* wanted = std::getenv("CUDA_DEVICE_ORDER");
+    if (wanted == nullptr || std::strcmp(wanted, "PCI_BUS_ID") != 0) return order;
+    const auto address = [](int index) {
+        const DeviceFacts& device = facts().devices[static_cast<std::size_t>(index)];
+        return std::tuple(device.pci_domain, device.pci_bus, device.pci_device);
+    };
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return address(a) < address(b); });
+    return order;
+}
+
 // cuInit succeeded in this process, with at least one device.
 CUresult require_devices() {
     if (CUresult r = require_session(); r) return r;
@@ -114,8 +130,10 @@ CUresult apply_visibility() {
     if (state.known.load(std::memory_order_acquire)) return state.result;
     const std::lock_guard hold(state.lock);
     if (state.known.load(std::memory_order_relaxed)) return state.result;
+    const std::vector<int> order = device_order();
     std::vector<Uuid> uuids;
-    for (const DeviceFacts& device : facts().devices) {
+    for (const int index : order) {
+        const DeviceFacts& device = facts().devices[static_cast<std::size_t>(index)];
         std::copy(std::begin(device.uuid), std::end(device.uuid), uuids.emplace_back().begin());
     }
     Visible visible = visible_devices(std::getenv("CUDA_VISIBLE_DEVICES"), uuids);
@@ -124,7 +142,7 @@ CUresult apply_visibility() {
     } else if (visible.ordinals.empty()) {
         state.result = CUDA_ERROR_NO_DEVICE;
     } else {
-        state.ordinals = std::move(visible.ordinals);
+        for (const int place : visible.ordinals) state.ordinals.push_back(order[static_cast<std::size_t>(place)]);
     }
     state.known.store(true, std::memory_order_release);
     return state.result;
@@ -152,7 +170,8 @@ bool device_attribute(const DeviceFacts& device, int attribute, int* value) {
         case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID: *value = device.pci_device; return true;
         default: break;
     }
-    const bool refused = std::find(std::begin(kNeverClaimed), std::end(kNeverClaimed), attribute) != std::end(kNeverClaimed);
+    const auto* end = std::end(kNeverClaimed);
+    const bool refused = std::find(std::begin(kNeverClaimed), end, attribute) != end;
     *value = refused ? 0 : device.attribute(attribute, 0);
     return true;
 }

@@ -262,8 +262,8 @@ CUresult cuGetExportTable(const void** ppExportTable, const CUuuid* pExportTable
         *ppExportTable = known.table();
         return CUDA_SUCCESS;
     }
-    rgpu::log_once(std::string("table ") + wanted.data(), "export table %s is not known; %s asked for it", wanted.data(),
-                   rgpu::library_at(caller));
+    rgpu::log_once(std::string("table ") + wanted.data(), "export table %s is not known; %s asked for it",
+                   wanted.data(), rgpu::library_at(caller));
     return CUDA_ERROR_NOT_FOUND;
 }
 

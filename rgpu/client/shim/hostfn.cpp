@@ -26,7 +26,7 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
   if (CUresult r = current(context); r) return r;
   StreamRef stream;
   if (CUresult r = resolve_stream(handle, stream); r) return r;
-  const std::uint64_t before = last_given(stream.number);
+  const std::uint64_t before = last_given(stream.number);  // 0: nothing that could be unfinished
   wire::HostFunction call{};
   call.stream = stream.number;
   Pending& p = pending();
@@ -37,6 +37,7 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
   std::uint64_t seq = 0;
   const std::uint64_t number = stream.number;
   CUresult r = submit_notify(view(call), [=, run = std::move(run)](const Answer& answer) {
+    ReservedSpace space;  // the stream stands still until host_function_done is published
     if (answer.result != CUDA_ERROR_SYSTEM_NOT_READY) {
       if (before) {  // the function knows that the stream's work before it is complete
         learned(number, before);

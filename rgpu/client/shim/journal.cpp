@@ -18,8 +18,19 @@ namespace {
 constexpr std::uint32_t MAX_KEPT_FDS = 48;      // segments whose memory is used again
 constexpr std::size_t MAX_SPARE_LOGS = 4, MAX_SPARE_BULKS = 4;
 
-std::uint64_t standard_size(std::uint32_t kind) {
-  return kind == wire::kSegmentLog ? wire::kLogSegmentSize : wire::kBulkSegmentSize;
+// The size of a segment for one large payload. Few different sizes, so that a
+// released one fits the next; those above are made to measure and not kept.
+constexpr std::uint64_t LARGEST_KEPT = wire::kBulkSegmentSize + 4096;
+
+std::uint64_t own_size(std::uint64_t payload) {
+  const std::uint64_t needed = (wire::kSegmentHeader + payload + 4095) & ~4095ull;
+  for (const std::uint64_t size : {wire::kBulkSegmentSize / 2 + 4096, LARGEST_KEPT})
+    if (needed <= size) return size;
+  return needed;
+}
+
+bool worth_keeping(const Segment& segment) {
+  return segment.kind == wire::kSegmentLog ? segment.size == wire::kLogSegmentSize : segment.size <= LARGEST_KEPT;
 }
 
 // Memory that is there for good: allocated and sealed, so that neither side can die of SIGBUS.
@@ -98,7 +109,7 @@ Segment* new_segment(Session& s, std::uint32_t kind, std::uint64_t size, std::ui
   bool keep;
   {
     std::lock_guard guard(s.segments_lock);
-    keep = size == standard_size(kind) && s.kept_fds < MAX_KEPT_FDS;
+    keep = worth_keeping(*raw) && s.kept_fds < MAX_KEPT_FDS;
     if (keep) ++s.kept_fds;
     s.segments.emplace(raw->index, std::move(segment));
   }
@@ -149,10 +160,15 @@ void close_current(Session& s) {
   s.bulk = nullptr;
 }
 
+thread_local constinit bool in_reserved_space = false;
+
 }  // namespace
 
+ReservedSpace::ReservedSpace() : before_(std::exchange(in_reserved_space, true)) {}
+ReservedSpace::~ReservedSpace() { in_reserved_space = before_; }
+
 void wait_for_space(Session& s, bool reserved) {
-  if (reserved || s.gone) return;
+  if (reserved || in_reserved_space || s.gone) return;
   const auto over = [&] { return s.unreleased > s.facts.journal_limit && !s.gone; };
   std::unique_lock guard(s.segments_lock);
   while (over()) {
@@ -205,8 +221,7 @@ CUresult bulk_extent(Session& s, std::uint64_t size, Segment*& segment, std::uin
     return true;
   };
   if (needed > space / 4) {  // a segment of its own, made while no lock is held
-    Segment* own = new_segment(s, wire::kSegmentBulk,
-                               std::max<std::uint64_t>(wire::kBulkSegmentSize, (wire::kSegmentHeader + needed + 4095) & ~4095ull), 0);
+    Segment* own = new_segment(s, wire::kSegmentBulk, own_size(needed), 0);
     if (!own) return s.gone ? CUDA_ERROR_SYSTEM_NOT_READY : CUDA_ERROR_OUT_OF_MEMORY;
     std::lock_guard guard(s.segments_lock);
     reserve(*own);

@@ -116,7 +116,8 @@ CUresult load_module(Context& context, const image::Image& image, const JitOptio
     if (result != CUDA_SUCCESS) return result;
     table::Table table;
     std::size_t offset = 0;
-    const char* reason = readable ? table::decode(static_cast<const std::uint8_t*>(reply.table.data), reply.table.size, &table, &offset)
+    const auto* bytes = static_cast<const std::uint8_t*>(reply.table.data);
+    const char* reason = readable ? table::decode(bytes, reply.table.size, &table, &offset)
                                   : "the answer's arguments cannot be read";
     if (reason != nullptr) {
         log_once("module table", "module table refused at byte %zu: %s", offset, reason);

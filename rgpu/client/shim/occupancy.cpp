@@ -61,7 +61,8 @@ int cluster_of(const Function& function, const CUlaunchConfig& config) {
         return static_cast<int>(std::min<std::uint64_t>(std::uint64_t{dim.x} * dim.y * dim.z, INT_MAX));
     }
     int size = 1;
-    for (int which = CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH; which <= CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH; ++which) {
+    for (const int which : {CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+                            CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH}) {
         size *= std::clamp(function.attribute(which, 0), 1, 32);
     }
     return size;

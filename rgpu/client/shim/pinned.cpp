@@ -294,6 +294,8 @@ Place pinned_place(std::uint64_t address) {
 bool any_pinned() { return pins().shadows.load(std::memory_order_relaxed) != 0; }
 
 CUresult upload_shadows(const StreamRef& stream, const std::vector<std::uint64_t>& addresses) {
+  wait_for_space(session(), false);  // here, where no range is locked
+  ReservedSpace space;
   for (auto& range : shadowed(addresses)) {
     std::lock_guard guard(range->lock);
     if (CUresult r = upload(*range, stream); r) return r;
@@ -313,6 +315,7 @@ void mark_shadows(const StreamRef& stream, const std::vector<std::uint64_t>& add
 
 void bring_back_shadows() {
   if (!pins().marked.load(std::memory_order_relaxed)) return;
+  ReservedSpace space;  // a program that is being told of completion must not wait for room
   for (auto& range : all_ranges()) {
     std::lock_guard guard(range->lock);
     bring_back(*range);

@@ -85,6 +85,18 @@ void lose_agent(Session& s);                  // every waiter returns 802
 bool parse_facts(const std::uint8_t* body, std::size_t size, Facts& facts);
 
 // journal.cpp
+// While one lives, what this thread publishes comes from reserved space
+// (SEMANTICS 19): on it depends that something else goes on. Where room can be
+// waited for, make it first.
+class ReservedSpace {
+ public:
+  ReservedSpace();
+  ~ReservedSpace();
+  ReservedSpace(const ReservedSpace&) = delete;
+
+ private:
+  const bool before_;
+};
 void release_segment(Session& s, std::uint32_t index);
 void wait_for_space(Session& s, bool reserved);
 CUresult bulk_extent(Session& s, std::uint64_t size, Segment*& segment, std::uint64_t& offset);

@@ -16,6 +16,7 @@ import pytest
 
 from rgpu.client import shipper
 from rgpu.client.agent import Agent, Options
+from rgpu.client.local import BLOCK, RUNNING, UNPROTECTED
 from rgpu.session.facts import SessionFacts
 from tests.client.agent.fake_pool import FakePool, FakeWorker, answer_of, eventually
 from tests.client.agent.fake_shim import FakeShim
@@ -284,6 +285,28 @@ def test_spilling_and_shipping_again_from_files(pool: FakePool, agent: Agent, tm
     answered_once(shim, awaited)
     shim.goodbye()
     eventually(lambda: not list(spilled.glob("*.rgpuj")))
+
+
+@pytest.mark.parametrize(("on_full", "state"), [("block", BLOCK), ("unprotected", UNPROTECTED)])
+def test_a_full_journal_follows_the_policy(pool: FakePool, on_full: str, state: int) -> None:
+    agent = Agent(Options("heat", journal_limit=1 << 20, on_full=on_full), pool.user, pool.endpoints)
+    agent.start()
+    try:
+        shim = start(agent, log_size=1 << 16)
+        worker = pool.sessions["heat"]
+        busy(shim, 300)
+        shim.wait(lambda: shim.states)
+        assert shim.states == [state]
+        eventually(lambda: worker.stats.get("blocked_reason"))
+        if on_full == "unprotected":
+            shim.wait(lambda: shim.released)
+        else:
+            assert not shim.released
+            eventually(lambda: worker.applied == shim.journal.seq)
+            worker.notice("cut", position=worker.applied)
+            shim.wait(lambda: shim.released and shim.states == [BLOCK, RUNNING])
+    finally:
+        agent.close()
 
 
 def test_a_large_answer_arrives_whole_and_once(pool: FakePool, agent: Agent) -> None:

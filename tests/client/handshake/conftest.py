@@ -70,23 +70,20 @@ class Stage:
     peer: Peer
     shim: Path
 
-    def run(self, code: str, *arguments: object, timeout: float = 60, check: bool = True, preload: bool = False,
-            **environ: str | None) -> Outcome:
-        """Runs Python code in a process of its own. An environment value of None removes the variable."""
+    def run(self, code: str, *arguments: object, **environ: str | None) -> Outcome:
+        """Runs Python code in a process of its own, which must end well. A variable set to None is removed."""
         env = {**os.environ, "RGPU_AGENT": str(self.peer.path), "PYTHONPATH": str(ROOT),
                "LD_LIBRARY_PATH": os.pathsep.join((str(self.shim), os.environ.get("LD_LIBRARY_PATH", ""))),
                "PYTHONFAULTHANDLER": "1"}
-        if preload:
-            env["LD_PRELOAD"] = str(self.shim / "libcuda.so.1")
         for key, value in environ.items():
             if value is None:
                 env.pop(key, None)
             else:
                 env[key] = value
         command = [sys.executable, "-c", code, *map(str, arguments)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
         outcome = Outcome(done.returncode, done.stdout, done.stderr)
-        assert not check or outcome.status == 0, outcome
+        assert outcome.status == 0, outcome
         return outcome
 
 

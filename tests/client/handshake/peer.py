@@ -253,9 +253,9 @@ class Session:
         if "bogus" in text:
             log = b"ptxas application ptx input, line 4; fatal   : Parsing error near 'bogus': syntax error"
             return 218, decoders.encode_reply("module_load", table=b"", log=log), b""
-        table = table_of_cubin(payload) if payload[:4] == b"\x7fELF" else table_of(text, self.next_global)
+        found = table_of_cubin(payload) if payload[:4] == b"\x7fELF" else table_of(text, self.next_global)
         self.next_global += MIB
-        return 0, decoders.encode_reply("module_load", table=module_table.encode(table), log=b"loaded"), b""
+        return 0, decoders.encode_reply("module_load", table=module_table.encode(found), log=b"loaded"), b""
 
     def _link(self, a: Any, payload: bytes) -> tuple[int, bytes, bytes]:
         """The PTX inputs behind one another: a device may return PTX."""

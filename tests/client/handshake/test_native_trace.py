@@ -71,9 +71,9 @@ def h200(make_stage: Callable[..., Stage]) -> Stage:
 
 
 def _ask(stage: Stage, part: str, **environ: str) -> Any:
-    code = f"import sys, runpy; sys.argv = ['record', {str(SYMBOLS)!r}, {part!r}]; " \
-           f"runpy.run_path({str(HERE / 'record_native.py')!r}, run_name='__main__')"
-    return json.loads(stage.run(code, **environ).out)
+    code = "import sys, runpy; sys.path.insert(0, sys.argv[1]); sys.argv[:2] = ['record']; " \
+           "runpy.run_path(sys.path[0] + '/record_native.py', run_name='__main__')"
+    return json.loads(stage.run(code, HERE, SYMBOLS, part, **environ).out)
 
 
 def _compare(part: str, answered: Any) -> None:

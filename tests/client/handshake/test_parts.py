@@ -43,7 +43,8 @@ class Parts:
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
     program = tmp_path_factory.mktemp("parts") / "parts"
     sources = [HERE / "parts.cpp", SHIM / "handshake_md2.cpp", SHIM / "fatbin.cpp"]
-    subprocess.run(["g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{SHIM}", *sources, "-o", program], check=True)
+    flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{SHIM}"]
+    subprocess.run(["g++", *flags, *sources, "-o", program], check=True)
     running = Parts(program)
     yield running
     running.close()
@@ -74,8 +75,8 @@ def test_self_test_message_and_fixed_answers(parts: Parts) -> None:
     uuid = bytes(range(16))
     arguments = (13000, 13002, 4711, 99, 1 << 40, 2 << 40, 3 << 40, 1_800_000_000)
     message, low, high = parts.ask("self", *arguments, uuid.hex(), 0, 6, 1, uuid.hex(), -1, 7, 0).split()
-    expected = struct.pack("<4I4Q", *arguments) + uuid + struct.pack("<3i", 0, 6, 1) + uuid + struct.pack("<3i", -1, 7, 0)
-    assert bytes.fromhex(message) == expected
+    devices = uuid + struct.pack("<3i", 0, 6, 1) + uuid + struct.pack("<3i", -1, 7, 0)
+    assert bytes.fromhex(message) == struct.pack("<4I4Q", *arguments) + devices
     signed = parts.ask("hmac", "146ADDAE53A9A752AA0841360BF55A9F", message)
     assert struct.pack("<2Q", int(low), int(high)).hex() == signed
     for version, first in ((13000, 0x3341181C03CB675C), (13001, 0x1841181C03CB675C)):

@@ -7,8 +7,11 @@ import pytest
 from tests.client.handshake.conftest import Stage
 
 BINDINGS = r"""
+import ctypes
 import numpy as np
 from cuda.bindings import driver as d
+
+KINDS = (None, ctypes.c_float, ctypes.c_uint)
 
 def ok(answer):
     assert answer[0] == d.CUresult.CUDA_SUCCESS, answer
@@ -38,16 +41,14 @@ address, size = ok(d.cuModuleGetGlobal(module, b"total")); assert size == 32
 p = ok(d.cuMemAlloc(4096)); stream = ok(d.cuStreamCreate(0)); event = ok(d.cuEventCreate(0))
 data = np.arange(1024, dtype=np.float32); back = np.zeros_like(data)
 ok(d.cuMemcpyHtoDAsync(p, data.ctypes.data, data.nbytes, stream))
-ok(d.cuLaunchKernel(fill, 4, 1, 1, 256, 1, 1, 0, stream, ((p, 1.5, 1024), (None, __import__("ctypes").c_float,
-   __import__("ctypes").c_uint)), 0))
+ok(d.cuLaunchKernel(fill, 4, 1, 1, 256, 1, 1, 0, stream, ((p, 1.5, 1024), KINDS), 0))
 ok(d.cuEventRecord(event, stream)); ok(d.cuEventSynchronize(event))
 ok(d.cuMemcpyDtoHAsync(back.ctypes.data, p, back.nbytes, stream)); ok(d.cuStreamSynchronize(stream))
 assert (back == data).all()
 library = ok(d.cuLibraryLoadData(ptx, [], [], 0, [], [], 0))
 kernel = ok(d.cuLibraryGetKernel(library, b"fill")); assert ok(d.cuLibraryGetKernelCount(library)) == 2
 assert ok(d.cuKernelGetName(kernel)) == b"fill"
-ok(d.cuLaunchKernel(d.CUfunction(int(kernel)), 1, 1, 1, 1, 1, 1, 0, 0, ((p, 2.5, 1), (None, __import__("ctypes").c_float,
-   __import__("ctypes").c_uint)), 0))
+ok(d.cuLaunchKernel(d.CUfunction(int(kernel)), 1, 1, 1, 1, 1, 1, 0, 0, ((p, 2.5, 1), KINDS), 0))
 result, *_ = d.cuModuleLoadData(b".version 6.4\n.target sm_75\n.address_size 64\nbogus\n")
 assert result == d.CUresult.CUDA_ERROR_INVALID_PTX
 ok(d.cuLibraryUnload(library)); ok(d.cuModuleUnload(module)); ok(d.cuStreamDestroy(stream)); ok(d.cuMemFree(p))

@@ -57,7 +57,7 @@ print("done")
 
 def _check(stage: Stage, runtime: Path, **environ: str) -> None:
     outcome = stage.run(PROGRAM, runtime, **environ)
-    lines = dict(line.split(" ", 1) if " " in line else (line, "") for line in outcome.out.splitlines())
+    lines = {line.partition(" ")[0]: line.partition(" ")[2] for line in outcome.out.splitlines()}
     device = stage.peer.facts.devices[0]
     assert "done" in lines
     assert lines["driver"] == "13000" and lines["count"] == "1"
@@ -120,24 +120,35 @@ print(n.value, hex(p.value), d.value, text.value.decode())
     assert [arguments.device for name, arguments, _ in stage.peer.calls if name == "context_create"] == [1]
 
 
+def test_device_order(make_stage: Callable[..., Stage]) -> None:
+    """CUDA_DEVICE_ORDER=PCI_BUS_ID: CUDA_VISIBLE_DEVICES counts by PCI address, not as the session lists them."""
+    stage = make_stage(devices=(peer.device(1), peer.device(0)))
+    code = "import ctypes as c; d = c.CDLL('libcuda.so.1'); t = c.create_string_buffer(20); d.cuInit(0); " \
+           "d.cuDeviceGetPCIBusId(t, 20, 0); print(t.value.decode())"
+    assert stage.run(code).out.strip() == "0000:07:01.0"
+    assert stage.run(code, CUDA_DEVICE_ORDER="PCI_BUS_ID").out.strip() == "0000:06:01.0"
+    assert stage.run(code, CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES="1").out.strip() == "0000:07:01.0"
+
+
+COUNT = "import ctypes as c, sys; print(c.CDLL(sys.argv[1]).cudaGetDeviceCount(c.byref(c.c_int())))"
+
+
 def test_no_agent(stage: Stage) -> None:
-    code = "import ctypes as c, sys; n = c.c_int(-1); print(c.CDLL(sys.argv[1]).cudaGetDeviceCount(c.byref(n)), n.value)"
-    outcome = stage.run(code, stock_runtime("13.0.96"), RGPU_AGENT=None)
-    assert outcome.out.split()[0] == "100"
+    outcome = stage.run(COUNT, stock_runtime("13.0.96"), RGPU_AGENT=None)
+    assert outcome.out.split() == ["100"]
     assert len([line for line in outcome.err.splitlines() if "rgpu run" in line]) == 1
 
 
 def test_no_visible_device_opens_no_session(stage: Stage) -> None:
-    code = "import ctypes as c, sys; n = c.c_int(-1); print(c.CDLL(sys.argv[1]).cudaGetDeviceCount(c.byref(n)), n.value)"
-    assert stage.run(code, stock_runtime("13.0.96"), CUDA_VISIBLE_DEVICES="").out.split()[0] == "100"
+    assert stage.run(COUNT, stock_runtime("13.0.96"), CUDA_VISIBLE_DEVICES="").out.split() == ["100"]
     assert stage.peer.hellos == 0
 
 
 def test_older_driver_is_named(make_stage: Callable[..., Stage]) -> None:
     """What the launcher says of the server's driver is what the runtime sees, also before cuInit."""
     stage = make_stage(driver_version=12080)
-    code = "import ctypes as c, sys; rt = c.CDLL(sys.argv[1]); n = c.c_int(); print(rt.cudaDriverGetVersion(c.byref(n))," \
-           " n.value, rt.cudaFree(None))"
+    code = "import ctypes as c, sys; rt = c.CDLL(sys.argv[1]); n = c.c_int(); " \
+           "print(rt.cudaDriverGetVersion(c.byref(n)), n.value, rt.cudaFree(None))"
     assert stage.run(code, stock_runtime("12.8.90"), RGPU_DRIVER_VERSION="12080").out.split() == ["0", "12080", "0"]
     assert isinstance(stage.peer.facts, facts.SessionFacts)
 
@@ -155,7 +166,7 @@ ptx = b'''.version 6.4
 .visible .entry add(.param .u64 a, .param .u32 n) { ret; }
 \0'''
 ptx += b"\0" * (-len(ptx) % 8)
-entry = struct.pack("<HHIQIIHHI", 1, 0x101, 64, len(ptx), 0, 0, 4, 6, 75) + struct.pack("<IIQQQ", 0, 0, 0x11, 0, 0) + ptx
+entry = struct.pack("<HHIQIIHHIIIQQQ", 1, 0x101, 64, len(ptx), 0, 0, 4, 6, 75, 0, 0, 0x11, 0, 0) + ptx
 fatbin = c.create_string_buffer(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry, 16 + len(entry))
 wrapper = c.create_string_buffer(struct.pack("<IIQQ", 0x466243B1, 1, c.addressof(fatbin), 0), 24)
 handle = register(wrapper)
@@ -177,7 +188,8 @@ assert rt.cudaMemcpyToSymbol(scale, b"0123456789abcdef", c.c_size_t(16), c.c_siz
 back = c.create_string_buffer(16)
 assert rt.cudaMemcpyFromSymbol(back, scale, c.c_size_t(16), c.c_size_t(0), 2) == 0 and back.raw == b"0123456789abcdef"
 pointer = c.c_void_p(); assert rt.cudaGetSymbolAddress(c.byref(pointer), counter) == 0
-blocks = c.c_int(); assert rt.cudaOccupancyMaxActiveBlocksPerMultiprocessor(c.byref(blocks), stub, 128, c.c_size_t(0)) == 0
+blocks = c.c_int()
+assert rt.cudaOccupancyMaxActiveBlocksPerMultiprocessor(c.byref(blocks), stub, 128, c.c_size_t(0)) == 0
 assert blocks.value == 8, blocks.value
 assert rt.cudaFuncSetAttribute(stub, 8, 60000) == 0
 assert rt.cudaFuncSetAttribute(stub, 8, 70000) == 1 and rt.cudaGetLastError() == 1
@@ -189,7 +201,7 @@ print("done", hex(pointer.value))
 
 @pytest.mark.parametrize("version", ["12.8.90", "13.0.96"])
 def test_registered_kernels(stage: Stage, version: str) -> None:
-    """What a compiled program does before main: its fat binary, kernels and variables are registered; then it launches."""
+    """A compiled program registers its fat binary, kernels and variables; then it launches."""
     assert stage.run(REGISTERED, stock_runtime(version)).out.startswith("done 0x27")
     launches = [arguments for name, arguments, _ in stage.peer.calls if name == "launch"]
     assert [(call.grid_x, call.block_x, call.block_y, call.shared) for call in launches] == [(4, 64, 2, 100)] * 2

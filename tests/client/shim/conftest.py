@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,10 @@ PRELUDE = (Path(__file__).parent / "prelude.py").read_text()
 
 @pytest.fixture(scope="session")
 def shim() -> Path:
-    """The library, built from the sources as they are."""
+    """The library in $RGPU_SHIM_DIR (say, one built with a sanitizer), else built from the sources as they are."""
+    given = os.environ.get("RGPU_SHIM_DIR")
+    if given:
+        return Path(given).resolve() / "libcuda.so.1"
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     cmake, ninja = shutil.which("cmake", path=tools), shutil.which("ninja", path=tools)
     if cmake is None or ninja is None:
@@ -51,16 +56,27 @@ class Program:
         env.pop("RGPU_AGENT", None)
         if agent is not None:
             env["RGPU_AGENT"] = agent.path
+        self._errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + textwrap.dedent(code)], env=env, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
+
+    def close(self) -> None:
+        self.process.wait(20)
+        self.process.stdout.close()
+        with contextlib.suppress(OSError):  # what it never read
+            self.process.stdin.close()
+        self._errors.close()
+
+    def errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")[-3000:]
 
     def hear(self) -> Any:
         """The next thing it tells."""
         line = self.process.stdout.readline()
         if not line:
-            _, errors = self.process.communicate(timeout=20)
-            raise AssertionError(f"the program ended ({self.process.returncode}): {errors[-3000:]}")
+            raise AssertionError(f"the program ended ({self.process.wait(20)}): {self.errors()}")
         return json.loads(line)
 
     def tell(self, text: str = "") -> None:
@@ -69,9 +85,11 @@ class Program:
 
     def end(self, timeout: float = 60) -> list[Any]:
         """Waits for the program; what it told since."""
-        output, errors = self.process.communicate(timeout=timeout)
-        assert self.process.returncode == 0, f"{self.process.returncode}: {errors[-3000:]}"
-        return [json.loads(line) for line in output.splitlines()]
+        self.process.stdin.close()
+        told = [json.loads(line) for line in self.process.stdout]
+        code = self.process.wait(timeout)
+        assert code == 0, f"{code}: {self.errors()}"
+        return told
 
 
 @pytest.fixture
@@ -87,4 +105,4 @@ def program(shim: Path) -> Iterator[Any]:
     for each in started:
         if each.process.poll() is None:
             each.process.kill()
-        each.process.communicate()
+        each.close()

@@ -60,6 +60,8 @@ class FakeAgent:
         self.inline = self.external = 0
         self.hold = False  #: nothing completes: waits are not answered, no watermark
         self.stall = False  #: nothing is read
+        self.error = 0  #: the sticky error that the watermark carries
+        self.refusal = 0  #: REFUSED instead of WELCOME, with this code
         self.recycle = True  #: closed segments are released
         self.goodbye = threading.Event()
         self.ended = threading.Event()
@@ -68,6 +70,7 @@ class FakeAgent:
         self.sockets: list[socket.socket] = []
         self._held: list[Record] = []
         self._marked = 0
+        self._passed: list[int] = []
         self._segments: dict[int, Segment] = {}
         self._log: Segment | None = None
         self._memory: dict[int, bytearray] = {}
@@ -138,6 +141,9 @@ class FakeAgent:
         memory = mmap.mmap(page, 4096)
         memory[:8] = b"RGPUAGT1"
         memory[64:68] = struct.pack("<I", 1)  # always asleep: every publication must wake us
+        if self.refusal:
+            self._send(sock, REFUSED, struct.pack("<iH", self.refusal, 2) + b"no")
+            return
         self._send(sock, WELCOME, self.facts.encode(), page)
         poll = select.poll()
         for fd in (sock, self._wake, self._stop):
@@ -204,18 +210,18 @@ class FakeAgent:
             assert log.word(24) == committed
             self._log = self._segments[following - 1]
             assert self._log.word(40) == len(self.records) + 1
-            if self.recycle:
-                self._release(sock, log.index)
+            self._passed.append(log.index)
         if self.recycle:
-            for index in closed:
+            for index in [*self._passed, *closed]:
                 self._release(sock, index)
+            self._passed.clear()
         if not self.hold:
             held, self._held = self._held, []
             for record in held:
                 self._answer(sock, record)
             if self._marked < len(self.records):
                 self._marked = len(self.records)
-                self._send(sock, WATERMARK, struct.pack("<QII", self._marked, 0, 0))
+                self._send(sock, WATERMARK, struct.pack("<QII", self._marked, self.error, 0))
         if new:
             with self._changed:
                 self._changed.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 
 from rgpu.session.record import HEADER_SIZE
@@ -231,3 +232,43 @@ def test_session_open_is_first(agent, program):
     environment = agent.args("session_open")[0].environment
     assert b"CUDA_LAUNCH_BLOCKING=0\0" in environment and b"OTHER" not in environment
     assert all(len(record.args) < 1 << 20 for record in agent.records) and HEADER_SIZE == 40
+
+
+def test_refusal(agent, program):
+    agent.refusal = 101
+    assert program(agent, "tell([cu.cuInit(0), cu.cuCtxSynchronize()])").end() == [[101, 3]]
+
+
+def test_an_error_sticks(agent, program):
+    run = program(agent, """
+        import time
+        context()
+        a, s = alloc(1000), stream()
+        tell("ready"); hear()
+        h2d(a, b"x")
+        for _ in range(200):
+            if cu.cuCtxSynchronize(): break
+            time.sleep(0.01)
+        out = c.create_string_buffer(8)
+        tell([cu.cuCtxSynchronize(), cu.cuMemcpyDtoH_v2(out, U64(a), SIZE(8)),
+              cu.cuMemAlloc_v2(c.byref(U64()), SIZE(8)), cu.cuStreamQuery(P(s)), free(a)])
+        """)
+    run.hear()
+    agent.error = 700
+    run.tell()
+    assert run.end() == [[700] * 5]
+
+
+def test_a_broken_answer_ends_the_link_not_the_program(agent, program):
+    run = program(agent, """
+        context()
+        tell("ready"); hear()
+        tell(cu.cuCtxSynchronize())
+        """)
+    run.hear()
+    agent.hold = True
+    run.tell()
+    agent.wait_for("context_synchronize")
+    seq = agent.records[-1].seq
+    agent.sockets[0].sendall(struct.pack("<IIQiII", 24, 33, seq, 0, 0, 1 << 31) + bytes(4))
+    assert run.end() == [802]

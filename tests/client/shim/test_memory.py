@@ -124,14 +124,17 @@ def test_rows(agent, program):
         class C2(c.Structure):
             _fields_ = [("srcX", SIZE), ("srcY", SIZE), ("srcType", c.c_int), ("srcHost", P), ("srcDevice", U64),
                         ("srcArray", P), ("srcPitch", SIZE), ("dstX", SIZE), ("dstY", SIZE), ("dstType", c.c_int),
-                        ("dstHost", P), ("dstDevice", U64), ("dstArray", P), ("dstPitch", SIZE), ("w", SIZE), ("h", SIZE)]
+                        ("dstHost", P), ("dstDevice", U64), ("dstArray", P), ("dstPitch", SIZE), ("w", SIZE),
+                        ("h", SIZE)]
         address, pitch = U64(), SIZE()
         ok(cu.cuMemAllocPitch_v2(c.byref(address), c.byref(pitch), SIZE(10), SIZE(4), 4))
         source = bytes(range(48))
-        p = C2(srcType=1, srcHost=c.cast(c.c_char_p(source), P), srcPitch=12, dstType=2, dstDevice=address, dstPitch=pitch, w=10, h=4)
+        p = C2(srcType=1, srcHost=c.cast(c.c_char_p(source), P), srcPitch=12, dstType=2,
+               dstDevice=address, dstPitch=pitch, w=10, h=4)
         ok(cu.cuMemcpy2D_v2(c.byref(p)))
         out = c.create_string_buffer(64)
-        q = C2(srcX=1, srcY=1, srcType=2, srcDevice=address, srcPitch=pitch, dstType=1, dstHost=c.addressof(out), dstPitch=16, w=3, h=2)
+        q = C2(srcX=1, srcY=1, srcType=2, srcDevice=address, srcPitch=pitch, dstType=1,
+               dstHost=c.addressof(out), dstPitch=16, w=3, h=2)
         ok(cu.cuMemcpy2D_v2(c.byref(q)))
         q.h = 4
         tell([pitch.value, list(out.raw[:3]), list(out.raw[16:19]), cu.cuMemcpy2D_v2(c.byref(q))])

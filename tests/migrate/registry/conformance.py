@@ -128,7 +128,8 @@ class Conformance:
                                          [Put("a", b"2"), Put("c", b"2"), Delete("b")])
             assert not refused.succeeded and refused.revision == before == await registry.revision()
             assert refused.entries["b"] is not None and refused.entries["b"].value == b"1"
-            done = await registry.txn([has_value("a", b"1"), absent("c")], [Put("a", b"2"), Put("c", b"2"), Delete("b")])
+            done = await registry.txn([has_value("a", b"1"), absent("c")],
+                                      [Put("a", b"2"), Put("c", b"2"), Delete("b")])
             listing = await registry.list("")
             assert {entry.key: entry.value for entry in listing.entries} == {"a": b"2", "c": b"2"}
             assert {entry.mod_revision for entry in listing.entries} == {done.revision} == {listing.revision}
@@ -165,7 +166,7 @@ class Conformance:
 
     def test_a_listing_is_one_moment(self, address: str) -> None:
         async def test(registry: Registry) -> None:
-            await registry.txn([], [Put("p/b", b"1"), Put("p/a", b"1"), Put("p0", b"1"), Put("o", b"1"), Put("p/%", b"")])
+            await registry.txn([], [Put(key, b"1") for key in ("p/b", "p/a", "p0", "o", "p/%")])
             assert [entry.key for entry in (await registry.list("p/")).entries] == ["p/%", "p/a", "p/b"]
 
             async def write() -> None:

@@ -487,6 +487,76 @@ extern "C" __global__ void vectors(const uchar4* a, const float2* b, const longl
 }
 """
 
+EXTRAS = r"""
+struct Odd { char bytes[37]; };
+__constant__ int constant[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+__noinline__ __device__ int digest(const int* p, int n) {
+  int sum = 0;
+  for (int i = 0; i < n; i++) sum = sum * 3 + p[i];
+  return sum;
+}
+// One function on pointers to four kinds of memory, in neighbouring lanes.
+extern "C" __global__ void __launch_bounds__(128, 2) generic(const int* g, int* out) {
+  __shared__ int shared[8];
+  int local[8];
+  for (int i = 0; i < 8; i++) local[i] = g[i] * threadIdx.x;
+  if (threadIdx.x < 8) shared[threadIdx.x] = g[threadIdx.x] + 1;
+  __syncthreads();
+  const int* p = threadIdx.x % 4 == 0 ? g : threadIdx.x % 4 == 1 ? shared : threadIdx.x % 4 == 2 ? local : constant;
+  out[threadIdx.x] = digest(p, 8);
+}
+// Merges of bits by constant masks, in loops which lanes leave at different times.
+extern "C" __global__ void merges(const unsigned* x, const unsigned* y, unsigned* out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  unsigned a = x[i], b = y[i], r[8] = {a, a, a, a, a, a, a, a};
+  for (int k = 0, turns = b & 7; k < turns; k++) {
+    if (a & 1) r[0] = (r[0] & 0x7fffffffu) | (b & 0x80000000u);
+    if (a & 2) r[1] = (r[1] & 0xff00ff00u) | (b & 0x00ff00ffu);
+    if (a & 4) r[2] = (b & 0x0000ffffu) | (r[2] & 0xffff0000u);
+    if (a & 8) r[3] = __byte_perm(r[3], b, 0x3254);
+    if (a & 16) asm("bfi.b32 %0, %1, %0, 5, 11;" : "+r"(r[4]) : "r"(b));
+    if (a & 32) r[5] ^= (r[5] ^ b) & 0x0f0f0f0fu;
+    if (a & 64) r[6] = __float_as_uint(copysignf(__uint_as_float(r[6]), __uint_as_float(b)));
+    if (a & 128) r[7] = (r[7] & b) | (~r[7] & a);
+    b = b * 1664525u + 1013904223u;
+  }
+  for (int k = 0; k < 8; k++) out[8 * i + k] = r[k];
+}
+// Half the warps hand values to the other half through named barriers.
+extern "C" __global__ void named_barriers(const int* x, int* out, int rounds) {
+  __shared__ int box[64];
+  int t = threadIdx.x & 63;
+  for (int k = 0; k < rounds; k++) {
+    if (threadIdx.x < 64) {
+      asm volatile("bar.sync 1, 128;" ::: "memory");
+      box[t] = x[t] + k;
+      asm volatile("bar.arrive 2, 128;" ::: "memory");
+    } else {
+      asm volatile("bar.arrive 1, 128;" ::: "memory");
+      asm volatile("bar.sync 2, 128;" ::: "memory");
+      out[k * 64 + t] = box[63 - t];
+    }
+  }
+}
+extern "C" __global__ void caching(const int* x, int* out, volatile int* seen) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  __nanosleep(20);
+  int v = __ldg(&x[i]) + __ldcg(&x[i]) * 3 + __ldcs(&x[i]) * 5 + __ldca(&x[i]) * 7 + __ldlu(&x[i]) * 11 + __ldcv(&x[i]);
+  __stcg(&out[4 * i], v); __stcs(&out[4 * i + 1], v + 1); __stwt(&out[4 * i + 2], v + 2);
+  __stwb(&out[4 * i + 3], v + 3);
+  seen[i] = seen[i] + 1;
+  __threadfence_block();
+  __threadfence_system();
+}
+extern "C" __global__ void copies(const Odd* x, Odd* y) {
+  Odd s = x[threadIdx.x];
+  s.bytes[x[0].bytes[threadIdx.x & 7] & 31] = 1;
+  y[threadIdx.x] = s;
+}
+extern "C" __global__ void trap(int* x) { if (threadIdx.x == x[0]) __trap(); x[1] = 5; }
+"""
+
 
 def elementwise(name: str, body: str, inputs: Iterable[str], out: str) -> str:
     """A kernel ``k_name(a, b, ..., out, n)``: ``body`` writes ``o[0..]`` from the values ``x, y, z``."""

@@ -421,6 +421,97 @@ def test_illegal_address(kernel: str) -> None:
     assert x[3] == (1 if kernel == "stray" else 0)
 
 
+def test_generic_pointers(rng: np.random.Generator) -> None:
+    g, out = rng.integers(-99, 99, 8).astype(i32), np.zeros(128, i32)
+    load(families.EXTRAS).run("generic", 1, 128, g, out)
+
+    def digest(values: np.ndarray) -> int:
+        total = 0
+        for value in values.tolist():
+            total = total * 3 + value
+        return total
+
+    kinds = [lambda t: g, lambda t: g + 1, lambda t: g * t, lambda t: np.arange(1, 9)]
+    assert out.tolist() == [digest(kinds[t % 4](t)) for t in range(128)]
+
+
+def merges(a: int, b: int) -> list[int]:
+    r = [a] * 8
+    for _ in range(b & 7):
+        new = [r[0] & 0x7FFFFFFF | b & 0x80000000, r[1] & 0xFF00FF00 | b & 0x00FF00FF, b & 0xFFFF | r[2] & 0xFFFF0000,
+               byte_perm(r[3], b, 0x3254), r[4] & ~(0x7FF << 5) | (b & 0x7FF) << 5, r[5] & 0xF0F0F0F0 | b & 0x0F0F0F0F,
+               r[6] & 0x7FFFFFFF | b & 0x80000000, r[7] & b | ~r[7] & a]
+        r = [n if a >> k & 1 else o for k, (n, o) in enumerate(zip(new, r, strict=True))]
+        b = (b * 1664525 + 1013904223) & M32
+    return r
+
+
+def test_merges(rng: np.random.Generator) -> None:
+    """Bits put together under masks: where LLVM's backend for AVX-512 has had errors (llvm-project #157929)."""
+    n = 600
+    x, y = (rng.integers(0, 1 << 32, n).astype(u32) for _ in range(2))
+    out = np.zeros((n, 8), u32)
+    load(families.EXTRAS).run("merges", -(-n // 128), 128, x, y, out, i32(n))
+    expected = np.array([merges(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)], u32)
+    for k in range(8):
+        assert_same(out[:, k].copy(), expected[:, k].copy(), [x, y], f"merge {k}")
+
+
+def test_named_barriers(rng: np.random.Generator) -> None:
+    x, out, rounds = rng.integers(0, 999, 64).astype(i32), np.zeros((5, 64), i32), 5
+    load(families.EXTRAS).run("named_barriers", 1, 128, x, out, i32(rounds))
+    assert np.array_equal(out, x[::-1] + np.arange(rounds)[:, None])
+
+
+def test_cache_operators(rng: np.random.Generator) -> None:
+    x, out, seen = rng.integers(0, 999, 96).astype(i32), np.zeros((96, 4), i32), np.arange(96, dtype=i32)
+    load(families.EXTRAS).run("caching", 3, 32, x, out, seen)
+    assert np.array_equal(out, x[:, None] * 28 + np.arange(4)) and np.array_equal(seen, np.arange(96) + 1)
+
+
+def test_odd_structs(rng: np.random.Generator) -> None:
+    x, y = rng.integers(0, 128, (50, 37)).astype(np.int8), np.zeros((50, 37), np.int8)
+    load(families.EXTRAS).run("copies", 1, 50, x, y)
+    expected = x.copy()
+    t = np.arange(50)
+    expected[t, x[0, t & 7] & 31] = 1
+    assert np.array_equal(y, expected)
+
+
+@pytest.mark.skipif(ON_GPU, reason="leaves the GPU's context unusable")
+def test_trap() -> None:
+    with pytest.raises(LaunchError) as caught:
+        load(families.EXTRAS).run("trap", 1, 64, np.array([40, 0], i32))
+    assert caught.value.error in (715, 719)  # an illegal instruction, or a failed launch
+    load(families.EXTRAS).run("trap", 1, 64, np.array([99, 0], i32))
+
+
+@pytest.mark.parametrize("option", ["--generate-line-info", "--device-debug", "--use_fast_math",
+                                    "--relocatable-device-code=true", "--maxrregcount=32"])
+def test_compiler_options(option: str, rng: np.random.Generator) -> None:
+    """Other PTX for the same source: line tables, nothing optimised, flushing, linkable functions."""
+    n = 64
+    a, b, c = (rng.integers(-9, 10, (n, n)).astype(f32) for _ in range(3))
+    load(families.GEMM, (option,)).run("tiled_f32", (4, 4), (16, 16), a, b, c, i32(n), i32(n), i32(n))
+    assert np.array_equal(c, a @ b)
+    load(families.GEMM, (option,)).run("blocked_f32", (2, 2), (8, 8), b, a, c, i32(n))
+    assert np.array_equal(c, b @ a)
+    x, out = rng.integers(1, 20_000, 300).astype(i32), np.zeros(300, i32)
+    load(families.DIVERGENCE, (option,)).run("collatz", 3, 128, x, out, i32(300))
+    assert out.tolist() == [collatz(v) for v in x.tolist()]
+    load(families.DIVERGENCE, (option,)).run("switched", 3, 128, x, out, i32(300))
+    assert out.tolist() == [to32(switched(v)) for v in x.tolist()]
+    out = load(families.MEMORY, (option,)).map("local_array", x, out=i32)
+    assert out.tolist() == [local_array(v) for v in x.tolist()]
+    y, totals = np.zeros(300, i32), np.zeros(3, i32)
+    load(families.SCAN, (option,)).run("scan_block", 3, 128, x, y, totals, i32(300))
+    parts = np.split(x, range(128, 300, 128))
+    assert np.array_equal(y, np.concatenate([part.cumsum() - part for part in parts]))
+    parts_sum = np.zeros(3)
+    load(families.REDUCE, (option,)).run("shuffle_f64", 3, 64, x.astype(f64), parts_sum, i32(300))
+    assert parts_sum.sum() == x.sum()
+
+
 # -- integers -------------------------------------------------------------------------
 
 

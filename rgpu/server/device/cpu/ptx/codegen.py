@@ -9,6 +9,7 @@ at any block boundary.
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass, field
 
@@ -18,7 +19,9 @@ from .jit import Helper
 from .layout import F_REGISTERS, L_LINE, T_LAUNCH
 from .model import FloatImm, Function, Imm, Instruction, Not, Operand, Program, Reg, Sink, Special, Sym, Variable, Vec
 
-LLVM_FLOAT = {"f16": "half", "bf16": "float", "f32": "float", "f64": "double"}
+_SELECT = re.compile(
+    r"select <32 x i1> (\S+|splat \(.*?\)|<[^>]*>), <32 x i(32|64)> (\S+|splat \(.*?\)), <32 x i\d+> (.*)"
+)
 
 
 class Mods:
@@ -105,6 +108,7 @@ class Gen:
         self.entries: dict[str, int] = {}
         self.frame_bytes = F_REGISTERS
         self.counter = self.sites = self.local_bytes = self.static_shared = 0
+        self.logic: set[str] = set()  # names of and/or/xor results
         self.env: dict[Reg, str] = {}
         self.dirty: set[Reg] = set()
         self.fn = entry
@@ -120,10 +124,35 @@ class Gen:
 
     def t(self, expression: str) -> str:
         """Emit ``%new = expression``; the new name."""
+        word = expression.split(" ", 1)[0]
+        if word == "select":
+            expression = self._fenced(expression)
         self.counter += 1
         name = f"%t{self.counter}"
         self.lines.append(f"  {name} = {expression}")
+        if word in ("and", "or", "xor"):
+            self.logic.add(name)
         return name
+
+    def _fenced(self, select: str) -> str:
+        """Keep a ``select`` apart from the logic that feeds it.
+
+        LLVM 20 fuses the two into a masked vpternlog on AVX-512, and for some
+        operand orders with the wrong truth table (fmodf came out wrong).
+        """
+        match = _SELECT.fullmatch(select)
+        if match is None or not {match[3], match[4]} & self.logic:
+            return select
+        kind, scalar = match[2], {"32": "float", "64": "double"}[match[2]]
+        f = f"v32f{kind}"
+        fenced = []
+        for value in (match[3], match[4]):
+            if value in self.logic:
+                number = self.t(f"bitcast <32 x i{kind}> {value} to <32 x {scalar}>")
+                number = self.t(f"call <32 x {scalar}> @llvm.arithmetic.fence.{f}(<32 x {scalar}> {number})")
+                value = self.t(f"bitcast <32 x {scalar}> {number} to <32 x i{kind}>")
+            fenced.append(value)
+        return f"select <32 x i1> {match[1]}, <32 x i{kind}> {fenced[0]}, <32 x i{kind}> {fenced[1]}"
 
     def label(self, prefix: str = "L") -> str:
         """A fresh label name."""

@@ -240,9 +240,8 @@ class _Writer:
                 new = g.t(f"or i32 {kept}, {g.t(f'and i32 {bits}, {g.act}')}")
                 g.emit(f"store i32 {new}, ptr {pointer}")
             else:
-                old = g.t(f"load {kind}, ptr {pointer}, align 64")
-                new = g.t(f"select <32 x i1> {lanes}, {kind} {value}, {kind} {old}")
-                g.emit(f"store {kind} {new}, ptr {pointer}, align 64")
+                name = f"@llvm.masked.store.v32i{reg.width}.p0"
+                g.emit(f"call void {name}({kind} {value}, ptr {pointer}, i32 64, <32 x i1> {lanes})")
 
     # -- block ends ------------------------------------------------------
 

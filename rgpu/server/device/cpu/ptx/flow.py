@@ -81,8 +81,10 @@ def _expanded(fn: Function) -> list[Instruction | LabelMark]:
     """The body with guards on calls, barriers and returns turned into branches around them."""
     out: list[Instruction | LabelMark] = []
     for item in fn.body or []:
-        special = isinstance(item, Instruction) and item.op != "bra" and (item.op in _ENDS or is_barrier(item))
-        if not special or item.guard is None:
+        if isinstance(item, LabelMark) or item.guard is None or item.op == "bra":
+            out.append(item)
+            continue
+        if item.op not in _ENDS and not is_barrier(item):
             out.append(item)
             continue
         label = f"#skip{len(out)}"

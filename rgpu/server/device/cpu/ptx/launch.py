@@ -121,6 +121,7 @@ class Launch:
         stride = code.local_bytes
         local = _Buffer(stride * at.LANES * self.warps)
         frames = _Buffer(code.frame_bytes * self.warps)
+        self._thread_indices(frames)
         cache = np.zeros(2 * max(code.sites, 1), dtype=np.uint64)
         words = np.zeros(at.THREAD_WORDS, dtype=np.uint64)
         values = {
@@ -155,6 +156,20 @@ class Launch:
         words[at.T_BLOCK_X : at.T_BLOCK_X + 3] = self.block
         self._keep += [shared, local, frames, cache, words]
         return words
+
+    def _thread_indices(self, frames: _Buffer) -> None:
+        """Each lane's %tid, in every warp's frame."""
+        words = self.code.frame_bytes // 4
+        view = np.ctypeslib.as_array((ctypes.c_uint32 * (words * self.warps)).from_address(frames.address))
+        view = view.reshape(self.warps, words)
+        linear = np.arange(self.warps * at.LANES, dtype=np.uint32).reshape(self.warps, at.LANES)
+        width, height = self.block[:2]
+        for place, value in (
+            (at.F_TID_X, linear % width),
+            (at.F_TID_Y, linear // width % height),
+            (at.F_TID_Z, linear // (width * height)),
+        ):
+            view[:, place : place + at.LANES] = value
 
     def run(
         self, threads: int, cancel: threading.Event | None, print_: Callable[[bytes], None] | None

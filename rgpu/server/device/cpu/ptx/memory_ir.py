@@ -318,7 +318,8 @@ one:
   ret {kind} %us
 gather:
 {_vector_pointer(space)}
-  %gv = call {kind} @llvm.masked.gather.v32i{bits}.v32p0(<32 x ptr> %p, i32 {size}, <32 x i1> %mv, {kind} zeroinitializer)
+  %gv = call {kind} @llvm.masked.gather.v32i{bits}.v32p0(
+    <32 x ptr> %p, i32 {size}, <32 x i1> %mv, {kind} zeroinitializer)
   ret {kind} %gv"""
 
 

@@ -135,7 +135,8 @@ def _gather(g: Gen, where: Operand, space: str, bits: int, lanes: int) -> list[s
     ok = g.call(memory_ir.check(space, bits // 8 * lanes), f"{kind} {at}", mask, "ptr %T", g.site())
     values = []
     for i in range(lanes):
-        values.append(g.call(memory_ir.get(space, bits), f"{kind} {_step(g, at, space, i * bits // 8)}", f"i32 {ok}", "ptr %T"))
+        part = _step(g, at, space, i * bits // 8)
+        values.append(g.call(memory_ir.get(space, bits), f"{kind} {part}", f"i32 {ok}", "ptr %T"))
     return values
 
 
@@ -167,7 +168,8 @@ def store(g: Gen, ins: Instruction, m: Mods) -> None:
         return
     ok = g.call(memory_ir.check(space, bits // 8 * lanes), f"{t} {at}", mask, "ptr %T", g.site())
     for i, value in enumerate(values):
-        g.call(memory_ir.put(space, bits), f"{t} {_step(g, at, space, i * bits // 8)}", f"i32 {ok}", "ptr %T", f"{v} {value}")
+        part = _step(g, at, space, i * bits // 8)
+        g.call(memory_ir.put(space, bits), f"{t} {part}", f"i32 {ok}", "ptr %T", f"{v} {value}")
 
 
 # -- atomics -----------------------------------------------------------------

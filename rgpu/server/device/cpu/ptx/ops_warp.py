@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .codegen import Gen, Mods
 from .jit import Helper, helper, memo
-from .layout import BAR_COUNT, B_RESULT_ALL, B_RESULT_TRUE, BAR_WORDS, T_BARS
+from .layout import B_RESULT_ALL, B_RESULT_TRUE, BAR_COUNT, BAR_WORDS, T_BARS
 from .memory_ir import IOTA32
 from .model import Imm, Instruction, Operand, Pair, Sink
 from .registry import op

@@ -27,7 +27,7 @@ def op(*names: str) -> Callable[[Handler], Handler]:
 
 def run(g: Gen, ins: Instruction) -> None:
     """Generate code for one instruction; every modifier must have been taken."""
-    from . import ops_convert, ops_float, ops_integer, ops_math, ops_memory, ops_special, ops_system, ops_warp  # noqa: F401
+    from . import ops_bits, ops_convert, ops_float, ops_integer, ops_math, ops_memory, ops_special, ops_system, ops_warp  # noqa: F401
     from .codegen import Mods
 
     handler = _HANDLERS.get(ins.op)

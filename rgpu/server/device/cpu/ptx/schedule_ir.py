@@ -26,8 +26,6 @@ from .layout import (
     F_REGISTERS,
     F_ROTATE,
     F_TID_X,
-    F_TID_Y,
-    F_TID_Z,
     F_WAITING,
     FAILED,
     L_NEXT_BLOCK,
@@ -36,8 +34,6 @@ from .layout import (
     PICK_DONE,
     PICK_WAIT,
     T_BARS,
-    T_BLOCK_X,
-    T_BLOCK_Y,
     T_BLOCKS,
     T_CTA_X,
     T_CTA_Y,
@@ -270,15 +266,19 @@ done:
     (RELEASE,),
 )
 
-# A warp's frame at the start of a block: which lanes exist, and their thread
-# indices.  Registers start at zero so that a run never depends on the last.
+# A warp's frame at the start of a block: which lanes exist, and where they
+# are.  Registers start at zero so that a run never depends on the last; the
+# thread indices are the launcher's, the same for every block.
 START_WARP = helper(
     "void",
     "rt_start_warp",
     "ptr %T, ptr %F, i64 %w",
     f"""
 {field("size", "%T", T_FRAME_SIZE)}
-  call void @llvm.memset.p0.i64(ptr align 64 %F, i8 0, i64 %size, i1 false)
+  call void @llvm.memset.p0.i64(ptr align 64 %F, i8 0, i64 {4 * F_TID_X}, i1 false)
+  %regs = getelementptr i8, ptr %F, i64 {F_REGISTERS}
+  %regn = sub i64 %size, {F_REGISTERS}
+  call void @llvm.memset.p0.i64(ptr align 64 %regs, i8 0, i64 %regn, i1 false)
 {field("entry", "%T", T_ENTRY)}
   %e32 = trunc i64 %entry to i32
 {splat("ev", "i32", "%e32")}
@@ -294,22 +294,6 @@ START_WARP = helper(
   %live = bitcast <32 x i1> %in to i32
   %lp = getelementptr i32, ptr %F, i64 {F_LIVE}
   store i32 %live, ptr %lp
-{field("bx", "%T", T_BLOCK_X)}
-  %bx32 = trunc i64 %bx to i32
-{splat("bxv", "i32", "%bx32")}
-{field("by", "%T", T_BLOCK_Y)}
-  %by32 = trunc i64 %by to i32
-{splat("byv", "i32", "%by32")}
-  %x = urem <32 x i32> %lin, %bxv
-  %yz = udiv <32 x i32> %lin, %bxv
-  %y = urem <32 x i32> %yz, %byv
-  %z = udiv <32 x i32> %yz, %byv
-  %xp = getelementptr i32, ptr %F, i64 {F_TID_X}
-  store <32 x i32> %x, ptr %xp, align 64
-  %yp = getelementptr i32, ptr %F, i64 {F_TID_Y}
-  store <32 x i32> %y, ptr %yp, align 64
-  %zp = getelementptr i32, ptr %F, i64 {F_TID_Z}
-  store <32 x i32> %z, ptr %zp, align 64
   ret void""",
 )
 

@@ -1,5 +1,7 @@
 """Divergence, barriers, memory faults, cancellation: how kernels run."""
 
+# ruff: noqa: E501 - kernels in one line each
+
 from __future__ import annotations
 
 import threading
@@ -236,7 +238,7 @@ def test_generic_addresses_of_every_space():
     parsed = parse_module(compile_cuda(source))
     memory = np.zeros(256, "u1")
     addresses, at = {}, -(-memory.ctypes.data // 64) * 64
-    for name, info in parsed.globals.items():
+    for name in parsed.globals:
         addresses[name] = at
         at += 64
     for name, data in parsed.initial_image(addresses).items():

@@ -1,5 +1,7 @@
 """Integer, conversion, comparison and math instructions against NumPy and plain Python."""
 
+# ruff: noqa: E501 - kernels in one line each
+
 from __future__ import annotations
 
 import math
@@ -7,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from .support import apply, launch, ptx, random_floats
+from .support import apply, cuda, launch, ptx, random_floats
 
 RNG = np.random.default_rng(11)
 N = 300
@@ -194,7 +196,7 @@ def test_float_comparisons(name):
         want = np.where(unordered, name.endswith("u"), want)
     got = apply(f"setp.{name}.f32 p|q, a, b; selp.b32 o, 1, 0, p; @q add.s32 o, o, 2;", a, b, out="u4")
     assert np.array_equal(got, np.where(want, 1, 2))
-    got = apply(f"setp.gt.f64 q, 0d3FF0000000000000, 0d0; setp.{name}.xor.f32 p|q, a, b, q; selp.b32 o, 1, 0, p; @q add.s32 o, o, 2;",
+    got = apply(f"setp.gt.f64 q, 1.0, 0.0; setp.{name}.xor.f32 p|q, a, b, q; selp.b32 o, 1, 0, p; @q add.s32 o, o, 2;",
                 a, b, out="u4")  # fmt: skip
     assert np.array_equal(got, np.where(want, 2, 1))
     got = apply(f"set.{name}.u32.f32 o, a, b;", a, b, out="u4")
@@ -248,6 +250,7 @@ def test_exponential_edges():
 
 def test_both_dialects_mix_registers_and_types():
     a = random_floats(RNG, 64)
+    a[np.isinf(a)] = 1
     got = apply(".reg .f32 x; mov.f32 x, a; mov.b32 w0, x; add.f32 o, w0, 0f3F800000; mov.b64 l0, {w0, o};"
                 "mov.b64 {w1, _}, l0; sub.f32 o, o, w1;", a, out="f4")  # fmt: skip
     assert np.array_equal(got, (a + np.float32(1)) - a, equal_nan=True)
@@ -307,13 +310,13 @@ def test_atomics(name, kind, reference, space):
         ld.global.b{8 * size} y, [d]; @!p {st}.b{8 * size} {cell}, y; bar.sync 0;
         mad.wide.u32 e, i, {size}, e; ld.global.b{8 * size} x, [e]; atom{dot}.{name} y, {cell}, x; st.global.b{8 * size} [e], y;
         bar.sync 0; @p ret; ld{dot}.b{8 * size} y, {cell}; st.global.b{8 * size} [d], y; ret; }}""")
-    values = RNG.integers(1, 100, 40).astype(kind)
+    values = RNG.integers(1, 100, 32).astype(kind)
     memory = np.array([50], kind)
     want, olds = memory[0], []
     for v in values:
         olds.append(want)
         want = reference(want, v)
-    assert launch(module, "k", 1, 40, memory, values).error == 0
+    assert launch(module, "k", 1, 32, memory, values).error == 0
     assert memory[0] == want and values.tolist() == olds
 
 
@@ -338,3 +341,34 @@ def test_loads_extend_and_stores_truncate():
     got = apply("mad.lo.u32 %i, %i, 0, 0; ld.param.u64 %x, [p_a]; ld.global.v4.u32 {w0, w1, w2, w3}, [%x+16]; add.u32 o, w1, w3;"
                 "mov.u32 %i, %tid.x;", b, out="u4")  # fmt: skip
     assert set(got) == {12}
+
+
+def test_selecting_between_logic_results():
+    """LLVM 20 gets some of these wrong on AVX-512 unless the engine keeps select and logic apart."""
+    x, y = random_floats(RNG, 64), random_floats(RNG, 64)
+    x[::9] = np.nan
+    bits = (x.view("u4") & 0x80000000) | (y.view("u4") & 0x7FFFFFFF)
+    got = apply("abs.f32 w0, b; setp.gtu.f32 p, w0, 0f7F800000; copysign.f32 w1, a, b; selp.f32 o, b, w1, p;", x, y, out="u4")
+    assert np.array_equal(got, np.where(np.isnan(y), y.view("u4"), bits))
+    module = cuda('extern "C" __global__ void m(const float*a,const float*b,float*o){int i=threadIdx.x;o[i]=fmodf(a[i],b[i]);}')
+    for scale in (1, 1e6, 1 / 30):
+        a, b = (RNG.uniform(-1, 1, 64).astype("f4") for _ in range(2))
+        a *= np.float32(scale)
+        out = np.zeros(64, "f4")
+        assert launch(module, "m", 1, 64, a, b, out).error == 0
+        assert np.array_equal(out, np.fmod(a, b))
+
+
+def test_random_logic_under_guards():
+    rng = np.random.default_rng(5)
+    a, b, c = (rng.integers(0, 1 << 32, 64, dtype=np.uint64).astype("u4") for _ in range(3))
+    for _ in range(40):
+        names, values, code = ["a", "b", "c"], [a, b, c], ""
+        for k in range(int(rng.integers(2, 5))):
+            op, i, j = rng.choice(["and", "or", "xor"]), *rng.integers(0, len(names), 2)
+            code += f"{op}.b32 w{k}, {names[i]}, {names[j]}; "
+            values.append({"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op](values[i], values[j]))
+            names.append(f"w{k}")
+        keep = int(rng.integers(0, 3))
+        got = apply(f"{code} setp.lt.u32 p, {names[-2]}, a; mov.b32 o, {names[keep]}; @p mov.b32 o, {names[-1]};", a, b, c, out="u4")
+        assert np.array_equal(got, np.where(values[-2] < a, values[-1], values[keep])), code

@@ -1,5 +1,7 @@
 """Rounding is exact: compared with rational arithmetic."""
 
+# ruff: noqa: E501 - kernels in one line each
+
 from __future__ import annotations
 
 import math

@@ -1,0 +1,74 @@
+"""Placement: pure, by promises, with a reason for every device that does not fit."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from rgpu.migrate.placement import Request, Snapshot, place
+from rgpu.migrate.records import DeviceRecord, MoveRecord, Needs, NodeRecord, SessionRecord
+from rgpu.session.errors import NotFound, Refused
+
+
+def node(host: str, *memory: int, **values: object) -> NodeRecord:
+    devices = [DeviceRecord(device=f"cpu:{n}", memory=size, compute_capability=(7, 5), driver_version=13000)
+               for n, size in enumerate(memory)]
+    return NodeRecord(host=host, incarnation=1, control="", data="", devices=devices).replace(**values)
+
+
+def session(name: str, host: str, quota: int, device: str = "cpu:0", state: str = "running",
+            move: MoveRecord | None = None) -> SessionRecord:
+    return SessionRecord(name=name, state=state, owner=host, incarnation=1, epoch=1, quota=quota, agent="",  # type: ignore[arg-type]
+                         device=device, move=move)
+
+
+def test_most_free_memory_by_promises() -> None:
+    pool = Snapshot((node("a", 100), node("b", 80, 90)), (session("x", "a", 30),))
+    choice = place(pool, Request("s", 10))
+    assert (choice.host, choice.device, choice.free) == ("b", "cpu:1", 90) and "most free" in choice.reason
+    assert place(pool, Request("s", 10, host="a")).free == 70
+    assert place(pool, Request("s", 10, device="cpu:0")).host == "b"
+
+
+def test_a_move_under_way_is_a_promise_on_both_sides() -> None:
+    move = MoveRecord(id="m", source="a", destination="b", destination_incarnation=1, device="cpu:0")
+    pool = Snapshot((node("a", 100), node("b", 100)), (session("x", "a", 60, state="moving", move=move),))
+    assert [pool.promised(host, "cpu:0") for host in "ab"] == [60, 60]
+    assert pool.promised("a", "cpu:0", without="x") == 0
+    ended = Snapshot(pool.nodes, (session("x", "a", 60).replace(state="ended", owner=None),))
+    assert ended.promised("a", "cpu:0") == 0
+
+
+def test_reasons() -> None:
+    pool = Snapshot((node("a", 10), node("b", 50, state="draining", reason="tomorrow"), node("c")), ())
+    with pytest.raises(Refused) as caught:
+        place(pool, Request("s", 20, avoid_hosts={"d"}))
+    for part in ("cpu:0 of a is full: 10 bytes free of the 20", "b is draining (tomorrow)", "c has no device"):
+        assert part in caught.value.message
+    with pytest.raises(NotFound):
+        place(pool, Request("s", 1, host="z"))
+    with pytest.raises(Refused, match="no nodes"):
+        place(Snapshot((), ()), Request("s", 1))
+    with pytest.raises(Refused, match="where the session failed"):
+        place(pool, Request("s", 1, host="a", avoid={("a", "cpu:0")}))
+    with pytest.raises(Refused, match="9.0"):
+        place(pool, Request("s", 1, Needs(compute_capability=(9, 0)), host="a"))
+    newer = place(pool, Request("s", 1, Needs(compute_capability=(7, 5), driver_version=12000), host="a"))
+    assert newer.host == "a"
+
+
+@given(st.lists(st.lists(st.integers(0, 100), max_size=3), min_size=1, max_size=5), st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 60)), max_size=8), st.integers(1, 100))
+def test_never_more_than_there_is_and_never_refused_in_vain(memory: list[list[int]],
+                                                            placed: list[tuple[int, int, int]], quota: int) -> None:
+    nodes = tuple(node(f"n{i}", *sizes) for i, sizes in enumerate(memory))
+    sessions = tuple(session(f"s{i}", f"n{h}", size, f"cpu:{d}") for i, (h, d, size) in enumerate(placed))
+    pool = Snapshot(nodes, sessions)
+    free = {(n.host, d.device): pool.free(n, d) for n in nodes for d in n.devices}
+    try:
+        choice = place(pool, Request("new", quota))
+    except Refused:
+        assert all(value < quota for value in free.values())
+    else:
+        assert free[choice.host, choice.device] == max(free.values()) >= quota
