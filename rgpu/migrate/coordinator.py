@@ -198,7 +198,7 @@ class Coordinator:
                          reason: str = "aborted on request") -> dict[str, Any]:
         """Abort a move that is not ready yet; the move's state now. Raises :class:`NotFound`."""
         mover = self._movers.get(name)
-        if mover is not None and move in (None, mover.move):
+        if mover is not None and (not move or move == mover.move):
             mover.cancel(reason)
         return await self.move_status(name)
 

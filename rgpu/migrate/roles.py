@@ -145,8 +145,18 @@ DESTINATION: Machine[DestinationRole] = Machine((
 class CoordinatorRole(Role):
     """The mover. Ends: ``refused``, ``committed``, ``aborted``, ``over`` (the record moved on without us), ``fenced``.
 
-    A new leader begins in ``asking`` with a ``read_record`` of its own.
+    A new leader begins in ``idle`` with ``resume``, and so without knowing whether the source ``offered``.
     """
+
+    offered: bool = False
+
+
+def _coordinator_note(role: CoordinatorRole, event: Event) -> dict[str, object]:
+    return {"offered": True} if event.kind == "offered" else {}
+
+
+def _offered(role: CoordinatorRole, event: Event) -> bool:
+    return role.offered
 
 
 _WRITES = ("beginning", "readying", "committing", "aborting", "asking")
@@ -178,6 +188,7 @@ COORDINATOR: Machine[CoordinatorRole] = Machine((
     Row("aborting", "conflict", "asking", ("read_record",), "the record changed"),
     Row("aborting", "refused", "asking", ("read_record",), "the record changed"),
     Row("aborting", "unknown", "asking", ("read_record",), "the outcome is not known"),
+    Row("asking", "says_preparing", "readying", ("write_ready",), "the source offered, to us", "offered"),
     Row("asking", "says_preparing", "aborting", ("write_abort",), "nobody offered yet, or we cannot know"),
     Row("asking", "says_ready", "committing", ("write_commit",), "offered and verified: it can be finished"),
     Row("asking", "says_committed", "settling", ("settle",), "the record says committed"),
@@ -189,7 +200,7 @@ COORDINATOR: Machine[CoordinatorRole] = Machine((
     Row("settling", "unsettled", "committed", ("finish",), "committed; who did not answer will read the record"),
     Row("undoing", "settled", "aborted", ("write_clear", "finish"), "the source runs, the destination discarded"),
     Row("undoing", "unsettled", "aborted", ("finish",), "aborted; who did not answer will read the record"),
-), {})
+), {"offered": _offered}, _coordinator_note)
 
 #: The states of the coordinator's role that end it.
 ENDS = frozenset({"refused", "committed", "aborted", "over", "fenced"})

@@ -120,7 +120,7 @@ class Watching:
             try:
                 for held in await self.desk.sessions():
                     name, record = held.record.name, held.record
-                    waiting = record.state == "recovering" or (record.state == "running" and record.move is not None)
+                    waiting = record.state == "recovering" or (record.live and record.move is not None)
                     if not waiting:
                         self._retry.pop(name, None)
                     elif not self.coordinator.busy(name) and self._due(name):

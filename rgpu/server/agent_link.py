@@ -28,6 +28,7 @@ ATTACH, CALLS, BYE, PING, STATS = 1, 2, 3, 4, 5
 ATTACHED, ANSWER, WATERMARK, NOTICE, PONG = 16, 17, 18, 19, 20
 PIECE = 1 << 20  #: longest piece of an answer's payload in one frame
 WATERMARK_INTERVAL = 0.0005  #: seconds between two watermarks that no answer asks for
+SIGN_OF_LIFE = 2.0  #: seconds of silence after which the agent is told that the worker is there
 STICKY = 1
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -133,11 +134,14 @@ class AgentLink:
         try:
             while not self._closed.is_set():
                 try:
-                    timeout = max(0.0, due - time.monotonic()) if due else None
+                    timeout = max(0.0, due - time.monotonic()) if due else SIGN_OF_LIFE
                     kind, value = self._queue.get(timeout=timeout)
                 except queue.Empty:
-                    due = 0.0
-                    self._send_watermark()
+                    if due:
+                        due = 0.0
+                        self._send_watermark()
+                    else:
+                        self.connection.send(PONG, bytes(8))
                     continue
                 if kind == "stop":
                     return

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,8 @@ class WorkerHandle:
         self._events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._died)
-        self._reader = self._loop.run_in_executor(None, self._read)
+        # A thread of its own: the loop's pool is small, and a reader stays as long as its worker.
+        threading.Thread(target=self._read, name=f"worker-{session}", daemon=True).start()
         self._pump = self._loop.create_task(self._dispatch())
 
     async def request(self, do: str, *, fds: tuple[int, ...] = (), timeout: float = 30.0,
@@ -95,7 +98,8 @@ class WorkerHandle:
                 future.set_result(message.get("ok") or {})
 
     async def _dispatch(self) -> None:
-        while True:
+        event = ""
+        while event != "died":
             event, values = await self._events.get()
             try:
                 await self._on_event(self.session, event, values)
@@ -104,6 +108,9 @@ class WorkerHandle:
 
     def _died(self) -> None:
         self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self.channel.close()
         self._gone()
 
     def _gone(self) -> None:
@@ -127,16 +134,17 @@ class WorkerHandle:
         """Let go of the worker without ending it (the daemon stops; another one will adopt it)."""
         self.closed.set()
         self._pump.cancel()
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
         self.channel.close()
 
     def kill(self) -> None:
         """End the process at once."""
-        import signal
-
         try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         except (ProcessLookupError, OSError):
             pass
 
@@ -153,7 +161,7 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
              "--host", directory.name, "--device", device, "--quota", str(quota), "--socket", str(socket_path),
              "--state", state, "--log-level", log_level],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True)
-    asyncio.get_running_loop().run_in_executor(None, process.wait)  # no zombie is left
+    threading.Thread(target=process.wait, name="reap", daemon=True).start()  # no zombie is left
     try:
         channel = await _connect(socket_path, process)
     except RgpuError as error:

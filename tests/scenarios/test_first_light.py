@@ -32,9 +32,9 @@ def test_runs_and_waits_rarely(pool: LocalPool, undisturbed: str) -> None:
 
 @pytest.mark.parametrize("example", ["heat", "numba_life", "cudart_saxpy"])
 def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> None:
-    command = {"heat": ("heat.py", "--n", "64", "--steps", "4000", "--report", "20"),
-               "numba_life": ("numba_life.py", "--n", "64", "--steps", "2000"),
-               "cudart_saxpy": ("cudart_saxpy.py", "--n", "65536", "--rounds", "8000")}[example]
+    command = {"heat": ("heat.py", "--n", "192", "--steps", "5000", "--report", "20"),
+               "numba_life": ("numba_life.py", "--n", "64", "--steps", "1000"),
+               "cudart_saxpy": ("cudart_saxpy.py", "--n", "262144", "--rounds", "5000")}[example]
     line = (sys.executable, EXAMPLES / command[0], *command[1:])
     first = pool.run(*line, name=f"{example}-still").finish()
     moved = pool.run(*line, name=f"{example}-moved")

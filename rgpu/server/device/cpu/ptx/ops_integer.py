@@ -44,22 +44,30 @@ def _is_float(ins: Instruction) -> bool:
 # -- addition and carries ----------------------------------------------------
 
 
-def _carry_in(g: Gen, width: int) -> str:
-    return g.t(f"zext <32 x i1> {g.current(CARRY)} to {vec(width)}")
+# The flag is the adder's carry, as in hardware, where a - b is a + ~b + 1: after a
+# subtraction it is set if there was no borrow.  Code that follows subc.cc by addc
+# (128-bit division does) depends on that.
+
+
+def _carry_in(g: Gen, width: int, subtract: bool) -> str:
+    flag = g.current(CARRY)
+    if subtract:
+        flag = g.t(f"xor <32 x i1> {flag}, splat (i1 true)")
+    return g.t(f"zext <32 x i1> {flag} to {vec(width)}")
 
 
 def _add3(g: Gen, a: str, b: str, width: int, carry_in: bool, subtract: bool) -> tuple[str, str]:
-    """``a ± b ± carry`` and the carry (or borrow) out."""
+    """``a ± b ± carry`` and the flag out."""
     v = vec(width)
     name, order = ("sub", "ugt") if subtract else ("add", "ult")
     first = g.t(f"{name} {v} {a}, {b}")
     # A sum overflowed if it is below an operand; a difference if it is above the minuend.
     carry = g.t(f"icmp {order} {v} {first}, {a}")
-    if not carry_in:
-        return first, carry
-    second = g.t(f"{name} {v} {first}, {_carry_in(g, width)}")
-    carry2 = g.t(f"icmp {order} {v} {second}, {first}")
-    return second, g.t(f"or <32 x i1> {carry}, {carry2}")
+    if carry_in:
+        second = g.t(f"{name} {v} {first}, {_carry_in(g, width, subtract)}")
+        carry2 = g.t(f"icmp {order} {v} {second}, {first}")
+        first, carry = second, g.t(f"or <32 x i1> {carry}, {carry2}")
+    return first, g.t(f"xor <32 x i1> {carry}, splat (i1 true)") if subtract else carry
 
 
 @op("add", "sub", "addc", "subc")

@@ -76,6 +76,11 @@ def test_carries(width):
           lambda w, x, y, z: -(y - z - (w < x) < 0), a, b, c, d, width=width)  # fmt: skip
     check(f"{decl} mad.lo.cc.u{width} {reg}0, a, b, c; madc.hi.u{width} o, a, b, d;",
           lambda w, x, y, z: ((w * x) >> width) + z + (((w * x) & mask) + y > mask), a, b, c, d, width=width)  # fmt: skip
+    # NVRTC's 128-bit division relies on this: the flag after a subtraction is "no borrow".
+    check(f"{decl} sub.cc.u{width} {reg}0, a, b; addc.u{width} o, c, 0;",
+          lambda w, x, y: y + (w >= x), a, b, c, width=width)  # fmt: skip
+    check(f"{decl} add.cc.u{width} {reg}0, a, b; subc.u{width} o, c, 0;",
+          lambda w, x, y: y - (w + x <= mask), a, b, c, width=width)  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [16, 32, 64])
