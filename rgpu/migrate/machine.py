@@ -8,7 +8,7 @@ or late message): it changes nothing, and the answer says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 
@@ -87,14 +87,3 @@ class Machine(Generic[S]):
                 commands = tuple(Command(do, reason) for do in row.commands)
                 return Step(replace(noted, state=row.next, reason=reason), commands)
         return Step(role, stale=True)
-
-
-@dataclass
-class Log:
-    """The transitions that were taken, for a test's message or a debug log."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, who: str, before: Role, event: Event, step: Step[Any]) -> None:
-        what = "stale" if step.stale else ", ".join(command.do for command in step.commands) or "-"
-        self.lines.append(f"{who}: {before.state} --{event.kind}--> {step.role.state} [{what}]")

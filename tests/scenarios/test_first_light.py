@@ -33,7 +33,7 @@ def test_runs_and_waits_rarely(pool: LocalPool, undisturbed: str) -> None:
 @pytest.mark.parametrize("example", ["heat", "numba_life", "cudart_saxpy"])
 def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> None:
     command = {"heat": ("heat.py", "--n", "192", "--steps", "5000", "--report", "20"),
-               "numba_life": ("numba_life.py", "--n", "64", "--steps", "1000"),
+               "numba_life": ("numba_life.py", "--n", "64", "--steps", "3000"),
                "cudart_saxpy": ("cudart_saxpy.py", "--n", "262144", "--rounds", "5000")}[example]
     line = (sys.executable, EXAMPLES / command[0], *command[1:])
     first = pool.run(*line, name=f"{example}-still").finish()
@@ -46,15 +46,16 @@ def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> N
     assert moved.finish() == first
 
 
-def test_moves_at_random_moments(pool: LocalPool, undisturbed: str) -> None:
+def test_moves_at_random_moments(pool: LocalPool) -> None:
     """Moves to and fro while it computes; the digest does not change."""
     moves = 50 if SWEEP else 8
+    undisturbed = pool.heat("not-moved", steps=20000).finish()
     chance = random.Random(20)
     done = 0
     run = 0
     while done < moves:
         run += 1
-        program = pool.heat(f"wander-{run}")
+        program = pool.heat(f"wander-{run}", steps=20000)
         program.wait_lines(1)
         while program.process.poll() is None and done < moves:
             time.sleep(chance.random() * 0.4)
@@ -104,8 +105,8 @@ def test_whole_node_killed(fresh_pool: LocalPool) -> None:
 def test_daemon_restarts_under_its_worker(fresh_pool: LocalPool) -> None:
     """kill -9 of the daemon alone; a new one adopts the worker within the lease."""
     pool = fresh_pool
-    expected = pool.heat("still").finish()
-    program = pool.heat("adopted")
+    expected = pool.heat("still", steps=20000).finish()
+    program = pool.heat("adopted", steps=20000)
     program.wait_lines(3)
     row = pool.session("adopted")
     node = pool.node(row["host"])
@@ -114,9 +115,14 @@ def test_daemon_restarts_under_its_worker(fresh_pool: LocalPool) -> None:
         [sys.executable, "-m", "rgpu.cli.main", "server", "--host", row["host"], "--lease", "2"], env=pool.environment,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        assert program.finish() == expected
+        deadline = time.monotonic() + 30
+        while pool.node(row["host"]).get("pid") != daemon.pid:
+            assert time.monotonic() < deadline, "the new daemon did not register"
+            time.sleep(0.1)
         after = pool.session("adopted")
         assert (after["host"], after["epoch"]) == (row["host"], row["epoch"]), "the worker was not adopted"
+        assert after["worker_pid"] == row["worker_pid"]
+        assert program.finish() == expected
     finally:
         daemon.terminate()
         daemon.wait(20)

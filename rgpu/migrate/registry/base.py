@@ -28,10 +28,16 @@ MAX_REQUEST = 1_500_000  #: bytes of keys and values
 MAX_KEY = 1024  #: bytes
 
 
-class Compacted(RgpuError):
-    """The changes asked for are not kept any more: list again and watch from there. detail: oldest."""
+class Compacted(Exception):
+    """The changes asked for are not kept any more: list again and watch from there.
 
-    code, exit_code = "compacted", 14
+    No error of the tree in ``session/errors.py``: it is an answer that every watcher handles, and
+    never crosses a wire or reaches a user. ``oldest``: the first revision that is still kept.
+    """
+
+    def __init__(self, message: str, oldest: int) -> None:
+        super().__init__(message)
+        self.oldest = oldest
 
 
 class Target(Enum):

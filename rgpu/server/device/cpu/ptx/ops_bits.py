@@ -137,3 +137,24 @@ def _field(g: Gen, value: str, start: int, size: int, signed: bool) -> str:
     up = g.t(f"shl {vec(32)} {value}, splat (i32 {32 - start - size})")
     return g.t(f"{'ashr' if signed else 'lshr'} {vec(32)} {up}, splat (i32 {32 - size})")
 
+
+
+@op("vabsdiff4", "vabsdiff2")
+def absolute_differences(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Each part's |a - b|; with .add their sum and c.  (Compilers emit no other video instruction now.)"""
+    total = m.has("add")
+    kinds = [m.type("u32", "s32") for _ in range(3)]
+    if kinds[2] != "u32" or kinds[0] != kinds[1] or len(ins.operands) != 4:
+        raise ins.refuse()
+    dest, x, y, z = ins.operands
+    a, b, c = g.read(x, 32), g.read(y, 32), g.read(z, 32)
+    size = 8 if ins.op[-1] == "4" else 16
+    result = c if total else "zeroinitializer"
+    for start in range(0, 32, size):
+        left, right = (_field(g, v, start, size, kinds[0] == "s32") for v in (a, b))
+        difference = g.t(f"sub {vec(32)} {left}, {right}")
+        difference = g.t(f"call {vec(32)} @llvm.abs.v32i32({vec(32)} {difference}, i1 false)")
+        if not total and start:
+            difference = g.t(f"shl {vec(32)} {difference}, splat (i32 {start})")
+        result = g.t(f"{'add' if total else 'or'} {vec(32)} {result}, {difference}")
+    g.write(dest, result, 32)

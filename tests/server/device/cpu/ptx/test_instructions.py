@@ -141,6 +141,9 @@ def test_bytes_and_dots():
     byte = [lambda x, i: x >> 8 * i & 255, lambda x, i: signed(x >> 8 * i & 255, 8)]
     check("dp4a.s32.u32 o, a, b, c;", lambda x, y, z: z + sum(byte[1](x, i) * byte[0](y, i) for i in range(4)), a, b, s)
     check("dp2a.hi.u32.s32 o, a, b, c;", lambda x, y, z: z + sum((x >> 16 * i & 65535) * byte[1](y, i + 2) for i in range(2)), a, b, s)
+    parts = [lambda x, i: signed(x >> 8 * i & 255, 8), lambda x, i: x >> 16 * i & 65535]
+    check("vabsdiff4.u32.s32.s32 o, a, b, c;", lambda x, y, z: sum(abs(parts[0](x, i) - parts[0](y, i)) << 8 * i for i in range(4)), a, b, s)
+    check("vabsdiff2.u32.u32.u32.add o, a, b, c;", lambda x, y, z: z + sum(abs(parts[1](x, i) - parts[1](y, i)) for i in range(2)), a, b, s)
     check("mul24.lo.s32 o, a, b;", lambda x, y: signed(x & 0xFFFFFF, 24) * signed(y & 0xFFFFFF, 24), a, b)
     check("mad24.hi.u32 o, a, b, c;", lambda x, y, z: ((x & 0xFFFFFF) * (y & 0xFFFFFF) >> 16) + z, a, b, s)
 
