@@ -26,7 +26,7 @@ from rgpu.server.leadership import Leadership
 from rgpu.server.node import DeviceSlot, Node
 from rgpu.server.node_verbs import NodeVerbs
 from rgpu.server.pool_verbs import PoolVerbs
-from rgpu.server.state_file import update_endpoint, write_state
+from rgpu.server.state_file import hold_name, update_endpoint, write_state
 from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
@@ -76,10 +76,12 @@ class Daemon:
         self.host = options.host
         self.directory = self.files.node_directory(options.host)
         self.keys = self.files.add_node(options.host)
+        self._name = hold_name(self.directory, options.host)  # kept open: the lock is the proof
         slots = [device_slot(spec, options.host, options.device_memory) for spec in options.devices]
         self.node = Node(host=self.host, directory=self.directory, store=self.files.root / "images",
                          pool_secret=self.files.secret(), slots={slot.spec: slot for slot in slots},
-                         on_event=self.worker_event, log_level=options.log_level)
+                         on_event=self.worker_event, log_level=options.log_level, deadline=self.deadline_fd,
+                         in_time=self.in_time)
         self.control = ControlServer(self.keys, self.files.authorized,
                                      f"tcp://{options.listen}:{options.control_port or '*'}")
         self.leadership = Leadership(self)
@@ -157,6 +159,13 @@ class Daemon:
         task.add_done_callback(done)
         return task
 
+    def deadline_fd(self) -> int:
+        """The page that says until when this node may begin anything (OWNERSHIP 4)."""
+        return self.leadership.keeper.page.fd
+
+    def in_time(self) -> bool:
+        return self.leadership.membership.in_time()
+
     # -- workers ----------------------------------------------------------------
     async def worker_event(self, session: str, event: str, values: dict[str, Any]) -> None:
         """What a worker reports."""
@@ -165,14 +174,14 @@ class Daemon:
             if was:
                 log.warning("a worker died", session=session, pid=values["pid"], was=was)
                 if was == "running":
-                    self.spawn(self._report_death(session, int(values["pid"])))
+                    self.spawn(self._report_death(session, int(values["pid"]), values.get("position")))
         elif event == "bye":
             reason = str(values.get("reason") or "the program ended")
             self.spawn(self.pool_verbs.ask_leader("session.end", {"session": session, "reason": reason}))
 
-    async def _report_death(self, session: str, pid: int) -> None:
+    async def _report_death(self, session: str, pid: int, position: int | None) -> None:
         """Tell the leader until one has taken it: the session waits for that."""
-        args = {"session": session, "host": self.host, "epoch": self.node.epochs.get(session, 0),
+        args = {"session": session, "host": self.host, "epoch": self.node.epochs.get(session, 0), "position": position,
                 "reason": f"its worker (pid {pid}) on {self.host} died"}
         while not self.stopping.is_set():
             try:

@@ -61,7 +61,10 @@ class Leadership:
         """Open the registry; take back what adopted workers say they hold."""
         path = self.daemon.files.root / "registry.db"
         self.registry = await EmbeddedRegistry.open(path)
-        self.keeper = LeaseKeeper(f"embedded:{path}")
+        # A daemon frozen for longer than its lease is dead to the pool: the keeper must not renew for it.
+        self.keeper = LeaseKeeper(f"embedded:{path}", patience=2 * self.daemon.options.lease)
+        for handle in self.daemon.node.running.values():
+            await handle.give_deadline(self.keeper.page.fd)
         for session in list(self.daemon.node.running):
             await self._take_back(session)
 
@@ -69,7 +72,7 @@ class Leadership:
         """Register this node under its lease."""
         ttl = self.daemon.options.lease
         record = self._record(control, data)
-        self.membership = Membership(self.registry, self.keeper, record, ttl,
+        self.membership = Membership(self.registry, self.keeper, record, ttl, take_over=True,
                                      on_return=lambda: self.daemon.spawn(self.settle_all()))
         await self.membership.start()
         self.election = Election(self.registry, self.keeper, self.daemon.host, self.incarnation, ttl, self._lead)

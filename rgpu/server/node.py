@@ -19,7 +19,7 @@ from rgpu.link import tickets
 from rgpu.link.tickets import Ticket
 from rgpu.server import workers
 from rgpu.server.workers import WorkerHandle
-from rgpu.session.errors import Fenced, LinkError, NotFound, Refused, RgpuError
+from rgpu.session.errors import Fenced, LinkError, NotFound, PoolUnavailable, Refused, RgpuError
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +59,8 @@ class Node:
     slots: dict[str, DeviceSlot]
     on_event: Callable[[str, str, dict[str, Any]], Awaitable[None]]
     log_level: str = "info"
+    deadline: Callable[[], int] = lambda: -1  #: descriptor of the deadline page (OWNERSHIP 4)
+    in_time: Callable[[], bool] = lambda: True
     data_address: tuple[str, int] = ("127.0.0.1", 0)
     running: dict[str, WorkerHandle] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
@@ -90,9 +92,15 @@ class Node:
                 return spec
         raise Refused(f"{self.host} is full: {'; '.join(reasons)}", host=self.host)
 
+    def check_deadline(self, what: str) -> None:
+        """Nothing begins past the deadline; what runs goes on. Raises :class:`PoolUnavailable` (OWNERSHIP 3)."""
+        if not self.in_time():
+            raise PoolUnavailable(f"{self.host} is past its deadline: {what} waits until the registry answers")
+
     # -- the data port asks -----------------------------------------------------
     def find(self, ticket: Ticket) -> tuple[WorkerHandle, int]:
         """The worker that a ticket's holder may talk to, and its epoch. Raises :class:`NotFound`."""
+        self.check_deadline("an attachment")
         if ticket.purpose == "pages":
             incoming = self.incoming.get(ticket.session)
             if incoming is None or ticket.agent != incoming.move:
@@ -116,6 +124,7 @@ class Node:
                                      on_event=self.on_event, log_level=self.log_level)
         self.running[session], self.epochs[session] = handle, epoch
         try:
+            await handle.give_deadline(self.deadline())
             position = 0
             if image:
                 restored = await handle.request("restore", image=image, store=str(self.store), timeout=600)
@@ -138,6 +147,7 @@ class Node:
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="incoming",
                                      on_event=self.on_event, log_level=self.log_level)
         self.incoming[session] = Incoming(move, handle, epoch)
+        await handle.give_deadline(self.deadline())
         granted = tickets.issue(self.pool_secret, session, move, "pages", lifetime=600)
         return {"address": list(self.data_address), "ticket": granted.ticket, "secret": granted.secret, "device": spec,
                 "worker_pid": handle.pid}
@@ -145,6 +155,7 @@ class Node:
     async def move_send(self, *, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,
                         max_downtime: float = 10.0, **_: Any) -> dict[str, Any]:
         """Be the source: send everything; on return the session is paused and the copy verified."""
+        self.check_deadline("a move")
         handle = self._owned(session)
         asked = asyncio.get_running_loop().time()
         result = await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
@@ -190,6 +201,7 @@ class Node:
 
     async def session_checkpoint(self, *, session: str, image: str, **_: Any) -> dict[str, Any]:
         """Write an image; it counts only when the registry names it."""
+        self.check_deadline("an image")
         done = await self._owned(session).request("checkpoint", image=image, store=str(self.store),
                                                   base=self.images.get(session, ""), timeout=600)
         self.images[session] = image
@@ -205,6 +217,12 @@ class Node:
         except OSError as error:
             raise NotFound(f"no log of {session} is on {self.host}", session=session) from error
         return {"host": self.host, "lines": text.splitlines()[-lines:]}
+
+    async def worker_forget(self, *, session: str, epoch: int = 0, reason: str = "", **_: Any) -> dict[str, Any]:
+        """End a worker that owns nothing; one of a newer epoch is left alone."""
+        if self.epochs.get(session, 0) > epoch:
+            return {"ended": False}
+        return await self.session_end(session=session, reason=reason or "forgotten")
 
     async def session_notice(self, *, session: str, kind: str, values: dict[str, Any], **_: Any) -> dict[str, Any]:
         await self._owned(session).request("notice", kind=kind, values=values)

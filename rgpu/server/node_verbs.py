@@ -30,7 +30,7 @@ class NodeVerbs:
         node = daemon.node
         self._verbs: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
             "worker.start": node.worker_start, "worker.describe": node.worker_describe,
-            "worker.forget": node.session_end, "move.receive": node.move_receive, "move.send": node.move_send,
+            "worker.forget": node.worker_forget, "move.receive": node.move_receive, "move.send": node.move_send,
             "move.settle": self._settle, "session.image": node.session_checkpoint,
             "session.notice": node.session_notice, "session.drop": node.session_end, "session.logs": node.logs}
 

@@ -143,6 +143,7 @@ class PoolVerbs:
 
     async def _worker_died(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         await self._coordinator.worker_died(str(args["session"]), str(args["host"]), epoch=int(args["epoch"]),
+                                            position=args.get("position"),
                                             reason=str(args.get("reason") or "its worker died"))
         return {}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rgpu.link.keys import Endpoint, PoolFiles
+from rgpu.session.errors import AlreadyExists
 
 
 def daemon_state(files: PoolFiles, host: str) -> dict[str, Any]:
@@ -46,6 +47,20 @@ def write_state(files: PoolFiles, host: str, state: dict[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({**state, "host": host, "pid": os.getpid(), "started": process_start(os.getpid())}))
     os.replace(temporary, path)
+
+
+def hold_name(directory: Path, host: str) -> int:
+    """Be the only daemon of this name on this host, for as long as the descriptor stays open.
+
+    Raises :class:`AlreadyExists`. The lock ends with the process, however it ends.
+    """
+    fd = os.open(directory / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise AlreadyExists(f"a daemon of {host} runs already on this machine") from None
+    return fd
 
 
 def update_endpoint(files: PoolFiles, endpoint: Endpoint) -> None:

@@ -28,6 +28,8 @@ import structlog
 from rgpu.checkpoint.device import Device
 from rgpu.link.frames import Handover, SealedConnection
 from rgpu.link.logging import configure_logging
+from rgpu.migrate.lease_keeper import DeadlinePage
+from rgpu.migrate.leases import NODE_SLOT
 from rgpu.server.agent_link import AgentLink
 from rgpu.server.channel import Channel, listen
 from rgpu.server.runtime import SessionRuntime
@@ -81,6 +83,7 @@ class Worker:
         self.tasks = Tasks(self)
         self._lock = threading.RLock()
         self._exit = threading.Event()
+        self._deadline: DeadlinePage | None = None
         self._detached_since = time.monotonic()
 
     # -- the channel ------------------------------------------------------------
@@ -125,7 +128,7 @@ class Worker:
         try:
             if handler is None:
                 raise Refused(f"a worker does not know {name!r}")
-            sockets = [fds] if name in ("attach", "receive") else []
+            sockets = [fds] if name in ("attach", "receive", "deadline") else []
             reply = {"id": number, "ok": handler(*sockets, **message) or {}}
         except RgpuError as error:
             reply = {"id": number, "error": error.as_dict()}
@@ -146,11 +149,28 @@ class Worker:
             except LinkError:
                 pass
 
+    # -- the deadline --------------------------------------------------------------
+    def do_deadline(self, fds: list[int]) -> None:
+        """The daemon's page: until when this node may begin anything (OWNERSHIP 4)."""
+        if len(fds) != 1:
+            raise LinkError(f"{len(fds)} descriptors came with the deadline instead of one")
+        self._deadline = DeadlinePage(fds[0], writable=False)
+
+    def check_deadline(self, what: str) -> None:
+        """Nothing begins past the deadline; what runs goes on (OWNERSHIP 3). Raises :class:`Fenced`."""
+        if self._deadline is not None and not self._deadline.in_time(NODE_SLOT):
+            raise Fenced(f"this node is past its deadline: {what} waits until the registry answers")
+
     # -- attaching ----------------------------------------------------------------
     def do_attach(self, fds: list[int], handover: bytes) -> None:
         """An authenticated agent's socket."""
         connection = adopt(fds, handover)
         with self._lock:
+            try:
+                self.check_deadline("an attachment")
+            except Fenced:
+                connection.close()
+                raise
             if self.state not in ("running", "paused"):
                 connection.close()
                 raise Fenced(f"the session is {self.state} here")
@@ -218,6 +238,8 @@ class Worker:
 
     def do_notice(self, kind: str, values: dict[str, Any]) -> None:
         """Pass a notice (cut …) on to the agent, if one is attached."""
+        if kind == "cut":
+            self.check_deadline("a cut of the journal")
         with self._lock:
             if self.link is not None:
                 self.link.notice(kind, **values)

@@ -120,7 +120,11 @@ class WorkerHandle:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(LinkError(f"the worker of {self.session} has ended"))
-        self._events.put_nowait(("died", {"pid": self.pid}))
+        self._events.put_nowait(("died", {"pid": self.pid, "position": self.view.get("position")}))
+
+    async def give_deadline(self, fd: int) -> None:
+        """Hand over the page that says until when this node may begin anything."""
+        await self.request("deadline", fds=(fd,))
 
     async def refresh(self) -> dict[str, Any]:
         """Ask the worker for its state; the last known one if it does not answer."""
