@@ -98,15 +98,17 @@ class Demo:
         kill = self._kill_owner()
         code = self._finish()
         seconds = time.monotonic() - started
+        last = next(s for s in self.rgpu("ps", "--all") if s["session"] == SESSION)
         digest = self._digest(self.lines)
         if code or not digest:
             raise RecoveryFailed(f"the program ended with status {code}; its last words: {self.lines[-3:]}")
         exact = digest == undisturbed["digest"]
         self.say(f"   digest {digest}  ({seconds:.1f} s)")
         self.say(f"6. {'equal, bit for bit' if exact else 'DIFFERENT'}: the program never noticed"
-                 f"  (calls {kill['calls']}, of which awaited {kill['awaited_calls']})")
+                 f"  ({last['calls']} calls, of which {last['awaited_calls']} were awaited)")
         return {"bit_exact": exact, "digest": digest, "undisturbed_digest": undisturbed["digest"],
                 "undisturbed_seconds": undisturbed["seconds"], "seconds": seconds, "move": move, "kill": kill,
+                "calls": last["calls"], "awaited_calls": last["awaited_calls"],
                 "exit_code": code, "total_seconds": time.monotonic() - began}
 
     def _undisturbed(self) -> dict[str, Any]:
@@ -179,8 +181,7 @@ class Demo:
             time.sleep(0.02)
         seconds = time.monotonic() - killed
         self.say(f"   back on {after['host']} at epoch {after['epoch']}, next output after {seconds:.1f} s")
-        return {"from": before["host"], "to": after["host"], "epoch": after["epoch"], "seconds": seconds,
-                "calls": before["calls"], "awaited_calls": before["awaited_calls"]}
+        return {"from": before["host"], "to": after["host"], "epoch": after["epoch"], "seconds": seconds}
 
     def _finish(self) -> int:
         assert self.process is not None
