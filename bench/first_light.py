@@ -53,7 +53,7 @@ def remote(pool: LocalPool, name: str, command: list[str], disturb: str) -> dict
     try:
         if disturb != "nothing":
             program.wait_lines(1)
-            row = pool.session(program.name)
+            row = pool.wait_state(program.name, "running")
             if disturb == "move":
                 target = next(n["host"] for n in pool.rgpu("nodes") if n["host"] != row["host"])
                 result["move"] = pool.rgpu("migrate", program.name, target)
@@ -65,6 +65,7 @@ def remote(pool: LocalPool, name: str, command: list[str], disturb: str) -> dict
     except Exception as error:  # noqa: BLE001 - the table shows it
         result.update(digest=None, error=f"{type(error).__name__}: {error}"[:1500])
         program.stop()
+    result["stderr"] = [line for line in program.errors if "Warning" not in line][-5:]
     return {**result, "seconds": time.monotonic() - began}
 
 

@@ -91,10 +91,10 @@ class LocalPool:
     def wait_state(self, name: str, state: str, seconds: float = 30, not_on: str | None = None) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while True:
-            row = self.session(name)
-            if row["state"] == state and row["host"] != not_on:
+            row: dict[str, Any] = next((r for r in self.rgpu("ps", "--all") if r["session"] == name), {})
+            if row.get("state") == state and row["host"] != not_on and (state != "running" or row["worker_pid"]):
                 return row
-            assert time.monotonic() < deadline, f"{name} is {row['state']} on {row['host']} after {seconds} s: {row}"
+            assert time.monotonic() < deadline, f"{name} is not {state} after {seconds} s: {row}"
             time.sleep(0.1)
 
     def logs(self) -> str:
