@@ -95,7 +95,8 @@ def main() -> int:
         if not good:
             print(pool.logs()[-12000:])
     report = {"date": time.strftime("%Y-%m-%d"), "machine": platform.processor() or platform.machine(),
-              "device": options.device, "command": " ".join(["python", "bench/first_light.py", *sys.argv[1:]]), "equal": good, "examples": rows}
+              "device": options.device,
+              "command": " ".join(["python", "bench/first_light.py", *sys.argv[1:]]), "equal": good, "examples": rows}
     if options.output:
         options.output.write_text(json.dumps(report, indent=2) + "\n")
     print("all digests equal" if good else "DIGESTS DIFFER or runs failed")

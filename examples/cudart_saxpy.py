@@ -99,7 +99,8 @@ def main() -> None:
     for step in range(options.rounds):
         values = (ctypes.c_void_p(y.value), ctypes.c_void_p(x.value), ctypes.c_float(1.0 + step / 64), ctypes.c_int(n))
         arguments = (ctypes.c_void_p * 4)(*(ctypes.cast(ctypes.byref(v), p) for v in values))
-        rt.cudaLaunchKernel(kernel, Dim3((n + 255) // 256, 1, 1), Dim3(256, 1, 1), arguments, ctypes.c_size_t(0), stream)
+        rt.cudaLaunchKernel(kernel, Dim3((n + 255) // 256, 1, 1), Dim3(256, 1, 1), arguments, ctypes.c_size_t(0),
+                            stream)
     rt.cudaEventRecord(stop, stream)
     rt.cudaEventSynchronize(stop)
     elapsed = ctypes.c_float()

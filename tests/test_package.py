@@ -22,8 +22,8 @@ def test_import_rules() -> None:
 
 
 def test_generated_files_are_current() -> None:
-    done = subprocess.run([sys.executable, "-m", "rgpu.session.calls.generate", "--check"], cwd=ROOT, capture_output=True,
-                          text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run([sys.executable, "-m", "rgpu.session.calls.generate", "--check"], cwd=ROOT,
+                          capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -31,7 +31,8 @@ def test_generated_files_are_current() -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder),
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir",
+         str(folder),
          "--config-settings", f"build-dir={folder / 'build'}", str(ROOT)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = folder.glob("*.whl")

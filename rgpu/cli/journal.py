@@ -45,7 +45,7 @@ def show(path: Path, limit: int, output: str) -> None:
             rows.append(_row(record))
             if limit and len(rows) >= limit:
                 break
-    common.emit(rows, output, lambda values: [print(_line(v)) for v in values])
+    common.emit(rows, output, lambda values: print("\n".join(_line(v) for v in values)))
 
 
 def _exists(path: Path) -> None:

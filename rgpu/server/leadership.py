@@ -73,9 +73,12 @@ class Leadership:
         ttl = self.daemon.options.lease
         record = self._record(control, data)
         self.membership = Membership(self.registry, self.keeper, record, ttl, take_over=True,
-                                     on_return=lambda: self.daemon.spawn(self.settle_all()))
+                                     on_return=self._returned)
         await self.membership.start()
         self.election = Election(self.registry, self.keeper, self.daemon.host, self.incarnation, ttl, self._lead)
+
+    def _returned(self) -> None:
+        self.daemon.spawn(self.settle_all())
 
     def start(self) -> None:
         if self.daemon.options.coordinator:

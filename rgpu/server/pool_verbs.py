@@ -61,11 +61,16 @@ class PoolVerbs:
 
     # -- passing on ------------------------------------------------------------------
     async def _for_the_leader(self, request: Request) -> Any:
-        return await self.ask_leader(request.verb, request.args, request.public,
-                                     lambda values: self.daemon.spawn(request.progress(**values)))
+        return await self.ask_leader(request.verb, request.args, request.public, self._progress(request))
+
+    def _progress(self, request: Request) -> Callable[[dict[str, Any]], None]:
+        def tell(values: dict[str, Any]) -> None:
+            self.daemon.spawn(request.progress(**values))
+
+        return tell
 
     async def ask_leader(self, verb: str, args: dict[str, Any], public: str = "",
-                         on_progress: Callable[[dict[str, Any]], Any] = lambda values: None) -> dict[str, Any]:
+                         on_progress: Callable[[dict[str, Any]], None] = lambda values: None) -> dict[str, Any]:
         """Have the leader do it, here or on the node that leads. Raises what it raises."""
         for attempt in range(4):
             endpoint = await self.daemon.leadership.leader_endpoint()
@@ -89,8 +94,7 @@ class PoolVerbs:
             return await self.daemon.node_verbs.perform(verb, args, leader=request.leader, command_id=request.command)
         if self.daemon.leadership.coordinator is None:
             raise Fenced(f"{self.daemon.host} does not lead", reason="not leading")
-        return await self._leader_verbs[verb](args, str(request.args.get("public") or ""),
-                                              lambda values: self.daemon.spawn(request.progress(**values)))
+        return await self._leader_verbs[verb](args, str(request.args.get("public") or ""), self._progress(request))
 
     @property
     def _coordinator(self) -> Any:

@@ -64,8 +64,8 @@ class LocalPool:
 
     def rgpu(self, *verb: str, timeout: float = 90) -> Any:
         """Run a verb with ``-o json`` and return what it printed. Raises :class:`VerbError`."""
-        done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", *verb, "-o", "json"], env=self.environment, cwd=ROOT,
-                              capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", *verb, "-o", "json"], env=self.environment,
+                              cwd=ROOT, capture_output=True, text=True, timeout=timeout)
         if done.returncode:
             raise VerbError(verb, done.returncode, done.stderr)
         return json.loads(done.stdout)
@@ -75,7 +75,8 @@ class LocalPool:
         self.programs.append(program)
         return program
 
-    def heat(self, name: str, n: int = 192, steps: int = 5000, report: int = 50, options: tuple[str, ...] = ()) -> Program:
+    def heat(self, name: str, n: int = 192, steps: int = 5000, report: int = 50,
+             options: tuple[str, ...] = ()) -> Program:
         return self.run(sys.executable, str(EXAMPLES / "heat.py"), "--n", str(n), "--steps", str(steps), "--report",
                         str(report), name=name, options=options)
 

@@ -23,7 +23,8 @@ def test_runs_and_waits_rarely(pool: LocalPool, undisturbed: str) -> None:
     program = pool.heat("awaited", steps=steps, report=10)
     program.wait_lines(20)
     row = pool.session("awaited")
-    assert {"session", "state", "host", "epoch", "memory_bytes", "calls", "awaited_calls", "pid", "worker_pid"} <= set(row)
+    assert {"session", "state", "host", "epoch", "memory_bytes", "calls", "awaited_calls", "pid",
+            "worker_pid"} <= set(row)
     program.finish()
     row = pool.session("awaited")
     assert 0 < row["awaited_calls"] < 3 * steps
@@ -41,8 +42,8 @@ def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> N
     moved.wait_lines(1)
     move = pool.rgpu("migrate", moved.name, OTHER[pool.session(moved.name)["host"]])
     assert move["outcome"] == "committed" and move["verified"] is True
-    assert {"outcome", "reason", "from", "to", "epoch", "downtime_ms", "total_ms", "rounds", "pages_total", "pages_sent",
-            "bytes_sent", "verified"} <= set(move)
+    assert {"outcome", "reason", "from", "to", "epoch", "downtime_ms", "total_ms", "rounds", "pages_total",
+            "pages_sent", "bytes_sent", "verified"} <= set(move)
     assert moved.finish() == first
 
 
@@ -162,5 +163,6 @@ def test_refusals(pool: LocalPool) -> None:
 def test_no_pool_no_key(pool: LocalPool, tmp_path) -> None:
     """One line that says what to do."""
     environment = {**pool.environment, "RGPU_POOL": str(tmp_path / "none")}
-    done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "ps"], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "ps"], env=environment, capture_output=True,
+                          text=True)
     assert done.returncode == 3 and "rgpu up" in done.stderr and done.stderr.count("\n") == 1

@@ -339,8 +339,8 @@ class Conformance:
                 await registry.txn([], [Put("w/end", b"")])
 
             writing = asyncio.ensure_future(write())
-            await asyncio.sleep(0.05)
-            listing = await registry.list("w/")
+            while not (listing := await registry.list("w/")).entries:  # in the middle of the writing, not after it
+                await asyncio.sleep(0)
             copy = {entry.key: entry.value for entry in listing.entries}
             async for change in registry.watch("w/", listing.revision + 1):
                 for event in change.events:

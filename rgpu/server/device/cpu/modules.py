@@ -114,7 +114,8 @@ class Modules:
                 addressspace.view(variable.address, len(data))[:] = memoryview(data)
         kernels = [_kernel(name, info) for name, info in parsed.kernels.items()]
         table = ModuleTable(
-            tuple(FunctionInfo(k.name, tuple((p.offset, p.size) for p in k.info.params), _attributes(k)) for k in kernels),
+            tuple(FunctionInfo(k.name, tuple((p.offset, p.size) for p in k.info.params), _attributes(k))
+                  for k in kernels),
             tuple(GlobalVariable(v.name, v.address, v.size) for v in placed))
         return Module(linked, kernels, placed), table
 

@@ -184,8 +184,8 @@ class CudaDevice:
         state = check(driver.cuLinkCreate(0, [], []), "cuLinkCreate")
         try:
             for kind, name, data in inputs:
-                check(driver.cuLinkAddData(state, driver.CUjitInputType(kind), data, len(data), name.encode(), 0, [], []),
-                      f"cuLinkAddData({name})")
+                added = driver.cuLinkAddData(state, driver.CUjitInputType(kind), data, len(data), name.encode(), 0, [], [])
+                check(added, f"cuLinkAddData({name})")
             pointer, size = check(driver.cuLinkComplete(state), "cuLinkComplete")
             return ctypes.string_at(int(pointer), int(size)), ""
         finally:
@@ -193,8 +193,8 @@ class CudaDevice:
 
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None:
         self._use()
-        check(driver.cuFuncSetAttribute(self._function(module, function), driver.CUfunction_attribute(attribute), value),
-              "cuFuncSetAttribute")
+        number = driver.CUfunction_attribute(attribute)
+        check(driver.cuFuncSetAttribute(self._function(module, function), number, value), "cuFuncSetAttribute")
 
     def _function(self, module: int, function: int) -> Any:
         loaded = self._modules.get(module)
@@ -448,7 +448,8 @@ def facts(ordinal: int) -> DeviceFacts:
             attributes[int(attribute)] = int(value)
     name = check(driver.cuDeviceGetName(128, device), "cuDeviceGetName")
     return DeviceFacts(
-        name=name.split(b"\0", 1)[0].decode(), uuid=bytes(check(driver.cuDeviceGetUuid(device), "cuDeviceGetUuid").bytes),
+        name=name.split(b"\0", 1)[0].decode(),
+        uuid=bytes(check(driver.cuDeviceGetUuid(device), "cuDeviceGetUuid").bytes),
         total_memory=int(check(driver.cuDeviceTotalMem(device), "cuDeviceTotalMem")),
         pci=(attributes.get(50, 0), attributes.get(33, 0), attributes.get(34, 0)),
         compute_capability=(attributes.get(75, 0), attributes.get(76, 0)),
