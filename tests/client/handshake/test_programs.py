@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import site
+from pathlib import Path
+
 import pytest
 
 from tests.client.handshake.conftest import Stage
@@ -127,6 +130,9 @@ finder.load_nvidia_dynamic_lib = load
 @pytest.mark.parametrize("linker", ["nvjitlink", "driver"])
 def test_numba(stage: Stage, linker: str) -> None:
     pytest.importorskip("numba.cuda")
+    if linker == "nvjitlink":
+        if not list(Path(site.getsitepackages()[0]).glob("nvidia/*/lib/libnvJitLink.so*")):
+            pytest.skip("nvidia-nvjitlink is not installed: the cpu device cannot run the cubins that it makes")
     code = (WITHOUT_NVJITLINK if linker == "driver" else "") + NUMBA
     outcome = stage.run(code, NUMBA_CUDA_DRIVER=str(stage.shim / "libcuda.so.1"))
     assert "done" in outcome.out and "major=7, minor=5" in outcome.out

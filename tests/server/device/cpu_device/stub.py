@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rgpu.server.device.cpu import addressspace
+from rgpu.server.device.cpu.ptx import ParamInfo
 
 
 @dataclass
 class KernelInfo:
-    params: list[tuple[int, int]]
+    params: list[ParamInfo]
     static_shared: int = 0
     local_bytes: int = 0
     max_threads: int = 1024
@@ -130,7 +131,7 @@ def parse_module(text: str, max_target: int = 75) -> Module:
             raise PtxError(number, "unsupported instruction 'bad'")
         if words[:2] == ["//", "kernel"]:
             options = dict(word.split("=") for word in words[3:])
-            module.kernels[words[2]] = KernelInfo([(0, 8), (8, 8)],
+            module.kernels[words[2]] = KernelInfo([ParamInfo(0, 8), ParamInfo(8, 8)],
                                                   **{name: int(value) for name, value in options.items()})
         if match := re.match(r"// (global|const) (\w+) (\d+) (\d+) ?(\w*)", line):
             module.globals[match[2]] = GlobalInfo(int(match[3]), int(match[4]), match[1], match[5].encode())
