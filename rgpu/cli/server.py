@@ -19,13 +19,15 @@ from rgpu.session.errors import NotFound
 @click.option("--listen", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--control-port", default=0, help="Port for control; 0: any free one.")
 @click.option("--data-port", default=0, help="Port for calls and pages; 0: any free one.")
+@click.option("--advertise-data", default="", metavar="HOST:PORT",
+              help="Where agents and nodes reach the data port, if not at --listen (NAT, a proxy).")
 @click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")
 @click.option("--coordinator", type=click.Choice(["auto", "never"]), default="auto", show_default=True,
               help="Whether this node may be elected coordinator.")
 @common.pool_option
 @common.verb
 def command(host: str, devices: tuple[str, ...], device_memory: str, listen: str, control_port: int, data_port: int,
-            lease: float, coordinator: str, pool: str | None) -> None:
+            advertise_data: str, lease: float, coordinator: str, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
@@ -39,4 +41,4 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, listen: str
         raise NotFound(f"there is no pool in {files.root}; `rgpu up` or `rgpu keys init` makes one")
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
                 control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator == "auto",
-                log_level=settings.log_level))
+                log_level=settings.log_level, advertise_data=advertise_data))

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from rgpu.link.faults import fault
 from rgpu.migrate import ownership
 from rgpu.migrate.checks import MoveCheck
 from rgpu.migrate.desk import Desk
@@ -89,7 +90,11 @@ class Mover:
 
     async def _do(self, command: Command) -> Event | None:
         done: Callable[[Command], Awaitable[Event | None]] = getattr(self, f"_{command.do}")
-        return await done(command)
+        fault(f"mover.{command.do}")
+        event = await done(command)
+        if fault(f"mover.{command.do}.done") == "lost":
+            return Event("unknown", reason="a test lost the answer")
+        return event
 
     # -- the commands of the role, in the order of a good move --------------------
     async def _run_checks(self, command: Command) -> Event:

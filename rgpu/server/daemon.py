@@ -46,6 +46,7 @@ class Options:
     lease: float
     coordinator: bool
     log_level: str
+    advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
 
 
 def device_slot(spec: str, host: str, cpu_memory: int) -> DeviceSlot:
@@ -97,14 +98,14 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         port = DataPort(self.options.listen, self.options.data_port, self.node.pool_secret, self.node.find, loop)
-        self.node.data_address = port.address
+        self.node.data_address = advertised(self.options.advertise_data) or port.address
         try:
             await self._adopt()
             await self.leadership.join()
             self.pool_verbs.register(self.control)
             await self.control.start()
             port.start()
-            await self.leadership.announce(self.control.address, port.address)
+            await self.leadership.announce(self.control.address, self.node.data_address)
             update_endpoint(self.files, Endpoint(self.control.address, self.keys.public, self.host))
             self._write_state(ready=True)
             log.info("node is ready", host=self.host, control=self.control.address, data=address(port.address),
@@ -220,6 +221,16 @@ class Daemon:
         result = await client.call("node.command", {"verb": verb, "args": args}, timeout=timeout, leader=leader,
                                    epoch=epoch, command=command_id, on_progress=on_progress)
         return dict(result or {})
+
+
+def advertised(text: str) -> tuple[str, int] | None:
+    """``HOST:PORT`` as a pair; None for an empty text. Raises :class:`UsageError`."""
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"{text!r} is no HOST:PORT")
+    return host, int(port)
 
 
 def address(pair: tuple[str, int]) -> str:

@@ -143,15 +143,23 @@ class Leadership:
             raise NotFound(f"no session is called {name}; `rgpu ps` lists them", session=name)
         return Held(decode(entry.value, SessionRecord, entry.key), entry.mod_revision)
 
-    async def leader_endpoint(self) -> Endpoint | None:
-        """Where the leader answers; None when this node leads. Raises :class:`PoolUnavailable` while nobody does."""
+    async def leader_revision(self) -> int:
+        """The create revision of who leads, 0 while nobody does."""
+        found = await current_leader(self.registry)
+        return found[1].revision if found else 0
+
+    async def leader_endpoint(self) -> tuple[Endpoint, int] | None:
+        """Where the leader answers, and its revision; None when this node leads.
+
+        Raises :class:`PoolUnavailable` while nobody does.
+        """
         deadline = time.monotonic() + 10
         while self.coordinator is None:
             found = await current_leader(self.registry)
             if found is not None and found[0].host != self.daemon.host:
                 node = (await self.nodes()).get(found[0].host)
                 if node is not None:
-                    return Endpoint(node.control, node.public_key, node.host)
+                    return Endpoint(node.control, node.public_key, node.host), found[1].revision
             if time.monotonic() > deadline:
                 raise PoolUnavailable("the pool has no coordinator at the moment: try again")
             await asyncio.sleep(0.05)

@@ -16,6 +16,7 @@ import structlog
 
 from rgpu.checkpoint.device import DeviceFacts
 from rgpu.link import tickets
+from rgpu.link.faults import fault
 from rgpu.link.tickets import Ticket
 from rgpu.server import workers
 from rgpu.server.workers import WorkerHandle
@@ -142,6 +143,7 @@ class Node:
         known = self.epochs.get(session, 0)
         if epoch <= known and session in self.running:
             raise Refused(f"{session} runs on {self.host} already")
+        fault("daemon.receive")
         await self._discard(session)
         spec = self.choose(device, quota)
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="incoming",
@@ -156,6 +158,7 @@ class Node:
                         max_downtime: float = 10.0, **_: Any) -> dict[str, Any]:
         """Be the source: send everything; on return the session is paused and the copy verified."""
         self.check_deadline("a move")
+        fault("daemon.send")
         handle = self._owned(session)
         asked = asyncio.get_running_loop().time()
         result = await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
@@ -180,6 +183,7 @@ class Node:
     async def obey(self, session: str, move: str, action: str, epoch: int) -> None:
         """Do what the registry's record means for what is held here (:mod:`rgpu.migrate.settle`)."""
         log.info("settle", session=session, move=move, action=action, epoch=epoch)
+        fault(f"daemon.{action}")
         if action == "activate":
             incoming = self.incoming[session]
             await incoming.handle.request("activate", epoch=epoch)

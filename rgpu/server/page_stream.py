@@ -70,7 +70,7 @@ class PageSender:
     """The source's side. ``fault`` is called with the name of each step: tests break things there."""
 
     def __init__(self, connection: SealedConnection, device: Device, key: bytes,
-                 fault: Callable[[str], None] = lambda point: None) -> None:
+                 fault: Callable[[str], object] = lambda point: None) -> None:
         self.connection = connection
         self.device = device
         self.fault = fault
@@ -89,9 +89,10 @@ class PageSender:
         batch: list[bytes] = []
         for page in collect_dirty(self.device, self.table, regions):
             batch.append(self._record(page))
+            if not self.statistics.rounds:
+                self.fault("page")
             if len(batch) >= BATCH:
                 self._flush(batch)
-                self.fault("page")
         self._flush(batch)
         self.statistics.rounds += 1
         self.statistics.last_round_pages = self.statistics.pages_sent - before

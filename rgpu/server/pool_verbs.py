@@ -20,7 +20,7 @@ from rgpu import __version__
 from rgpu.link import tickets
 from rgpu.link.control import ControlServer, Request
 from rgpu.migrate.records import NodeRecord, SessionRecord
-from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, Refused, RgpuError
+from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, Refused, RgpuError, UnknownOutcome
 from rgpu.session.facts import SessionFacts
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 
 DEFAULT_QUOTA = 1 << 30
 JOURNAL_LIMIT = 256 << 20
+LEADER_LOOK = 0.5  #: seconds between two looks whether the asked leader still leads
 
 #: Asks of a leader: (args, public key of the asker, how to report progress) → result
 LeaderVerb = Callable[[dict[str, Any], str, Callable[[dict[str, Any]], None]], Awaitable[dict[str, Any]]]
@@ -73,19 +74,30 @@ class PoolVerbs:
                          on_progress: Callable[[dict[str, Any]], None] = lambda values: None) -> dict[str, Any]:
         """Have the leader do it, here or on the node that leads. Raises what it raises."""
         for attempt in range(4):
-            endpoint = await self.daemon.leadership.leader_endpoint()
-            if endpoint is None:
+            leader = await self.daemon.leadership.leader_endpoint()
+            if leader is None:
                 return await self._leader_verbs[verb](args, public, on_progress)
             try:
                 message = {"verb": verb, "args": args, "public": public}
-                result = await self.daemon.peer(endpoint).call("node.command", message, timeout=660,
-                                                               on_progress=on_progress)
-                return dict(result or {})
+                call = asyncio.ensure_future(self.daemon.peer(leader[0]).call(
+                    "node.command", message, timeout=660, on_progress=on_progress))
+                return dict(await self._while_it_leads(call, leader[1], verb) or {})
             except (Fenced, PoolUnavailable) as error:
                 if attempt == 3 or error.detail.get("reason") != "not leading":
                     raise
                 await asyncio.sleep(0.2)
         raise PoolUnavailable("the pool's coordinator changes too often")
+
+    async def _while_it_leads(self, call: asyncio.Future[Any], revision: int, verb: str) -> Any:
+        """The leader's answer; if it leads no more before it answered, nobody knows what it had done."""
+        while not (await asyncio.wait([call], timeout=LEADER_LOOK))[0]:
+            if await self.daemon.leadership.leader_revision() != revision:
+                await asyncio.wait([call], timeout=LEADER_LOOK)  # its answer may be on the way
+                if not call.done():
+                    call.cancel()
+                    raise UnknownOutcome(f"the coordinator changed while it worked on {verb}; the next one finishes or "
+                                         "undoes it: look with `rgpu ps`", verb=verb)
+        return call.result()
 
     async def _from_a_node(self, request: Request) -> Any:
         """`node.command`: for the leader when it is one of the leader's verbs, else for this node."""

@@ -1,14 +1,11 @@
 """The long tasks of a worker: send the session away, receive one, write an image, restore one.
 
 Each is one method, run in a thread of its own by :class:`rgpu.server.worker.Worker`.
-Faults for tests: ``RGPU_FAULT=point:action[:seconds]`` where action is ``kill``,
-``stop`` (SIGSTOP to itself) or ``fail``; points are named where they stand.
+``fault`` names where tests break things (:mod:`rgpu.link.faults`).
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +17,7 @@ from rgpu.checkpoint import cut, pagehash
 from rgpu.checkpoint.device import PAGE
 from rgpu.checkpoint.state import SessionState
 from rgpu.checkpoint.store import DirectoryStore
+from rgpu.link.faults import fault
 from rgpu.link.frames import SealedConnection, client_preamble, connect
 from rgpu.server.page_stream import PageReceiver, PageSender, Received
 from rgpu.session.errors import DeviceError, Fenced, MoveFailed, RgpuError
@@ -32,21 +30,6 @@ log = structlog.get_logger(__name__)
 MAX_ROUNDS = 6  #: pre-copy rounds before the last one
 SMALL_ROUND = 64  #: pages: copying these in the pause is cheaper than another round
 DRAIN_SECONDS = 10.0
-
-
-def fault(point: str) -> None:
-    """Break here if a test asked for it."""
-    wanted = os.environ.get("RGPU_FAULT", "")
-    if not wanted.startswith(point + ":"):
-        return
-    action = wanted.split(":")[1]
-    log.warning("fault point", point=point, action=action)
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif action == "fail":
-        raise MoveFailed(f"fault point {point}")
 
 
 class Tasks:
@@ -73,6 +56,7 @@ class Tasks:
         sock = connect((str(address[0]), int(address[1])))
         connection = client_preamble(sock, "pages", ticket, secret, runtime.session)
         try:
+            fault("connected")
             sender = PageSender(connection, runtime.device, runtime.hash_key, fault)
             sender.begin(runtime.session, move)
             self._copy_running(sender, move)

@@ -184,8 +184,9 @@ class CudaDevice:
         state = check(driver.cuLinkCreate(0, [], []), "cuLinkCreate")
         try:
             for kind, name, data in inputs:
-                added = driver.cuLinkAddData(state, driver.CUjitInputType(kind), data, len(data), name.encode(), 0, [], [])
-                check(added, f"cuLinkAddData({name})")
+                number = driver.CUjitInputType(kind)
+                check(driver.cuLinkAddData(state, number, data, len(data), name.encode(), 0, [], []),
+                      f"cuLinkAddData({name})")
             pointer, size = check(driver.cuLinkComplete(state), "cuLinkComplete")
             return ctypes.string_at(int(pointer), int(size)), ""
         finally:

@@ -59,7 +59,8 @@ def coverage() -> str:
 def errors() -> str:
     """The text of docs/errors.md."""
     rows = ""
-    public = [cls for cls in all_classes() if cls.__module__ == all_classes.__module__]  # not what a module keeps inside
+    # Not what another module derives for itself.
+    public = [cls for cls in all_classes() if cls.__module__ == all_classes.__module__]
     for cls in sorted(public, key=lambda cls: cls.exit_code):
         meaning = (cls.__doc__ or "").strip().splitlines()[0]
         rows += f"| {cls.__name__} | `{cls.code}` | {cls.exit_code} | {meaning} |\n"

@@ -1,0 +1,56 @@
+"""Named fault points: where tests break things, in the very processes that users run.
+
+A process has them when ``RGPU_FAULT_FILE`` names a file; its first line is
+``POINT:ACTION[:SECONDS]``. Whoever reaches that point first takes the file away
+(so a fault happens once) and acts:
+
+======  =====================================================
+kill    SIGKILL to itself
+stop    SIGSTOP to itself; the test sends SIGCONT later
+fail    raises :class:`MoveFailed`
+delay   sleeps SECONDS
+lost    returns "lost": the caller behaves as if an answer got lost
+======  =====================================================
+
+Without the variable a fault point costs one look at a module's variable.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import structlog
+
+from rgpu.session.errors import MoveFailed
+
+log = structlog.get_logger(__name__)
+
+_FILE = os.environ.get("RGPU_FAULT_FILE")
+
+
+def fault(point: str) -> str:
+    """Break here if a test asked for it; the action taken, else an empty string."""
+    return "" if _FILE is None else _act(Path(_FILE), point)
+
+
+def _act(file: Path, point: str) -> str:
+    try:
+        name, action, *rest = file.read_text().strip().split(":")
+        if name != point:
+            return ""
+        os.rename(file, f"{file}.{point}.fired")  # only one process gets here
+    except (OSError, ValueError):
+        return ""
+    log.warning("fault point", point=point, action=action)
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "fail":
+        raise MoveFailed(f"fault point {point}")
+    elif action == "delay":
+        time.sleep(float(rest[0]))
+    return action

@@ -1,0 +1,139 @@
+"""Moves under fire: arm a fault point, move a running program, see what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.scenarios.pool import ROOT, LocalPool, Program
+
+OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
+#: How long a frozen process stays frozen: longer than a lease, so that others have acted meanwhile.
+FROZEN_SECONDS = 5.0
+#: What `rgpu migrate` may say when something was broken under it: never a traceback, never a usage error.
+HONEST = {0, 3, 5, 6, 10, 11, 12, 13, 14, 15, 18}
+HEAT = {"n": 128, "steps": 7000, "report": 50}
+
+
+@dataclass
+class Outcome:
+    """What happened: for the assertions and for the table of the sweep."""
+
+    case: str
+    move: str = ""
+    digest: str = ""
+    owners: int = 0
+    fired: bool = False
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+class Fire:
+    """A pool of its own in which one fault happens during one move."""
+
+    def __init__(self, case: str, fault: str = "", **pool: Any) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rgpu-fire-"))
+        self.outcome = Outcome(case)
+        self._fault = fault
+        self.armed = self.folder / "fault"
+        self.pool = LocalPool(self.folder, nodes=3, **pool)
+        self.pool.environment["RGPU_FAULT_FILE"] = str(self.armed)
+        self.program: Program
+        self.row: dict[str, Any] = {}
+
+    def __enter__(self) -> Fire:
+        self.pool.__enter__()
+        self.program = self.pool.heat("fire", **HEAT)
+        self.program.wait_lines(4)
+        self.row = self.pool.wait_state("fire", "running")
+        self.began = time.monotonic()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.outcome.seconds = time.monotonic() - self.began
+        self.pool.__exit__(*error)
+
+    def arm(self) -> None:
+        if self._fault:
+            temporary = self.folder / "fault.new"
+            temporary.write_text(self._fault)
+            os.rename(temporary, self.armed)
+
+    def start_move(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rgpu.cli.main", "migrate", "fire", OTHER[self.row["host"]], "-o", "json"],
+            env=self.pool.environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def wait_fired(self, seconds: float = 15.0) -> bool:
+        """Until the fault has happened; False when its point was not reached."""
+        deadline = time.monotonic() + seconds
+        while not list(self.folder.glob("fault.*.fired")):
+            if time.monotonic() > deadline or self.program.process.poll() is not None:
+                return False
+            time.sleep(0.02)
+        self.outcome.fired = True
+        return True
+
+    def thaw(self) -> None:
+        """SIGCONT to every stopped process of the pool."""
+        for pid in self.processes():
+            if _state(pid) == "T":
+                os.kill(pid, signal.SIGCONT)
+
+    def processes(self) -> list[int]:
+        """Everything of this pool: its folder stands on the command line or in the environment."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if str(self.folder).encode() in path.read_bytes():
+                    found.append(int(path.parent.name))
+            except OSError:
+                continue
+        return found
+
+    def workers(self) -> list[int]:
+        """Living workers of the session."""
+        found = []
+        for pid in self.processes():
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"rgpu.server.worker" in line and b"fire" in line and _state(pid) not in ("Z", ""):
+                found.append(pid)
+        return found
+
+    def finish_move(self, move: subprocess.Popen[str], seconds: float = 60.0) -> None:
+        out, err = move.communicate(timeout=seconds)
+        assert move.returncode in HONEST and "Traceback" not in err, (move.returncode, err)
+        said = json.loads(out)["outcome"] if move.returncode == 0 else f"exit {move.returncode}: {err.strip()}"
+        self.outcome.move = said
+
+    def survive(self, expected: str, *, workers: bool = True) -> Outcome:
+        """The program ends with the digest of an undisturbed run, and while it runs one worker has it."""
+        if workers and self.program.process.poll() is None:
+            deadline = time.monotonic() + 10
+            while (count := len(self.workers())) != 1 and time.monotonic() < deadline \
+                    and self.program.process.poll() is None:
+                time.sleep(0.1)
+            if self.program.process.poll() is None:
+                self.outcome.owners = count
+                assert count == 1, f"{count} workers have the session"
+        self.outcome.digest = self.program.finish(90)
+        assert self.outcome.digest == expected, "another digest"
+        return self.outcome
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

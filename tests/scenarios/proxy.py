@@ -1,0 +1,95 @@
+"""A relay in front of a node's data port that can lose, hold, delay, cut and flip what passes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+
+class Proxy:
+    """Listens on a port of its own and relays to ``target``; set ``mode`` while it runs.
+
+    ``pass``, ``drop`` (every connection ends, new ones too), ``stall`` (nothing passes),
+    ``delay`` (each piece 20 ms late), ``cut`` (half a piece passes, then the connection ends; once),
+    ``flip`` (one bit of one piece changes; once).
+    """
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.target = target
+        self.mode = "pass"
+        self.hit = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def set(self, mode: str) -> None:
+        self.mode = mode
+        if mode == "drop":
+            self.hit.set()
+            self._close_all()
+
+    def close(self) -> None:
+        self.mode = "drop"
+        self._listener.close()
+        self._close_all()
+
+    def _close_all(self) -> None:
+        with self._lock:
+            open_now, self._open = self._open, []
+        for sock in open_now:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.mode == "drop":
+                near.close()
+                continue
+            try:
+                far = socket.create_connection(self.target, 5)
+            except OSError:
+                near.close()
+                continue
+            far.settimeout(None)
+            with self._lock:
+                self._open += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self._relay, args=(source, sink), daemon=True).start()
+
+    def _relay(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                while self.mode == "stall":
+                    self.hit.set()
+                    time.sleep(0.02)
+                if self.mode == "delay":
+                    self.hit.set()
+                    time.sleep(0.02)
+                elif self.mode in ("cut", "flip") and len(data) > 64:
+                    mode, self.mode = self.mode, "pass"
+                    self.hit.set()
+                    if mode == "cut":
+                        sink.sendall(data[:len(data) // 2])
+                        return
+                    changed = bytearray(data)
+                    changed[len(data) // 2] ^= 4
+                    data = bytes(changed)
+                sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for sock in (source, sink):
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass

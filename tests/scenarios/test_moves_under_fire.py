@@ -1,0 +1,165 @@
+"""kill -9, freeze and cut-off of worker, daemon, node and links at each step of a move.
+
+Whatever happens: the program ends with the digest of an undisturbed run, and one
+worker has the session. Whole in `make sweep` (its table goes to bench/results/),
+a seeded sample in `make test`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.conftest import SWEEP, sample
+from tests.scenarios.fire import FROZEN_SECONDS, HEAT, OTHER, Fire, Outcome
+from tests.scenarios.pool import ROOT, LocalPool
+from tests.scenarios.proxy import Proxy
+
+SOURCE_WORKER = ("connected", "page", "round", "paused", "state", "verify", "sent")
+DESTINATION_WORKER = ("receive", "rebuild", "verified")
+DAEMONS = ("daemon.receive", "daemon.send", "daemon.activate", "daemon.forget")
+LEADER = tuple(f"mover.{command}{after}" for command in ("write_begin", "command_receive", "command_send", "write_ready",
+                                                         "write_commit", "settle", "write_clear")
+               for after in ("", ".done"))
+WORKER_CASES = [f"{point}:{action}" for point in SOURCE_WORKER + DESTINATION_WORKER
+                for action in ("kill", "stop", "fail")]
+DAEMON_CASES = [f"{point}:{action}" for point in DAEMONS + LEADER for action in ("kill", "stop")]
+LOST_CASES = [f"mover.{name}.done:lost" for name in ("write_begin", "write_ready", "write_commit")]
+NODE_CASES = [f"{point}/{side}" for point in ("connected", "round", "paused", "verify", "rebuild", "verified",
+                                              "mover.write_commit", "mover.write_commit.done")
+              for side in ("source", "destination")]
+LINK_CASES = [f"{mode}/{side}" for mode in ("drop", "stall", "delay", "cut", "flip") for side in ("source", "destination")]
+OUTCOMES: list[Outcome] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table() -> Iterator[None]:
+    """The sweep's table."""
+    yield
+    if SWEEP and OUTCOMES:
+        path = ROOT / "bench" / "results" / f"{time.strftime('%Y-%m-%d')}-moves-under-fire.txt"
+        with open(path, "w") as file:
+            print(f"{'case':40s} {'fired':6s} {'owners':7s} {'digest':10s} {'s':>6s}  rgpu migrate said", file=file)
+            for o in OUTCOMES:
+                print(f"{o.case:40s} {'yes' if o.fired else 'no':6s} {o.owners or '-'!s:7s} {o.digest[:8]:10s} "
+                      f"{o.seconds:6.1f}  {o.move[:150]}", file=file)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with LocalPool(tmp_path_factory.mktemp("still"), nodes=1) as pool:
+        return pool.heat("still", **HEAT).finish()
+
+
+def disturb(case: str, expected: str, *, frozen: bool, workers: bool = True) -> None:
+    with Fire(case, case) as fire:
+        OUTCOMES.append(fire.outcome)
+        fire.arm()
+        move = fire.start_move()
+        fire.wait_fired()
+        if frozen:
+            time.sleep(FROZEN_SECONDS)
+            fire.thaw()
+        fire.finish_move(move)
+        fire.survive(expected, workers=workers)
+
+
+@pytest.mark.parametrize("case", sample(WORKER_CASES, 5, seed=3))
+def test_a_worker_breaks(case: str, expected: str) -> None:
+    disturb(case, expected, frozen=case.endswith(":stop"))
+
+
+@pytest.mark.parametrize("case", sample(DAEMON_CASES, 5, seed=4))
+def test_a_daemon_breaks(case: str, expected: str) -> None:
+    """Its workers are orphans then: they serve nobody that the registry does not name."""
+    disturb(case, expected, frozen=case.endswith(":stop"), workers=case.endswith(":stop"))
+
+
+@pytest.mark.parametrize("case", LOST_CASES if SWEEP else LOST_CASES[-1:])
+def test_an_answer_of_the_registry_is_lost(case: str, expected: str) -> None:
+    disturb(case, expected, frozen=False)
+
+
+@pytest.mark.parametrize("case", sample(NODE_CASES, 2, seed=5))
+def test_a_whole_node_dies(case: str, expected: str) -> None:
+    """Daemon and workers of source or destination, while the move stands at a step."""
+    point, side = case.split("/")
+    with Fire(case, f"{point}:delay:2") as fire:
+        OUTCOMES.append(fire.outcome)
+        host = fire.row["host"] if side == "source" else OTHER[fire.row["host"]]
+        daemon = fire.pool.node(host)["pid"]
+        fire.arm()
+        move = fire.start_move()
+        fire.wait_fired()
+        folder = str(fire.pool.folder / "pool" / "nodes" / host / "workers").encode()
+        mine = [pid for pid in fire.workers() if folder in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        for pid in (daemon, *mine):
+            os.kill(pid, signal.SIGKILL)
+        fire.finish_move(move)
+        fire.survive(expected)
+
+
+class ProxiedPool(LocalPool):
+    """Three daemons started singly, each behind a :class:`Proxy` for its data port."""
+
+    def __enter__(self) -> LocalPool:
+        self.rgpu("keys", "init")
+        self.proxies: dict[str, Proxy] = {}
+        self.daemons = []
+        for host in sorted(OTHER):
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            proxy = self.proxies[host] = Proxy(("127.0.0.1", port))
+            log = open(self.folder / f"{host}.log", "ab")
+            self.daemons.append(subprocess.Popen(
+                [sys.executable, "-m", "rgpu.cli.main", "server", "--host", host, "--lease", str(self.lease),
+                 "--data-port", str(port), "--advertise-data", f"127.0.0.1:{proxy.address[1]}"], env=self.environment,
+                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                if len(self.rgpu("nodes")) == 3:
+                    return self
+            except AssertionError:
+                pass
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.1)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        for proxy in self.proxies.values():
+            proxy.close()
+        for daemon in self.daemons:
+            daemon.kill()
+            daemon.wait()
+
+
+@pytest.mark.parametrize("when", ["moving", "running"])
+@pytest.mark.parametrize("case", sample(LINK_CASES, 3, seed=6))
+def test_a_link_breaks(case: str, when: str, expected: str, tmp_path: Path) -> None:
+    """Agent's and pages' links, in the middle of frames too. A frame that does not open ends its connection."""
+    mode, side = case.split("/")
+    fire = Fire(f"{case} {when}")
+    fire.pool = ProxiedPool(fire.folder, nodes=3)
+    with fire:
+        OUTCOMES.append(fire.outcome)
+        host = fire.row["host"] if side == "source" else OTHER[fire.row["host"]]
+        proxy = fire.pool.proxies[host]  # type: ignore[attr-defined]
+        move = fire.start_move() if when == "moving" else None
+        if move is not None:
+            time.sleep(0.45)  # the command's own start
+        proxy.set(mode)
+        fire.outcome.fired = proxy.hit.wait(2.0)
+        time.sleep(1.0)
+        proxy.set("pass")
+        if move is not None:
+            fire.finish_move(move)
+        fire.survive(expected)
