@@ -140,7 +140,9 @@ class AgentLink:
                     if due:
                         due = 0.0
                         self._send_watermark()
-                    else:
+                    elif not self.runtime.paused:
+                        # Not while it stands still for a move: if nobody ever tells this worker how
+                        # the move ended, its silence makes the agent ask for the owner.
                         self.connection.send(PONG, bytes(8))
                     continue
                 if kind == "stop":

@@ -198,6 +198,11 @@ class SessionRuntime:
             self._pauses += 1
             self._condition.wait_for(lambda: not self._applying)
 
+    @property
+    def paused(self) -> bool:
+        """Whether somebody has it stand still."""
+        return self._pauses > 0
+
     def resume(self) -> None:
         with self._condition:
             self._pauses -= 1

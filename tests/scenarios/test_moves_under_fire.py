@@ -26,9 +26,8 @@ from tests.scenarios.proxy import Proxy
 SOURCE_WORKER = ("connected", "page", "round", "paused", "state", "verify", "sent")
 DESTINATION_WORKER = ("receive", "rebuild", "verified")
 DAEMONS = ("daemon.receive", "daemon.send", "daemon.activate", "daemon.forget")
-LEADER = tuple(f"mover.{command}{after}" for command in ("write_begin", "command_receive", "command_send", "write_ready",
-                                                         "write_commit", "settle", "write_clear")
-               for after in ("", ".done"))
+COMMANDS = ("write_begin", "command_receive", "command_send", "write_ready", "write_commit", "settle", "write_clear")
+LEADER = tuple(f"mover.{command}{after}" for command in COMMANDS for after in ("", ".done"))
 WORKER_CASES = [f"{point}:{action}" for point in SOURCE_WORKER + DESTINATION_WORKER
                 for action in ("kill", "stop", "fail")]
 DAEMON_CASES = [f"{point}:{action}" for point in DAEMONS + LEADER for action in ("kill", "stop")]
@@ -36,7 +35,8 @@ LOST_CASES = [f"mover.{name}.done:lost" for name in ("write_begin", "write_ready
 NODE_CASES = [f"{point}/{side}" for point in ("connected", "round", "paused", "verify", "rebuild", "verified",
                                               "mover.write_commit", "mover.write_commit.done")
               for side in ("source", "destination")]
-LINK_CASES = [f"{mode}/{side}" for mode in ("drop", "stall", "delay", "cut", "flip") for side in ("source", "destination")]
+LINK_CASES = [f"{mode}/{side}" for mode in ("drop", "stall", "delay", "cut", "flip")
+              for side in ("source", "destination")]
 OUTCOMES: list[Outcome] = []
 
 

@@ -155,8 +155,8 @@ def test_a_cut_is_between_two_records(device: CpuDevice, journal: Journal) -> No
     """Many threads pause and resume while records flow: never in the middle, and all are applied."""
     runtime, _ = runtime_of(device)
     runtime.feed(opened(journal))
-    records = [journal("memset", destination=DEVICE_BASE, pitch=4, width=4, height=1, element=1, value=n % 256, stream=0)
-               for n in range(2000)]
+    records = [journal("memset", destination=DEVICE_BASE, pitch=4, width=4, height=1, element=1, value=n % 256,
+                       stream=0) for n in range(2000)]
     seen: list[int] = []
 
     def cut() -> None:
