@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import shutil
 import signal
 import time
@@ -13,7 +15,11 @@ import click
 from rgpu.cli import common
 from rgpu.cli.pool import connect, daemon_state, pool_files
 from rgpu.cli.settings import Settings
+from rgpu.link.keys import PoolFiles
+from rgpu.server.channel import connect as channel_to_worker
 from rgpu.session.errors import NotFound, RgpuError, TimedOut
+
+ORPHAN_SECONDS = 2.0  #: for a worker without daemon to go when it is asked to
 
 
 @click.command("down")
@@ -40,6 +46,7 @@ def command(purge: bool, pool: str | None, output: str) -> None:
             if time.monotonic() > deadline:
                 raise TimedOut(f"the daemon of {host} does not stop; its log is in {files.root}/nodes/{host}")
             time.sleep(0.05)
+    _end_orphans(files)
     if purge:
         shutil.rmtree(files.root)
     common.emit({"stopped": stopped, "purged": purge}, output, _show)
@@ -53,6 +60,25 @@ def _end_sessions(settings: Settings) -> None:
                 client.call("session.kill", {"session": row["session"], "reason": "the pool was stopped"}, timeout=10)
     except RgpuError as error:
         common.err.print(f"sessions could not be ended first: {error.message}", markup=False)
+
+
+def _end_orphans(files: PoolFiles) -> None:
+    """Workers whose daemon was killed wait for another one to adopt them: none will come any more."""
+    for path in (files.root / "nodes").glob("*/workers/*/*.sock"):
+        try:
+            channel = channel_to_worker(path, 0.0)
+        except TimedOut:
+            continue  # a socket that nobody listens at any more
+        pid = channel.peer()[0]
+        with contextlib.suppress(RgpuError, ProcessLookupError):
+            process = os.pidfd_open(pid)
+            try:
+                channel.send({"id": 1, "do": "forget", "reason": "the pool was stopped"})
+                if not select.select([process], [], [], ORPHAN_SECONDS)[0]:
+                    signal.pidfd_send_signal(process, signal.SIGKILL)  # frozen, or deep in a call
+            finally:
+                os.close(process)
+        channel.close()
 
 
 def _show(value: dict[str, Any]) -> None:

@@ -220,10 +220,12 @@ class Coordinator:
         if record.epoch != epoch or record.state != "running" or seconds < UNREACHABLE_SECONDS:
             return record
         why = f"its agent does not reach {record.owner} since {seconds:.0f} s"
+        target = reached
         try:
             snapshot = await self.desk.snapshot()
             choice = place(snapshot, Request(name, record.quota, record.needs, host=reached,
                                              avoid_hosts={str(record.owner)}))
+            target = choice.host
             await self.migrate(name, choice.host)
         except Fenced:
             raise
@@ -231,9 +233,9 @@ class Coordinator:
             log.warning("cannot move to where the agent is heard", session=name, reason=error.message)
             async with self.session_lock(name):
                 held = await self.desk.held(name)
-                if held.record.epoch == epoch and held.record.recover and reached is not None:
-                    place(await self.desk.snapshot(), Request(name, record.quota, record.needs, host=reached))
-                    await self.recovery.run(name, f"{why}; {error.message}", host=reached)
+                if held.record.epoch == epoch and held.record.recover and target is not None:
+                    place(await self.desk.snapshot(), Request(name, record.quota, record.needs, host=target))
+                    await self.recovery.run(name, f"{why}; {error.message}", host=target)
         return (await self.desk.held(name)).record
 
     # -- images -----------------------------------------------------------------

@@ -82,7 +82,7 @@ class Daemon:
         self.node = Node(host=self.host, directory=self.directory, store=self.files.root / "images",
                          pool_secret=self.files.secret(), slots={slot.spec: slot for slot in slots},
                          on_event=self.worker_event, log_level=options.log_level, deadline=self.deadline_fd,
-                         in_time=self.in_time)
+                         in_time=self.in_time, watch_move=self.watch_move)
         self.control = ControlServer(self.keys, self.files.authorized,
                                      f"tcp://{options.listen}:{options.control_port or '*'}")
         self.leadership = Leadership(self)
@@ -164,6 +164,9 @@ class Daemon:
         """The page that says until when this node may begin anything (OWNERSHIP 4)."""
         return self.leadership.keeper.page.fd
 
+    def watch_move(self, session: str, move: str) -> None:
+        self.leadership.watch_move(session, move)
+
     def in_time(self) -> bool:
         return self.leadership.membership.in_time()
 
@@ -175,15 +178,19 @@ class Daemon:
             if was:
                 log.warning("a worker died", session=session, pid=values["pid"], was=was)
                 if was == "running":
-                    self.spawn(self._report_death(session, int(values["pid"]), values.get("position")))
+                    self.report_death(session, self.node.epochs.get(session, 0), values.get("position"),
+                                      f"its worker (pid {values['pid']}) on {self.host} died")
         elif event == "bye":
             reason = str(values.get("reason") or "the program ended")
             self.spawn(self.pool_verbs.ask_leader("session.end", {"session": session, "reason": reason}))
 
-    async def _report_death(self, session: str, pid: int, position: int | None) -> None:
+    def report_death(self, session: str, epoch: int, position: int | None, reason: str) -> None:
+        """A session that this node owns at ``epoch`` has no worker any more: the leader decides what follows."""
+        self.spawn(self._report_death(session, {"session": session, "host": self.host, "epoch": epoch,
+                                                "position": position, "reason": reason}))
+
+    async def _report_death(self, session: str, args: dict[str, Any]) -> None:
         """Tell the leader until one has taken it: the session waits for that."""
-        args = {"session": session, "host": self.host, "epoch": self.node.epochs.get(session, 0), "position": position,
-                "reason": f"its worker (pid {pid}) on {self.host} died"}
         while not self.stopping.is_set():
             try:
                 await self.pool_verbs.ask_leader("worker.died", args)

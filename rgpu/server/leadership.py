@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -54,7 +55,8 @@ class Leadership:
         self.registry: EmbeddedRegistry
         self.keeper: LeaseKeeper
         self.membership: Membership
-        self._settling: set[str] = set()
+        self._settling: set[tuple[str, str]] = set()  #: (session, move) that are looked at again later
+        self._settle_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # -- joining and leaving ------------------------------------------------------
     async def join(self) -> None:
@@ -168,27 +170,39 @@ class Leadership:
     # -- obeying ----------------------------------------------------------------------
     async def settle(self, session: str, move: str) -> dict[str, Any]:
         """Read the record and obey it; one that decides nothing yet is looked at again."""
-        held = self.daemon.node.holds(session, move)
-        if held is None:
-            return {"done": "nothing is held here"}
-        entry = await self.registry.get(session_key(session))
-        record = decode(entry.value, SessionRecord, entry.key) if entry else None
-        kind, epoch = held
-        found = settle(record, Holding(self.daemon.host, self.incarnation, kind, epoch, move))  # type: ignore[arg-type]
-        if found.action != "stay paused":
-            await self.daemon.node.obey(session, move, found.action, found.epoch)
-        elif kind in ("paused", "incoming"):
-            self._settle_later(session, move)
-        return {"done": found.action, "reason": found.reason}
+        async with self._settle_locks[session]:
+            held = self.daemon.node.holds(session, move)
+            entry = await self.registry.get(session_key(session))
+            record = decode(entry.value, SessionRecord, entry.key) if entry else None
+            if held is None:
+                return self._nothing_held(session, record)
+            kind, epoch, held_for = held
+            found = settle(record, Holding(self.daemon.host, self.incarnation, kind, epoch,  # type: ignore[arg-type]
+                                           held_for))
+            if found.action != "stay paused":
+                open_move = record.open_move if record else None
+                await self.daemon.node.obey(session, held_for, found.action, found.epoch,
+                                            open_move.id if open_move else "")
+            elif kind in ("paused", "incoming"):
+                self._settle_later(session, held_for)
+            return {"done": found.action, "reason": found.reason}
+
+    def _nothing_held(self, session: str, record: SessionRecord | None) -> dict[str, Any]:
+        """The record may promise what is not here: the worker died after it was verified, before it was activated."""
+        if record is not None and record.state == "running" \
+                and (record.owner, record.incarnation) == (self.daemon.host, self.incarnation):
+            log.warning("a session of ours has no worker", session=session, epoch=record.epoch)
+            self.daemon.report_death(session, record.epoch, None, f"its worker on {self.daemon.host} died in a move")
+        return {"done": "nothing is held here"}
 
     def _settle_later(self, session: str, move: str) -> None:
-        if session not in self._settling:
-            self._settling.add(session)
+        if (session, move) not in self._settling:
+            self._settling.add((session, move))
             self.daemon.spawn(self._settle_again(session, move))
 
     async def _settle_again(self, session: str, move: str) -> None:
         await asyncio.sleep(SETTLE_AGAIN)
-        self._settling.discard(session)
+        self._settling.discard((session, move))
         try:
             await self.settle(session, move)
         except RgpuError as error:
@@ -217,7 +231,7 @@ class Leadership:
             result = await txn_certain(self.registry, decision.compares, decision.operations)
             if result.succeeded:
                 if node.running[session].view.get("state") == "paused":
-                    node.paused.add(session)
+                    node.paused[session] = ""
                     self._settle_later(session, held.record.move.id if held.record.move else "")
                 return
             reason = "the record changed meanwhile"

@@ -68,7 +68,10 @@ class Node:
     epochs: dict[str, int] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)  #: newest image written here, by session
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: last views of sessions that ended here
-    paused: set[str] = field(default_factory=set)  #: sent by a move whose outcome is not known yet
+    #: sent by a move whose outcome is not known yet: the move, empty if an earlier daemon knew it
+    paused: dict[str, str] = field(default_factory=dict)
+    #: have the record looked at until it decides about a session that a move left here
+    watch_move: Callable[[str, str], None] = lambda session, move: None
 
     # -- devices --------------------------------------------------------------
     def free(self, spec: str) -> int:
@@ -149,6 +152,7 @@ class Node:
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="incoming",
                                      on_event=self.on_event, log_level=self.log_level)
         self.incoming[session] = Incoming(move, handle, epoch)
+        self.watch_move(session, move)  # who began the move may be gone before it ends
         await handle.give_deadline(self.deadline())
         granted = tickets.issue(self.pool_secret, session, move, "pages", lifetime=600)
         return {"address": list(self.data_address), "ticket": granted.ticket, "secret": granted.secret, "device": spec,
@@ -163,25 +167,34 @@ class Node:
         asked = asyncio.get_running_loop().time()
         result = await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
                                       max_downtime=max_downtime, timeout=600)
-        self.paused.add(session)
+        self.paused[session] = move
+        self.watch_move(session, move)
         return {**result, "send_ms": (asyncio.get_running_loop().time() - asked) * 1000}
 
     async def worker_describe(self, *, session: str, **_: Any) -> dict[str, Any]:
         """What the worker says of itself; ``pins``: what keeps the session from moving."""
         return {**await self._owned(session).refresh(), "pins": []}
 
-    def holds(self, session: str, move: str) -> tuple[str, int] | None:
-        """What this node has of the session: ("incoming" | "paused" | "running", epoch), None for nothing."""
+    def holds(self, session: str, move: str) -> tuple[str, int, str] | None:
+        """What this node has of the session: ("incoming" | "paused" | "running", epoch, move); None for nothing.
+
+        ``move``: the one that is asked about; the answer names the one that it is held for, which may be another.
+        """
         incoming = self.incoming.get(session)
         if incoming is not None and (not move or incoming.move == move):
-            return "incoming", incoming.epoch
+            return "incoming", incoming.epoch, incoming.move
         handle = self.running.get(session)
         if handle is None or handle.closed.is_set():
             return None
-        return ("paused" if session in self.paused else "running"), self.epochs[session]
+        if session in self.paused:
+            return "paused", self.epochs[session], self.paused[session]
+        return "running", self.epochs[session], ""
 
-    async def obey(self, session: str, move: str, action: str, epoch: int) -> None:
-        """Do what the registry's record means for what is held here (:mod:`rgpu.migrate.settle`)."""
+    async def obey(self, session: str, move: str, action: str, epoch: int, still_open: str = "") -> None:
+        """Do what the registry's record means for what is held here (:mod:`rgpu.migrate.settle`).
+
+        ``still_open``: the move that the record has open; whatever else the worker sends for is off.
+        """
         log.info("settle", session=session, move=move, action=action, epoch=epoch)
         fault(f"daemon.{action}")
         if action == "activate":
@@ -193,10 +206,10 @@ class Node:
             if old is not None:
                 await self._end_handle(old, "moved")
         elif action == "resume":
-            self.paused.discard(session)
-            await self._owned(session).request("resume")
+            self.paused.pop(session, None)
+            await self._owned(session).request("resume", still_open=still_open)
         elif action == "forget":
-            self.paused.discard(session)
+            self.paused.pop(session, None)
             handle = self.running.pop(session, None)
             if handle is not None:
                 await self._end_handle(handle, "moved")
@@ -277,9 +290,9 @@ class Node:
 
     def died(self, session: str, pid: int) -> str | None:
         """A worker process has gone: "running" or "incoming" when it mattered, and it is forgotten."""
-        self.paused.discard(session)
         handle = self.running.get(session)
         if handle is not None and handle.pid == pid:
+            self.paused.pop(session, None)
             del self.running[session]
             return "running"
         incoming = self.incoming.get(session)

@@ -19,6 +19,7 @@ import structlog
 from rgpu import __version__
 from rgpu.link import tickets
 from rgpu.link.control import ControlServer, Request
+from rgpu.link.verbs import VERBS
 from rgpu.migrate.records import NodeRecord, SessionRecord
 from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, Refused, RgpuError, UnknownOutcome
 from rgpu.session.facts import SessionFacts
@@ -89,12 +90,19 @@ class PoolVerbs:
         raise PoolUnavailable("the pool's coordinator changes too often")
 
     async def _while_it_leads(self, call: asyncio.Future[Any], revision: int, verb: str) -> Any:
-        """The leader's answer; if it leads no more before it answered, nobody knows what it had done."""
+        """The leader's answer; if it leads no more before it answered, nobody knows what it had done.
+
+        Raises :class:`PoolUnavailable` with the reason "not leading" for a verb that may be repeated: the next
+        leader is asked then, because nobody else will (the end of a program is told once).
+        """
         while not (await asyncio.wait([call], timeout=LEADER_LOOK))[0]:
             if await self.daemon.leadership.leader_revision() != revision:
                 await asyncio.wait([call], timeout=LEADER_LOOK)  # its answer may be on the way
                 if not call.done():
                     call.cancel()
+                    if verb not in VERBS or VERBS[verb].idempotent:
+                        raise PoolUnavailable(f"the coordinator changed while it worked on {verb}",
+                                              reason="not leading")
                     raise UnknownOutcome(f"the coordinator changed while it worked on {verb}; the next one finishes or "
                                          "undoes it: look with `rgpu ps`", verb=verb)
         return call.result()

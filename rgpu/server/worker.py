@@ -33,14 +33,18 @@ from rgpu.migrate.leases import NODE_SLOT
 from rgpu.server.agent_link import AgentLink
 from rgpu.server.channel import Channel, listen
 from rgpu.server.runtime import SessionRuntime
-from rgpu.server.worker_tasks import Tasks
+from rgpu.server.worker_tasks import Sending, Tasks
 from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
 
 log = structlog.get_logger(__name__)
 
 ADDR_NO_RANDOMIZE = 0x0040000
+#: Why a worker is told to forget a session that lives on: its agent looks for the owner then.
+ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 #: How long a worker without daemon and without agent keeps its session.
 ORPHAN_SECONDS = 60.0
+#: And how long once the program has ended: a restarting daemon may still want to hear of it.
+ENDED_SECONDS = 2.0
 
 
 def without_randomisation() -> bool:
@@ -85,6 +89,7 @@ class Worker:
         self._exit = threading.Event()
         self._deadline: DeadlinePage | None = None
         self._detached_since = time.monotonic()
+        self._program_over = False  #: the agent said so; the daemon, if there is one, has the session ended
 
     # -- the channel ------------------------------------------------------------
     def serve(self, listener: socket.socket) -> None:
@@ -107,7 +112,8 @@ class Worker:
             self._converse(channel)
 
     def _orphaned(self) -> bool:
-        return self.link is None and time.monotonic() - self._detached_since > ORPHAN_SECONDS
+        patience = ENDED_SECONDS if self._program_over else ORPHAN_SECONDS
+        return self.link is None and time.monotonic() - self._detached_since > patience
 
     def _converse(self, channel: Channel) -> None:
         try:
@@ -185,6 +191,7 @@ class Worker:
         elif event == "bye":
             self.stats = values.get("statistics") or self.stats
             self.report("bye", **{key: values[key] for key in ("reason", "exit_code") if key in values})
+            self._program_over = True
             return
         elif event == "detached":
             with self._lock:
@@ -216,12 +223,21 @@ class Worker:
             self.runtime.epoch = epoch
             self.state = "running"
 
-    def do_resume(self) -> None:
-        """The move was aborted: go on as if nothing had been."""
+    def do_resume(self, still_open: str = "") -> None:
+        """The move was aborted: go on as if nothing had been. A copy for any move but ``still_open`` stops."""
         with self._lock:
             if self.state == "paused":
                 self.state = "running"
                 self.runtime.resume()
+            else:
+                self.tasks.call_off(still_open)
+
+    def offer(self, sending: Sending) -> None:
+        """The copy is complete: from here on only the record may say what follows. Raises :class:`Fenced`."""
+        with self._lock:
+            if self.state != "running" or sending.called_off:
+                raise Fenced(f"the move was called off: the session is {self.state} here")
+            self.state = "paused"
 
     def do_forget(self, reason: str) -> None:
         """Another worker owns the session now, or it ended: tell the agent, then exit."""
@@ -229,7 +245,7 @@ class Worker:
             self.state = "over"
             link, self.link = self.link, None
         if link is not None:
-            link.notice("moved" if reason == "moved" else "ended", reason=reason)
+            link.notice("moved" if reason in ELSEWHERE else "ended", reason=reason)
             link.finish()
         self.runtime.stop()
         # After the answer to this request has left. Device threads may still wait for work that

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -32,12 +33,22 @@ SMALL_ROUND = 64  #: pages: copying these in the pause is cheaper than another r
 DRAIN_SECONDS = 10.0
 
 
+@dataclass(eq=False)
+class Sending:
+    """A copy under way for a move."""
+
+    move: str
+    connection: SealedConnection
+    called_off: bool = False
+
+
 class Tasks:
     """See the module docstring."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._received: Received | None = None
+        self._sending: Sending | None = None
 
     # -- a move, as the source ------------------------------------------------------
     def do_send(self, move: str, address: list[Any], ticket: bytes, secret: bytes,
@@ -55,15 +66,26 @@ class Tasks:
         began = time.monotonic()
         sock = connect((str(address[0]), int(address[1])))
         connection = client_preamble(sock, "pages", ticket, secret, runtime.session)
+        self.call_off("")
+        sending = self._sending = Sending(move, connection)
         try:
             fault("connected")
             sender = PageSender(connection, runtime.device, runtime.hash_key, fault)
             sender.begin(runtime.session, move)
             self._copy_running(sender, move)
-            statistics = self._last_round(sender, max_downtime)
+            statistics = self._last_round(sender, sending, max_downtime)
         finally:
+            if self._sending is sending:
+                self._sending = None
             connection.close()
         return {**statistics, "total_ms": (time.monotonic() - began) * 1000}
+
+    def call_off(self, still_open: str) -> None:
+        """Stop the copy, unless it is for ``still_open``; its task fails and the session runs on."""
+        sending = self._sending
+        if sending is not None and sending.move != still_open:
+            sending.called_off = True
+            sending.connection.close()
 
     def _copy_running(self, sender: PageSender, move: str) -> None:
         """Rounds while the program runs, until few pages are left or they do not become fewer."""
@@ -77,7 +99,7 @@ class Tasks:
                 return
             left = dirty
 
-    def _last_round(self, sender: PageSender, max_downtime: float) -> dict[str, Any]:
+    def _last_round(self, sender: PageSender, sending: Sending, max_downtime: float) -> dict[str, Any]:
         worker, runtime = self.worker, self.worker.runtime
         runtime.quiesce(DRAIN_SECONDS)
         paused = time.monotonic()
@@ -90,10 +112,10 @@ class Tasks:
             if time.monotonic() - paused > max_downtime:
                 raise MoveFailed(f"the stop took {time.monotonic() - paused:.2f} s, more than the {max_downtime:.2f} s "
                                  "allowed; the session runs on where it was")
+            worker.offer(sending)
         except BaseException:
             runtime.resume()
             raise
-        worker.state = "paused"
         return {**sender.statistics.as_dict(), "verified": True, "position": runtime.applied,
                 "pause_ms": (time.monotonic() - paused) * 1000}
 

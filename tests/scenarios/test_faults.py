@@ -1,0 +1,95 @@
+"""Whoever breaks while a move stands at a step: the program ends well, and one worker has the session.
+
+Every actor × kill or freeze × every step, and both data links × how they fail ×
+the steps with bytes under way. Whole in `make sweep` (its table goes to
+bench/results/), a seeded sample in `make test`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.scenarios import faults
+from tests.scenarios.conftest import SWEEP, sample
+from tests.scenarios.faults import ACTORS, FROZEN, HOLD, POINTS, STALLED, Disturbance, break_actor
+from tests.scenarios.fire import HEAT, Outcome
+from tests.scenarios.pool import ROOT, LocalPool
+
+ACTOR_CASES = [f"{point}/{actor}/{how}" for point in POINTS for actor in ACTORS for how in ("kill", "freeze")]
+LINK_POINTS = ("connected", "round", "paused", "verify", "mover.write_commit", "daemon.activate", "mover.write_clear")
+LINK_CASES = [f"{point}/{link} link/{mode}" for point in LINK_POINTS for link in ("agent", "page")
+              for mode in ("drop", "stall", "delay", "cut", "flip")]
+OUTCOMES: list[Outcome] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table() -> Iterator[None]:
+    """The sweep's table: rows of earlier pieces of the same day are kept, those of the same case replaced."""
+    yield
+    if SWEEP and OUTCOMES:
+        path = ROOT / "bench" / "results" / f"{time.strftime('%Y-%m-%d')}-fault-sweep.txt"
+        head = f"{'case':52s} {'fired':6s}{'workers':8s}{'owner':11s}{'digest':9s}{'s':>6s}  rgpu migrate said"
+        old = path.read_text().splitlines()[1:] if path.exists() else []
+        rows = {line[:52].rstrip(): line for line in old}
+        for o in OUTCOMES:
+            rows[o.case] = (f"{o.case:52s} {'yes' if o.fired else 'no':6s}{o.owners or '-'!s:8s}"
+                            f"{' '.join(o.notes) or '-':11s}{o.digest[:8] or 'none':9s}{o.seconds:6.1f}  "
+                            f"{o.move.splitlines()[0][:140] if o.move else '-'}")
+        order = {case: number for number, case in enumerate(ACTOR_CASES + LINK_CASES)}
+        lines = [head, *(rows[case] for case in sorted(rows, key=lambda case: order.get(case, 999)))]
+        path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of an undisturbed run."""
+    with LocalPool(tmp_path_factory.mktemp("still"), nodes=1) as pool:
+        return pool.heat("still", **HEAT).finish()
+
+
+@pytest.mark.parametrize("case", sample(ACTOR_CASES, 6, seed=11))
+def test_an_actor_breaks(case: str, expected: str) -> None:
+    point, actor, how = case.split("/")
+    with Disturbance(case, point) as fire:
+        OUTCOMES.append(fire.outcome)
+        move = fire.move()
+        fire.wait_fired()
+        thaw = break_actor(fire, actor, how)
+        if how == "freeze":
+            time.sleep(FROZEN)
+            thaw()
+        fire.finish_move(move)
+        fire.check(expected)
+
+
+@pytest.mark.parametrize("case", sample(LINK_CASES, 4, seed=12))
+def test_a_link_breaks_at_a_step(case: str, expected: str) -> None:
+    """Before the commit the agent's link is the source's and the pages' the destination's; after it both are there."""
+    point, link, mode = case.split("/")
+    with Disturbance(case, point, proxied=True) as fire:
+        OUTCOMES.append(fire.outcome)
+        proxy = fire.pool.proxies[fire.source if link == "agent link" else fire.destination]
+        move = fire.move()
+        fire.wait_fired()
+        proxy.set(mode)
+        time.sleep(STALLED if mode == "stall" else HOLD + 0.5)
+        proxy.set("pass")
+        fire.finish_move(move)
+        fire.check(expected)
+
+
+def test_every_point_is_reached() -> None:
+    """Names of points that no code has would make this sweep a sham."""
+    files = [path for folder in ("server", "migrate") for path in (ROOT / "rgpu" / folder).glob("*.py")]
+    source = "".join(path.read_text() for path in files)
+    for point in faults.POINTS:
+        head, _, tail = point.partition(".")
+        if head == "mover":
+            assert f"def _{tail.removesuffix('.done')}(" in source, point
+        elif head == "daemon":
+            assert f'action == "{tail}"' in source or f'"{point}"' in source, point
+        else:
+            assert f'fault("{point}")' in source, point
