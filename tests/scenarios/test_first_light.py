@@ -47,17 +47,22 @@ def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> N
     assert moved.finish() == first
 
 
-def test_moves_at_random_moments(pool: LocalPool) -> None:
-    """Moves to and fro while it computes; the digest does not change."""
-    moves = 50 if SWEEP else 8
-    undisturbed = pool.heat("not-moved", steps=20000).finish()
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("example", "sampled"), [("heat", 6), ("numba_life", 2), ("cudart_saxpy", 2)])
+def test_moves_at_random_moments(pool: LocalPool, example: str, sampled: int) -> None:
+    """Moves to and fro while it computes; the digest does not change. 50 of each example in a sweep."""
+    command = {"heat": ("heat.py", "--n", "192", "--steps", "20000", "--report", "50"),
+               "numba_life": ("numba_life.py", "--n", "64", "--steps", "5000"),
+               "cudart_saxpy": ("cudart_saxpy.py", "--n", "262144", "--rounds", "10000")}[example]
+    line = (sys.executable, EXAMPLES / command[0], *command[1:])
+    undisturbed = pool.run(*line, name=f"{example}-not-moved").finish()
+    moves, done, run = 50 if SWEEP else sampled, 0, 0
     chance = random.Random(20)
-    done = 0
-    run = 0
     while done < moves:
         run += 1
-        program = pool.heat(f"wander-{run}", steps=20000)
+        program = pool.run(*line, name=f"{example}-wander-{run}")
         program.wait_lines(1)
+        pool.wait_state(program.name, "running")
         while program.process.poll() is None and done < moves:
             time.sleep(chance.random() * 0.4)
             row = pool.session(program.name)
