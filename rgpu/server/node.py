@@ -137,6 +137,9 @@ class Node:
         except RgpuError:
             await self._drop(session)
             raise
+        # While it started another leader may have given the session to somebody else: it is not told to forget
+        # what it does not have yet.
+        self.watch_move(session, "")
         log.info("session starts here", session=session, epoch=epoch, device=spec, image=image, position=position)
         return {"position": position, "device": spec, "worker_pid": handle.pid}
 

@@ -31,6 +31,10 @@ log = structlog.get_logger(__name__)
 
 _AWAITED = frozenset(call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC)
 
+PACE = 32  #: calls between two looks at how far behind the device is
+AHEAD = 128  #: calls that may be submitted and not complete
+PATIENCE = 1.0  #: seconds to wait for the device before more is submitted all the same
+
 #: (seq, CUresult, encoded reply arguments, payload)
 Deliver = Callable[[int, int, bytes, Any], None]
 
@@ -120,6 +124,22 @@ class SessionRuntime:
         self.live.apply(record)
         self.executor.apply(record)
         self._applied = record.seq
+        if record.seq % PACE == 0:
+            self._keep_pace()
+
+    def _keep_pace(self) -> None:
+        """Do not run far ahead of the device: what is submitted must drain before a cut.
+
+        A program that launches without waiting would otherwise fill minutes of work into the
+        device's queues, and no move could stop it within its promised downtime. Bounded in time,
+        since the device's work may wait for a call that was not applied yet (SEMANTICS 19).
+        """
+        pending, _ = self.device.progress()
+        if len(pending) <= AHEAD:
+            return
+        goal = sorted(pending)[-AHEAD // 2]
+        deadline = time.monotonic() + PATIENCE
+        self._wait(lambda: self.device.wait_complete(goal, 0.02) or time.monotonic() > deadline)
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Wait without holding up a cut: the position is at a record's boundary meanwhile."""

@@ -172,6 +172,9 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
         process.kill()
         raise TimedOut(f"the worker of {session} did not start: {error.message}; its log ends: "
                        f"{_tail(log_path)}") from error
+    except BaseException:  # the daemon stops meanwhile: nobody else knows of this process
+        process.kill()
+        raise
     handle = WorkerHandle(session, channel, on_event, log_path)
     handle.device, handle.quota = device, quota
     return handle

@@ -7,6 +7,7 @@ bench/results/), a seeded sample in `make test`.
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Iterator
 
@@ -22,25 +23,35 @@ ACTOR_CASES = [f"{point}/{actor}/{how}" for point in POINTS for actor in ACTORS 
 LINK_POINTS = ("connected", "round", "paused", "verify", "mover.write_commit", "daemon.activate", "mover.write_clear")
 LINK_CASES = [f"{point}/{link} link/{mode}" for point in LINK_POINTS for link in ("agent", "page")
               for mode in ("drop", "stall", "delay", "cut", "flip")]
-OUTCOMES: list[Outcome] = []
+HEAD = f"{'case':52s} {'fired':6s}{'workers':8s}{'owner':11s}{'digest':9s}{'s':>6s}  rgpu migrate said"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def table() -> Iterator[None]:
-    """The sweep's table: rows of earlier pieces of the same day are kept, those of the same case replaced."""
-    yield
-    if SWEEP and OUTCOMES:
-        path = ROOT / "bench" / "results" / f"{time.strftime('%Y-%m-%d')}-fault-sweep.txt"
-        head = f"{'case':52s} {'fired':6s}{'workers':8s}{'owner':11s}{'digest':9s}{'s':>6s}  rgpu migrate said"
-        old = path.read_text().splitlines()[1:] if path.exists() else []
-        rows = {line[:52].rstrip(): line for line in old}
-        for o in OUTCOMES:
-            rows[o.case] = (f"{o.case:52s} {'yes' if o.fired else 'no':6s}{o.owners or '-'!s:8s}"
-                            f"{' '.join(o.notes) or '-':11s}{o.digest[:8] or 'none':9s}{o.seconds:6.1f}  "
-                            f"{o.move.splitlines()[0][:140] if o.move else '-'}")
+@pytest.fixture
+def tabled() -> Iterator[list[Outcome]]:
+    """In a sweep: what is put here gets a row in the day's table, in place of the same case's older one.
+
+    Written case by case and under a lock, so that pieces of the sweep can run side by side.
+    """
+    outcomes: list[Outcome] = []
+    yield outcomes
+    if not SWEEP:
+        return
+    path = ROOT / "bench" / "results" / f"{time.strftime('%Y-%m-%d')}-fault-sweep.txt"
+    with open(path, "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        rows = {line[:52].rstrip(): line for line in file.read().splitlines()[1:]}
+        rows.update({outcome.case: _row(outcome) for outcome in outcomes})
         order = {case: number for number, case in enumerate(ACTOR_CASES + LINK_CASES)}
-        lines = [head, *(rows[case] for case in sorted(rows, key=lambda case: order.get(case, 999)))]
-        path.write_text("\n".join(lines) + "\n")
+        file.truncate(0)
+        file.writelines(f"{line}\n" for line in
+                        (HEAD, *(rows[case] for case in sorted(rows, key=lambda case: order.get(case, 999)))))
+
+
+def _row(o: Outcome) -> str:
+    said = o.move.splitlines()[0][:140] if o.move else "-"
+    return (f"{o.case:52s} {'yes' if o.fired else 'no':6s}{o.owners or '-'!s:8s}{' '.join(o.notes) or '-':11s}"
+            f"{o.digest[:8] or 'none':9s}{o.seconds:6.1f}  {said}")
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +62,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("case", sample(ACTOR_CASES, 6, seed=11))
-def test_an_actor_breaks(case: str, expected: str) -> None:
+def test_an_actor_breaks(case: str, expected: str, tabled: list[Outcome]) -> None:
     point, actor, how = case.split("/")
     with Disturbance(case, point) as fire:
-        OUTCOMES.append(fire.outcome)
+        tabled.append(fire.outcome)
         move = fire.move()
         fire.wait_fired()
         thaw = break_actor(fire, actor, how)
@@ -66,11 +77,11 @@ def test_an_actor_breaks(case: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("case", sample(LINK_CASES, 4, seed=12))
-def test_a_link_breaks_at_a_step(case: str, expected: str) -> None:
+def test_a_link_breaks_at_a_step(case: str, expected: str, tabled: list[Outcome]) -> None:
     """Before the commit the agent's link is the source's and the pages' the destination's; after it both are there."""
     point, link, mode = case.split("/")
     with Disturbance(case, point, proxied=True) as fire:
-        OUTCOMES.append(fire.outcome)
+        tabled.append(fire.outcome)
         proxy = fire.pool.proxies[fire.source if link == "agent link" else fire.destination]
         move = fire.move()
         fire.wait_fired()
