@@ -75,7 +75,7 @@ class LocalPool:
         self.programs.append(program)
         return program
 
-    def heat(self, name: str, n: int = 192, steps: int = 5000, report: int = 50,
+    def heat(self, name: str, n: int = 192, steps: int = 12000, report: int = 50,
              options: tuple[str, ...] = ()) -> Program:
         return self.run(sys.executable, str(EXAMPLES / "heat.py"), "--n", str(n), "--steps", str(steps), "--report",
                         str(report), name=name, options=options)
