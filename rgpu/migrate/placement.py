@@ -156,9 +156,14 @@ def device_refuses(node: NodeRecord, device: DeviceRecord, request: Request, fre
         if device.driver_version < needs.driver_version:
             return f"{where} has driver {device.driver_version}, older than the {needs.driver_version} it began with"
     if free < request.quota:
-        return f"{where} is full: {max(0, free)} bytes free of the {request.quota} needed"
+        return f"{where} is full: {mebibytes(max(0, free))} free of the {mebibytes(request.quota)} needed"
     return None
 
 
 def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
+
+
+def mebibytes(count: int) -> str:
+    """``400 MiB``; bytes where that would not be the whole truth."""
+    return f"{count >> 20} MiB" if count % (1 << 20) == 0 else f"{count} bytes"

@@ -17,6 +17,7 @@ import structlog
 from rgpu.checkpoint.device import DeviceFacts
 from rgpu.link import tickets
 from rgpu.link.faults import fault
+from rgpu.migrate.placement import mebibytes
 from rgpu.link.tickets import Ticket
 from rgpu.server import workers
 from rgpu.server.workers import WorkerHandle
@@ -91,7 +92,7 @@ class Node:
             if not self.slots[spec].healthy:
                 reasons.append(f"{spec} is unhealthy")
             elif self.free(spec) < quota:
-                reasons.append(f"{spec} has {self.free(spec)} bytes free of the {quota} asked for")
+                reasons.append(f"{spec} has {mebibytes(self.free(spec))} free of the {mebibytes(quota)} asked for")
             else:
                 return spec
         raise Refused(f"{self.host} is full: {'; '.join(reasons)}", host=self.host)

@@ -161,7 +161,7 @@ async def _source_silent(w: World) -> None:
 
 @pytest.mark.parametrize("prepare, reason", [
     (_other_capability, "compute capability 9.0, the session needs 7.5"), (_older_driver, "driver 12080, older than"),
-    (_full, "full: 1073741823 bytes free of the 1073741824"), (_other_kind, "another kind of device"),
+    (_full, "full: 1073741823 bytes free of the 1024 MiB"), (_other_kind, "another kind of device"),
     (_cordoned, r"cordoned \(maintenance\)"), (_sick, r"unhealthy \(ECC errors\)"), (_pinned, "device heap"),
     (_ended, "is ended, not running: it was killed"), (_source_silent, "does not answer"),
 ])

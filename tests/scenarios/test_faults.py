@@ -8,8 +8,10 @@ bench/results/), a seeded sample in `make test`.
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +38,8 @@ def tabled() -> Iterator[list[Outcome]]:
     yield outcomes
     if not SWEEP:
         return
-    path = ROOT / "bench" / "results" / f"{time.strftime('%Y-%m-%d')}-fault-sweep.txt"
+    folder = Path(os.environ.get("RGPU_SWEEP_OUT", ROOT / "bench" / "results"))
+    path = folder / f"{time.strftime('%Y-%m-%d')}-fault-sweep.txt"
     with open(path, "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)

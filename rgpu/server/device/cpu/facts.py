@@ -7,6 +7,7 @@ compute capability 7.5 device gives, except where this device lacks the thing
 
 from __future__ import annotations
 
+import os
 import socket
 
 from blake3 import blake3
@@ -78,6 +79,12 @@ def device_uuid(host: str, ordinal: int) -> bytes:
     return bytes(raw)
 
 
+def driver_version() -> int:
+    """RGPU_CPU_DRIVER_VERSION, so that pools of nodes with different drivers can be tried; default 13000."""
+    text = os.environ.get("RGPU_CPU_DRIVER_VERSION", "")
+    return int(text) if text.isdecimal() else DRIVER_VERSION
+
+
 def make_facts(ordinal: int, memory: int, host: str = "") -> DeviceFacts:
     """Facts of device ``ordinal`` of ``host`` (default: this machine's name); ``memory`` in bytes."""
     pci = (0, ordinal + 1, 0)
@@ -85,5 +92,5 @@ def make_facts(ordinal: int, memory: int, host: str = "") -> DeviceFacts:
     attributes |= {50: pci[0], 33: pci[1], 34: pci[2]}
     return DeviceFacts(
         name="rgpu CPU device (sm_75)", uuid=device_uuid(host or socket.gethostname(), ordinal),
-        total_memory=memory, pci=pci, compute_capability=COMPUTE_CAPABILITY, driver_version=DRIVER_VERSION,
+        total_memory=memory, pci=pci, compute_capability=COMPUTE_CAPABILITY, driver_version=driver_version(),
         attributes=attributes)
