@@ -17,8 +17,8 @@ import structlog
 from rgpu.checkpoint.device import DeviceFacts
 from rgpu.link import tickets
 from rgpu.link.faults import fault
-from rgpu.migrate.placement import mebibytes
 from rgpu.link.tickets import Ticket
+from rgpu.migrate.placement import mebibytes
 from rgpu.server import workers
 from rgpu.server.workers import WorkerHandle
 from rgpu.session.errors import Fenced, LinkError, NotFound, PoolUnavailable, Refused, RgpuError
