@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Cases mostly wait for leases and deadlines: more of them than processors run side by side.
+SWEEP_JOBS ?= 4
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard rgpu/client/shim/*.?pp rgpu/client/shim/generated/*)
 
 .PHONY: help setup demo test sweep test-gpu lint clean
@@ -30,7 +32,7 @@ test: setup
 
 sweep: setup
 	@mkdir -p bench/results
-	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -m "slow or not slow" tests/scenarios 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
+	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 600 tests/scenarios 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
 
 test-gpu: setup
 	$(BIN)/python -m pytest -q -m gpu

@@ -7,11 +7,8 @@ bench/results/), a seeded sample in `make test`.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,41 +17,21 @@ from tests.scenarios.conftest import SWEEP, sample
 from tests.scenarios.faults import ACTORS, FROZEN, HOLD, POINTS, STALLED, Disturbance, break_actor
 from tests.scenarios.fire import HEAT, Outcome
 from tests.scenarios.pool import ROOT, LocalPool
+from tests.scenarios.table import record
 
 ACTOR_CASES = [f"{point}/{actor}/{how}" for point in POINTS for actor in ACTORS for how in ("kill", "freeze")]
 LINK_POINTS = ("connected", "round", "paused", "verify", "mover.write_commit", "daemon.activate", "mover.write_clear")
 LINK_CASES = [f"{point}/{link} link/{mode}" for point in LINK_POINTS for link in ("agent", "page")
               for mode in ("drop", "stall", "delay", "cut", "flip")]
-HEAD = f"{'case':52s} {'fired':6s}{'workers':8s}{'owner':11s}{'digest':9s}{'s':>6s}  rgpu migrate said"
 
 
 @pytest.fixture
 def tabled() -> Iterator[list[Outcome]]:
-    """In a sweep: what is put here gets a row in the day's table, in place of the same case's older one.
-
-    Written case by case and under a lock, so that pieces of the sweep can run side by side.
-    """
+    """In a sweep, what is put here gets a row in the day's table."""
     outcomes: list[Outcome] = []
     yield outcomes
-    if not SWEEP:
-        return
-    folder = Path(os.environ.get("RGPU_SWEEP_OUT", ROOT / "bench" / "results"))
-    path = folder / f"{time.strftime('%Y-%m-%d')}-fault-sweep.txt"
-    with open(path, "a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        rows = {line[:52].rstrip(): line for line in file.read().splitlines()[1:]}
-        rows.update({outcome.case: _row(outcome) for outcome in outcomes})
-        order = {case: number for number, case in enumerate(ACTOR_CASES + LINK_CASES)}
-        file.truncate(0)
-        file.writelines(f"{line}\n" for line in
-                        (HEAD, *(rows[case] for case in sorted(rows, key=lambda case: order.get(case, 999)))))
-
-
-def _row(o: Outcome) -> str:
-    said = o.move.splitlines()[0][:140] if o.move else "-"
-    return (f"{o.case:52s} {'yes' if o.fired else 'no':6s}{o.owners or '-'!s:8s}{' '.join(o.notes) or '-':11s}"
-            f"{o.digest[:8] or 'none':9s}{o.seconds:6.1f}  {said}")
+    for outcome in outcomes if SWEEP else ():
+        record("fault-sweep", ACTOR_CASES + LINK_CASES, outcome)
 
 
 @pytest.fixture(scope="module")

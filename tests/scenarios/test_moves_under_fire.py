@@ -22,6 +22,7 @@ from tests.scenarios.conftest import SWEEP, sample
 from tests.scenarios.fire import FROZEN_SECONDS, HEAT, OTHER, Fire, Outcome
 from tests.scenarios.pool import ROOT, LocalPool
 from tests.scenarios.proxy import Proxy
+from tests.scenarios.table import record
 
 SOURCE_WORKER = ("connected", "page", "round", "paused", "state", "verify", "sent")
 DESTINATION_WORKER = ("receive", "rebuild", "verified")
@@ -37,20 +38,16 @@ NODE_CASES = [f"{point}/{side}" for point in ("connected", "round", "paused", "v
               for side in ("source", "destination")]
 LINK_CASES = [f"{mode}/{side}" for mode in ("drop", "stall", "delay", "cut", "flip")
               for side in ("source", "destination")]
-OUTCOMES: list[Outcome] = []
+OUTCOMES: list[Outcome] = []  #: of the test that runs
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def table() -> Iterator[None]:
     """The sweep's table."""
+    OUTCOMES.clear()
     yield
-    if SWEEP and OUTCOMES:
-        path = ROOT / "bench" / "results" / f"{time.strftime('%Y-%m-%d')}-moves-under-fire.txt"
-        with open(path, "w") as file:
-            print(f"{'case':40s} {'fired':6s} {'owners':7s} {'digest':10s} {'s':>6s}  rgpu migrate said", file=file)
-            for o in OUTCOMES:
-                print(f"{o.case:40s} {'yes' if o.fired else 'no':6s} {o.owners or '-'!s:7s} {o.digest[:8]:10s} "
-                      f"{o.seconds:6.1f}  {o.move[:150]}", file=file)
+    for outcome in OUTCOMES if SWEEP else ():
+        record("moves-under-fire", WORKER_CASES + DAEMON_CASES + LOST_CASES + NODE_CASES + LINK_CASES, outcome)
 
 
 @pytest.fixture(scope="module")
