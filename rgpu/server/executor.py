@@ -212,6 +212,8 @@ class Executor:
         try:
             table, text = self.device.load(args.module, bytes(record.payload), bytes(args.options), bool(args.library))
         except DeviceError as error:
+            log.warning("an image does not load", seq=record.seq, bytes=len(record.payload), result=error.result,
+                        reason=error.message[:400])
             reply = decoders.encode_reply("module_load", table=b"", log=error.message.encode())
             self._answer(record.seq, error.result, reply, None)
             return

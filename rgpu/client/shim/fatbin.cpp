@@ -16,6 +16,7 @@ namespace {
 constexpr std::uint32_t kWrapperMagic = 0x466243B1;
 constexpr std::uint32_t kFatbinMagic = 0xBA55ED50;
 constexpr std::size_t kLargestText = std::size_t{1} << 30;  // of PTX
+constexpr std::uint64_t kLargestTable = 1 << 24;            // of sections
 
 struct Wrapper {
     std::uint32_t magic;
@@ -68,13 +69,17 @@ Verdict find_fatbin(const void* data, Image* out) {
 Verdict find_elf(const void* data, Image* out) {
     const auto header = load<Elf64_Ehdr>(data);
     if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != ELFDATA2LSB) return Verdict::invalid;
-    if (header.e_shnum != 0 && header.e_shentsize != sizeof(Elf64_Shdr)) return Verdict::invalid;
+    if (header.e_shoff != 0 && header.e_shentsize != sizeof(Elf64_Shdr)) return Verdict::invalid;
     if (header.e_phnum != 0 && header.e_phentsize != sizeof(Elf64_Phdr)) return Verdict::invalid;
     std::uint64_t end = sizeof header, tail = 0;
-    if (header.e_shnum != 0) {
-        if (!add(header.e_shoff, std::uint64_t{header.e_shnum} * sizeof(Elf64_Shdr), &tail)) return Verdict::invalid;
+    std::uint64_t sections = header.e_shnum;
+    // More than 65,279 sections are counted in the first section's header (System V ABI).
+    if (sections == 0 && header.e_shoff != 0) sections = load<Elf64_Shdr>(data, header.e_shoff).sh_size;
+    if (sections > kLargestTable) return Verdict::invalid;
+    if (sections != 0) {
+        if (!add(header.e_shoff, sections * sizeof(Elf64_Shdr), &tail)) return Verdict::invalid;
         end = std::max(end, tail);
-        for (unsigned i = 0; i < header.e_shnum; ++i) {
+        for (std::uint64_t i = 0; i < sections; ++i) {
             const auto section = load<Elf64_Shdr>(data, header.e_shoff + i * sizeof(Elf64_Shdr));
             if (section.sh_type == SHT_NOBITS || section.sh_type == SHT_NULL) continue;
             if (!add(section.sh_offset, section.sh_size, &tail)) return Verdict::invalid;

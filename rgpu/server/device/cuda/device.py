@@ -169,7 +169,7 @@ class CudaDevice:
 
     def load(self, module: int, image: bytes, options: bytes, library: bool) -> tuple[ModuleTable, str]:
         self._use()
-        loaded, text = modules.load(image)
+        loaded, text = modules.load(image, options, library, self.facts.compute_capability)
         self._modules[module] = loaded
         return loaded.table, text
 
@@ -177,7 +177,7 @@ class CudaDevice:
         self._use()
         if module not in self._modules:
             raise DeviceError(f"module {module} does not exist", CUDA_ERROR_INVALID_HANDLE)
-        check(driver.cuModuleUnload(self._modules.pop(module).handle), "cuModuleUnload")
+        modules.unload(self._modules.pop(module))
 
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
         self._use()

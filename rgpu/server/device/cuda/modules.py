@@ -1,57 +1,152 @@
-"""Modules on the GPU: load, and learn everything that a client may ask about them.
+"""Modules and libraries on the GPU: load, and learn everything that a client may ask about them.
 
-The names of a module's variables come from the image itself (PTX text or the
-ELF symbol table of a cubin): the driver has no call that lists them.
+An image goes to the driver as it came (cubin, fat binary, PTX), with the
+program's JIT options; where the program used a library it is loaded as one. Its
+variables come from the image (:mod:`.images`), their addresses from the driver
+or, for those that the driver does not name, from their section. A variable
+whose address cannot be found pins the session (SEMANTICS 12): ``Module.pins``.
 """
 
 from __future__ import annotations
 
-import re
+import ctypes
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cuda.bindings import driver
 
-from rgpu.server.device.cpu import fatbin
-from rgpu.server.device.cuda.errors import check
+from rgpu.server.device.cuda import images
+from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.session.errors import DeviceError
 from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
 
-_VARIABLE = re.compile(
-    r"^\s*(?:\.(?:visible|weak|common)\s+)*\.(?:global|const)\b[^;={]*?([\w$]+)\s*(?:\[[^\]]*\]\s*)*(?:=|;)",
-    re.MULTILINE)
 FUNCTION_ATTRIBUTES = 16
-CUDA_ERROR_NOT_FOUND = 500
+LOG_BYTES = 16384
+CUDA_ERROR_INVALID_VALUE = 1
+_OPTION = struct.Struct("<iq")
+_ERROR_LOG, _ERROR_SIZE, _INFO_LOG, _INFO_SIZE = (
+    int(option) for option in (
+        driver.CUjit_option.CU_JIT_ERROR_LOG_BUFFER, driver.CUjit_option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        driver.CUjit_option.CU_JIT_INFO_LOG_BUFFER, driver.CUjit_option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES))
 
 
 @dataclass
 class Module:
+    """A loaded image. ``library``: its CUlibrary where it was loaded as one, else None."""
+
     handle: Any
     functions: list[Any]
     table: ModuleTable
     layouts: list[tuple[tuple[int, int], ...]]
+    library: Any = None
+    pins: list[str] = field(default_factory=list)
 
 
-def load(image: bytes) -> tuple[Module, str]:
+class _Jit:
+    """The program's JIT options and two log buffers, as arrays for the driver."""
+
+    def __init__(self, options: bytes) -> None:
+        if len(options) % _OPTION.size:
+            raise DeviceError(f"JIT options of {len(options)} bytes", CUDA_ERROR_INVALID_VALUE)
+        self.error, self.info = (ctypes.create_string_buffer(LOG_BYTES) for _ in range(2))
+        pairs = [(option, value) for option, value in _OPTION.iter_unpack(options)
+                 if option not in (_ERROR_LOG, _ERROR_SIZE, _INFO_LOG, _INFO_SIZE)]
+        pairs += [(_ERROR_LOG, ctypes.addressof(self.error)), (_ERROR_SIZE, LOG_BYTES),
+                  (_INFO_LOG, ctypes.addressof(self.info)), (_INFO_SIZE, LOG_BYTES)]
+        self.count = len(pairs)
+        self.names = (ctypes.c_int * self.count)(*(option for option, _ in pairs))
+        self.values = (ctypes.c_void_p * self.count)(*(value & (1 << 64) - 1 for _, value in pairs))
+
+    def failure(self, result: int) -> DeviceError:
+        text = self.error.value.decode(errors="replace")
+        return DeviceError(text or f"the image does not load: {driver.CUresult(result).name}", result)
+
+    @property
+    def log(self) -> str:
+        return self.info.value.decode(errors="replace")
+
+
+def load(image: bytes, options: bytes, library: bool, capability: tuple[int, int]) -> tuple[Module, str]:
     """Load an image into the current context. Raises :class:`DeviceError` with the JIT's log."""
-    size = 16384
-    error_log, info_log = bytearray(size), bytearray(size)
-    option = driver.CUjit_option
-    options = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-               option.CU_JIT_INFO_LOG_BUFFER, option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES]
-    if not image.endswith(b"\0"):
-        image += b"\0"
-    error, handle = driver.cuModuleLoadDataEx(image, len(options), options, [error_log, size, info_log, size])
-    if int(error):
-        text = bytes(error_log).split(b"\0", 1)[0].decode(errors="replace")
-        raise DeviceError(text or driver.CUresult(int(error)).name, int(error))
-    count = check(driver.cuModuleGetFunctionCount(handle), "cuModuleGetFunctionCount")
-    functions = check(driver.cuModuleEnumerateFunctions(count, handle), "cuModuleEnumerateFunctions") if count else []
-    infos = tuple(_function(function) for function in functions)
-    variables = tuple(_variables(handle, image))
-    module = Module(handle, list(functions), ModuleTable(infos, variables), [info.parameters for info in infos])
-    return module, bytes(info_log).split(b"\0", 1)[0].decode(errors="replace")
+    jit = _Jit(options)
+    libcuda = ctypes.CDLL("libcuda.so.1")
+    handle, owner = ctypes.c_void_p(), ctypes.c_void_p()
+    code = ctypes.create_string_buffer(image, len(image) + 1)  # PTX text ends with a NUL
+    if library:
+        result = libcuda.cuLibraryLoadData(ctypes.byref(owner), code, jit.names, jit.values, jit.count, None, None, 0)
+        if result == 0:
+            result = libcuda.cuLibraryGetModule(ctypes.byref(handle), owner)
+    else:
+        result = libcuda.cuModuleLoadDataEx(ctypes.byref(handle), code, jit.count, jit.names, jit.values)
+    if result:
+        raise jit.failure(result)
+    module = driver.CUmodule(handle.value)
+    made = Module(module, [], ModuleTable((), ()), [], driver.CUlibrary(owner.value) if library else None)
+    try:
+        _describe(made, images.chosen(image, capability))
+    except DeviceError:
+        unload(made)
+        raise
+    return made, jit.log
+
+
+def unload(module: Module) -> None:
+    """End the module. Raises :class:`DeviceError`."""
+    if module.library is not None:
+        check(driver.cuLibraryUnload(module.library), "cuLibraryUnload")
+    else:
+        check(driver.cuModuleUnload(module.handle), "cuModuleUnload")
+
+
+def _describe(module: Module, code: bytes) -> None:
+    count = check(driver.cuModuleGetFunctionCount(module.handle), "cuModuleGetFunctionCount")
+    if count:
+        module.functions = list(check(driver.cuModuleEnumerateFunctions(count, module.handle),
+                                      "cuModuleEnumerateFunctions"))
+    infos = tuple(_function(function) for function in module.functions)
+    variables, unknown = _variables(module.handle, code)
+    module.layouts = [info.parameters for info in infos]
+    module.table = ModuleTable(infos, tuple(sorted(variables, key=lambda each: (each.name, each.address))))
+    module.pins = [f"variable {name} of a loaded module cannot be found in device memory" for name in sorted(unknown)]
+
+
+def _variables(handle: Any, code: bytes) -> tuple[list[GlobalVariable], list[str]]:
+    """The module's variables, and the names of those that cannot be found."""
+    wanted = images.variables(code)
+    told = _told(handle, {variable.name for variable in wanted})
+    if not images.is_cubin(code) and any(variable.name not in told for variable in wanted):
+        # PTX does not say where a variable goes, nor which ones the compiler drops: the cubin does.
+        wanted = images.variables(_compiled(code))
+        told = _told(handle, {variable.name for variable in wanted})
+    placed, unknown = images.place(wanted, told)
+    return [GlobalVariable(variable.name, address, variable.size or told[variable.name][1])
+            for variable, address in placed.items()], unknown
+
+
+def _compiled(text: bytes) -> bytes:
+    """The cubin that the driver's compiler makes of PTX text. Raises :class:`DeviceError`."""
+    state = check(driver.cuLinkCreate(0, [], []), "cuLinkCreate")
+    try:
+        kind = driver.CUjitInputType.CU_JIT_INPUT_PTX
+        text = text.rstrip(b"\0") + b"\0"
+        check(driver.cuLinkAddData(state, kind, text, len(text), b"module.ptx", 0, [], []), "cuLinkAddData")
+        pointer, size = check(driver.cuLinkComplete(state), "cuLinkComplete")
+        return ctypes.string_at(int(pointer), int(size))
+    finally:
+        driver.cuLinkDestroy(state)
+
+
+def _told(handle: Any, names: set[str]) -> dict[str, tuple[int, int]]:
+    """Where the driver says variables are; those that it does not name (local, removed) are left out."""
+    told = {}
+    for name in sorted(names):
+        error, address, size = driver.cuModuleGetGlobal(handle, name.encode())
+        if int(error) in STICKY:
+            raise DeviceError(f"cuModuleGetGlobal({name}): {driver.CUresult(int(error)).name}", int(error))
+        if int(error) == 0 and int(size):
+            told[name] = (int(address), int(size))
+    return told
 
 
 def _function(function: Any) -> FunctionInfo:
@@ -67,55 +162,3 @@ def _function(function: Any) -> FunctionInfo:
         error, value = driver.cuFuncGetAttribute(driver.CUfunction_attribute(number), function)
         attributes.append(int(value) if int(error) == 0 else -1)
     return FunctionInfo(name.decode() if isinstance(name, bytes) else str(name), tuple(parameters), tuple(attributes))
-
-
-def _variables(handle: Any, image: bytes) -> list[GlobalVariable]:
-    found = []
-    for name in sorted(variable_names(image)):
-        error, address, size = driver.cuModuleGetGlobal(handle, name.encode())
-        if int(error) == 0 and int(size):
-            found.append(GlobalVariable(name, int(address), int(size)))
-        elif int(error) not in (0, CUDA_ERROR_NOT_FOUND):
-            raise DeviceError(f"cuModuleGetGlobal({name}): {driver.CUresult(int(error)).name}", int(error))
-    return found
-
-
-def variable_names(image: bytes) -> set[str]:
-    """Names of the variables that a PTX text or a cubin defines; empty for what is neither."""
-    if image[:4] == b"\x7fELF":
-        return _elf_objects(image)
-    if image[:4] == struct.pack("<I", 0xBA55ED50):
-        return _fatbin_variables(image)
-    return set(_VARIABLE.findall(image.rstrip(b"\0").decode(errors="replace")))
-
-
-def _fatbin_variables(image: bytes) -> set[str]:
-    names: set[str] = set()
-    for entry in fatbin.entries(image):
-        names |= variable_names(fatbin.decompress(entry))
-    return names
-
-
-def _elf_objects(image: bytes) -> set[str]:
-    """STT_OBJECT symbols of an ELF64 file (System V ABI, "Symbol Table"); bounds are checked."""
-    if len(image) < 64:
-        return set()
-    (section_offset,) = struct.unpack_from("<Q", image, 40)
-    entry_size, number = struct.unpack_from("<HH", image, 58)
-    sections = []
-    for index in range(number):
-        at = section_offset + index * entry_size
-        if at + 64 > len(image):
-            return set()
-        sections.append(struct.unpack_from("<IIQQQQIIQQ", image, at))
-    names: set[str] = set()
-    for section in sections:
-        if section[1] != 2 or section[6] >= len(sections):  # SHT_SYMTAB and its string table
-            continue
-        start, length, strings = section[4], section[5], sections[section[6]]
-        text = image[strings[4]:strings[4] + strings[5]]
-        for at in range(start, min(start + length, len(image) - 23), 24):
-            name, info, _, _, _, _ = struct.unpack_from("<IBBHQQ", image, at)
-            if info & 15 == 1 and name < len(text):
-                names.add(text[name:text.index(b"\0", name)].decode(errors="replace"))
-    return names - {""}

@@ -1,0 +1,156 @@
+"""Which variables an image defines: read from the image itself, before the driver sees it. Pure.
+
+The driver has no call that lists a module's variables, and it does not say
+where a section landed. Both follow from the ELF symbol table of the cubin that
+will run: a variable is an object symbol, defined in one of the sections of
+memory that lives as long as the module (``.nv.global``, ``.nv.global.init``,
+``.nv.constant3``; *not* ``.nv.shared.*``, and not the undefined
+``.nv.reservedSmem.*`` that every cubin for sm_90 and later names). Symbols of
+one section keep their distance, so one address that the driver tells gives all
+others of the section (:func:`place`).
+
+Source: System V ABI, "Symbol Table"; section names as ``cuobjdump`` and
+``readelf`` show them for cubins of CUDA 13.0. Images come from the program:
+every offset is checked.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rgpu.server.device.cpu import fatbin
+
+_VARIABLE = re.compile(
+    r"^\s*(?:\.(?:visible|weak|common)\s+)*\.(?:global|const)\b[^;={]*?([\w$]+)\s*(?:\[[^\]]*\]\s*)*(?:=|;)",
+    re.MULTILINE)
+_FATBIN = struct.pack("<I", fatbin.MAGIC)
+_ELF = b"\x7fELF"
+_SYMTAB, _OBJECT, _UNDEFINED, _RESERVED = 2, 1, 0, 0xFF00
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """``section`` 0: unknown (PTX). ``offset``: bytes from the section's start; ``size`` 0: unknown."""
+
+    name: str
+    section: int = 0
+    offset: int = 0
+    size: int = 0
+
+
+def is_cubin(code: bytes) -> bool:
+    return code[:4] == _ELF
+
+
+def variables(code: bytes) -> list[Variable]:
+    """The variables of a cubin or a PTX text (names only); empty for what is neither."""
+    if is_cubin(code):
+        return _elf_variables(code)
+    names = set(_VARIABLE.findall(bytes(code).rstrip(b"\0").decode(errors="replace")))
+    return [Variable(name) for name in sorted(names)]
+
+
+def chosen(image: bytes, capability: tuple[int, int]) -> bytes:
+    """The cubin or PTX text that the driver takes from a fat binary; other images as they are.
+
+    Machine code of the same major and no higher minor is preferred over PTX, as
+    the CUDA programming guide, "Application Compatibility", says.
+    """
+    if image[:4] != _FATBIN:
+        return image
+    target = capability[0] * 10 + capability[1]
+    found = fatbin.entries(image)
+    cubins = [e for e in found if e.kind == fatbin.KIND_ELF and e.target // 10 == capability[0] and e.target <= target]
+    texts = [e for e in found if e.kind == fatbin.KIND_PTX and e.target <= target]
+    best = max(cubins or texts, key=lambda entry: entry.target, default=None)
+    return fatbin.decompress(best) if best is not None else b""
+
+
+def _elf_variables(image: bytes) -> list[Variable]:
+    sections = _sections(image)
+    if not sections:
+        return []
+    names = _section_names(image, sections)
+    durable = {index for index, name in enumerate(names)
+               if name in (".nv.global", ".nv.global.init", ".nv.constant3") or name.startswith(".nv.global.")}
+    found = []
+    for section in sections:
+        kind, start, length, link = section[1], section[4], section[5], section[6]
+        if kind != _SYMTAB or link >= len(sections):
+            continue
+        strings = _bytes(image, sections[link])
+        for at in range(start, min(start + length, len(image) - _SYMBOL.size + 1), _SYMBOL.size):
+            name, info, _, where, offset, size = _SYMBOL.unpack_from(image, at)
+            if info & 15 != _OBJECT or not _UNDEFINED < where < _RESERVED or where not in durable or not size:
+                continue
+            text = _text(strings, name)
+            if text and not text.startswith("$"):  # $str and the like: constants of the compiler
+                found.append(Variable(text, where, offset, size))
+    return found
+
+
+def _sections(image: bytes) -> list[tuple[int, ...]]:
+    """Section headers; empty where the file is cut short. More than 65,279 are counted in the first one."""
+    if len(image) < 64:
+        return []
+    (table,) = struct.unpack_from("<Q", image, 40)
+    entry, number = struct.unpack_from("<HH", image, 58)
+    if entry != _SECTION.size or table + entry > len(image):
+        return []
+    if number == 0:
+        number = _SECTION.unpack_from(image, table)[5]
+    if number > (len(image) - table) // entry:
+        return []
+    return [_SECTION.unpack_from(image, table + index * entry) for index in range(number)]
+
+
+def _section_names(image: bytes, sections: list[tuple[int, ...]]) -> list[str]:
+    (index,) = struct.unpack_from("<H", image, 62)
+    if index == 0xFFFF:
+        index = sections[0][6]
+    if index >= len(sections):
+        return []
+    strings = _bytes(image, sections[index])
+    return [_text(strings, section[0]) for section in sections]
+
+
+def _bytes(image: bytes, section: tuple[int, ...]) -> bytes:
+    return image[section[4]:section[4] + section[5]]
+
+
+def _text(strings: bytes, at: int) -> str:
+    end = strings.find(b"\0", at)
+    return strings[at:end].decode(errors="replace") if 0 <= at < len(strings) and end >= 0 else ""
+
+
+def place(wanted: Iterable[Variable], told: Mapping[str, tuple[int, int]]) -> tuple[dict[Variable, int], list[str]]:
+    """Addresses of all variables from those that the driver told (name → address, size).
+
+    Returns ({variable: address}, names that stay unknown). A section's base is
+    taken only where all its told symbols agree on it; a name that occurs twice
+    (static variables of several units) is placed by its section, never by name.
+    """
+    wanted = list(wanted)
+    count: dict[str, int] = {}
+    for variable in wanted:
+        count[variable.name] = count.get(variable.name, 0) + 1
+    bases: dict[int, set[int]] = {}
+    for variable in wanted:
+        if variable.section and count[variable.name] == 1 and variable.name in told:
+            bases.setdefault(variable.section, set()).add(told[variable.name][0] - variable.offset)
+    placed: dict[Variable, int] = {}
+    unknown: list[str] = []
+    for variable in wanted:
+        base = bases.get(variable.section, set())
+        if count[variable.name] == 1 and variable.name in told:
+            placed[variable] = told[variable.name][0]
+        elif len(base) == 1:
+            placed[variable] = next(iter(base)) + variable.offset
+        else:
+            unknown.append(variable.name)
+    return placed, unknown
