@@ -105,6 +105,9 @@ class Device(Protocol):
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
         """cuLink*: (CUjitInputType, name, data) → an image that load() takes, and a log."""
 
+    def function_attributes(self, module: int, function: int) -> tuple[int, ...]:
+        """The 16 attributes once the function is loaded: the table of a lazy load has -1 for some."""
+
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None: ...
 
     # -- ordered work -------------------------------------------------------

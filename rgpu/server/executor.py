@@ -225,6 +225,10 @@ class Executor:
     def function_attribute(self, record: Record, args: Any) -> None:
         self.device.set_function_attribute(args.module, args.function, args.attribute, args.value)
 
+    def function_load(self, record: Record, args: Any) -> None:
+        attributes = self.device.function_attributes(args.module, args.function)
+        self._reply(record, "function_load", attributes=struct.pack(f"<{len(attributes)}i", *attributes))
+
     def link(self, record: Record, args: Any) -> None:
         try:
             image, text = self.device.link(parse_link_inputs(record.payload), bytes(args.options))

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -118,7 +117,6 @@ class Disturbance(Fire):
         # The coordinator is a third node where that is possible.
         others = [host for host in sorted(self.pids) if host not in (self.source, self.leader)]
         self.destination = others[0]
-        self._pace = Pace(self.row["pid"])
         return self
 
     def move(self) -> subprocess.Popen[str]:
@@ -147,7 +145,7 @@ class Disturbance(Fire):
         outcome = self.outcome
         assert outcome.fired, "the move did not come so far: nothing was tested"
         self._one_owner()
-        self._pace.stop()
+        self.released.touch()
         outcome.digest = self.program.finish(90)
         assert outcome.digest == expected, "another digest"
         self.pool.__exit__()
@@ -179,7 +177,6 @@ class Disturbance(Fire):
         return True
 
     def __exit__(self, *error: object) -> None:
-        self._pace.stop()
         for process in self.processes():
             if state(process) == "T":
                 with contextlib.suppress(OSError):
@@ -194,30 +191,6 @@ class Disturbance(Fire):
     @property
     def _down(self) -> bool:
         return not self.pool.processes()
-
-
-class Pace:
-    """Makes a program slow: it runs for a fifth of the time, so that it outlives the fault on any machine."""
-
-    RUN, REST = 0.02, 0.08  #: s
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            while not self._over.wait(self.RUN):
-                os.kill(self._pid, signal.SIGSTOP)
-                self._over.wait(self.REST)
-                os.kill(self._pid, signal.SIGCONT)
-
-    def stop(self) -> None:
-        """From here on it runs as fast as it can."""
-        self._over.set()
-        self._thread.join()
 
 
 def break_actor(fire: Disturbance, actor: str, how: str) -> Callable[[], None]:

@@ -20,6 +20,7 @@ OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
 FROZEN_SECONDS = 5.0
 #: What `rgpu migrate` may say when something was broken under it: never a traceback, never a usage error.
 HONEST = {0, 3, 5, 6, 10, 11, 12, 13, 14, 15, 18}
+PACED = ROOT / "tests" / "scenarios" / "programs" / "paced_heat.py"
 HEAT = {"n": 128, "steps": 7000, "report": 50}
 
 
@@ -44,6 +45,7 @@ class Fire:
         self.outcome = Outcome(case)
         self._fault = fault
         self.armed = self.folder / "fault"
+        self.released = self.folder / "released"
         self.pool = LocalPool(self.folder, nodes=3, **pool)
         self.pool.environment["RGPU_FAULT_FILE"] = str(self.armed)
         self.program: Program
@@ -51,7 +53,9 @@ class Fire:
 
     def __enter__(self) -> Fire:
         self.pool.__enter__()
-        self.program = self.pool.heat("fire", **HEAT)
+        self.program = self.pool.run(sys.executable, "-W", "ignore", PACED, self.released,
+                                     *(part for key, value in HEAT.items() for part in (f"--{key}", str(value))),
+                                     name="fire")
         self.program.wait_lines(4)
         self.row = self.pool.wait_state("fire", "running")
         self.began = time.monotonic()
@@ -119,6 +123,7 @@ class Fire:
 
     def survive(self, expected: str, *, workers: bool = True) -> Outcome:
         """The program ends with the digest of an undisturbed run, and while it runs one worker has it."""
+        assert self.outcome.fired, "the fault was not reached: nothing was tested"
         if workers and self.program.process.poll() is None:
             deadline = time.monotonic() + 10
             while (count := len(self.workers())) != 1 and time.monotonic() < deadline \
@@ -127,6 +132,7 @@ class Fire:
             if self.program.process.poll() is None:
                 self.outcome.owners = count
                 assert count == 1, f"{count} workers have the session"
+        self.released.touch()
         self.outcome.digest = self.program.finish(90)
         assert self.outcome.digest == expected, "another digest"
         return self.outcome

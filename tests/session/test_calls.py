@@ -17,7 +17,7 @@ from rgpu.session.calls.emit.types import cuda_types
 from rgpu.session.calls.emit.wire import SCALAR, camel
 from rgpu.session.calls.functions import FUNCTIONS, symbols
 from rgpu.session.calls.functions.model import ASYNC, LOCAL, REFUSED, SYNC, function
-from rgpu.session.calls.wire import BY_NAME, CALLS, Answer, Arg
+from rgpu.session.calls.wire import BY_ID, BY_NAME, CALLS, Answer, Arg
 from rgpu.session.errors import Corrupt
 
 GENERATED = generate.root() / "rgpu/client/shim/generated"
@@ -83,7 +83,9 @@ def test_call_ids_are_for_ever() -> None:
         "stream_destroy stream_synchronize stream_wait_event event_create event_destroy event_record "
         "event_synchronize event_elapsed host_function host_function_done host_allocate host_free link "
         "host_shadow_write host_shadow_read").split()
-    assert [call.id for call in CALLS] == list(range(1, len(CALLS) + 1))
+    ids = [call.id for call in CALLS]
+    assert ids == sorted(set(ids)) and ids[:39] == list(range(1, 40))
+    assert BY_ID[70].name == "function_load"
 
 
 @pytest.mark.parametrize("known", ["cuX", "cuX 1 ptsz", "cuX 1 both 2", "cuX one"])

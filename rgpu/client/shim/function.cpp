@@ -1,6 +1,7 @@
 // cuFunc*: attributes and parameters, from the load's table.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "api.hpp"
 #include "device.hpp"
@@ -18,6 +19,25 @@ int dynamic_limit(const Function& function) {
 }
 
 }  // namespace
+
+CUresult complete_attributes(const Function& function) {
+    if (function.complete.load(std::memory_order_acquire)) return CUDA_SUCCESS;
+    auto& known = const_cast<Function&>(function);  // what the worker knows of it, not what the program made it
+    Answer answer;
+    const wire::FunctionLoad call{.module = function.module->number, .function = function.index};
+    if (CUresult r = await(call, nullptr, 0, answer); r) return r;
+    wire::FunctionLoadReply reply;
+    std::int32_t values[16];
+    if (!reply.read(answer.reply.data(), answer.reply.size()) || reply.attributes.size != sizeof values)
+        return CUDA_ERROR_UNKNOWN;
+    std::memcpy(values, reply.attributes.data, sizeof values);
+    for (int i = 0; i < 16; ++i) {
+        int unknown = -1;  // what the program set meanwhile stays
+        known.attributes[i].compare_exchange_strong(unknown, values[i], std::memory_order_relaxed);
+    }
+    known.complete.store(true, std::memory_order_release);
+    return CUDA_SUCCESS;
+}
 
 bool function_attribute(const Function& function, int attribute, int* value) {
     if (attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) return false;
@@ -73,8 +93,9 @@ extern "C" {
 CUresult cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc) {
     Function* function = nullptr;
     if (CUresult r = look_up(hfunc, function); r) return r;
-    if (pi == nullptr || !function_attribute(*function, attrib, pi)) return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_SUCCESS;
+    if (pi == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (CUresult r = complete_attributes(*function); r) return r;
+    return function_attribute(*function, attrib, pi) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value) {
@@ -119,7 +140,8 @@ CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction hfunc) {
 
 CUresult cuFuncLoad(CUfunction hfunc) {
     Function* function = nullptr;
-    return look_up(hfunc, function);
+    if (CUresult r = look_up(hfunc, function); r) return r;
+    return complete_attributes(*function);
 }
 
 CUresult cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config) {

@@ -113,6 +113,7 @@ struct Function : Object {
   std::vector<Parameter> parameters;
   std::uint32_t parameter_bytes = 0;   // end of the last parameter
   std::atomic<int> attributes[16] = {};  // CUfunction_attribute 0…15, -1 unknown
+  std::atomic<bool> complete = true;     // false: some are known only once the worker has loaded the function
   int attribute(int which, int otherwise) const {
     if (which < 0 || which >= 16) return otherwise;
     int v = attributes[which].load(std::memory_order_relaxed);

@@ -35,6 +35,7 @@ bool blocking() {
 }
 
 CUresult check(const Config& c, const Function& function, const DeviceFacts& device) {
+  if (CUresult r = complete_attributes(function); r) return r;
   const int limits[6] = {
       device.attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2147483647), device.attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65535),
       device.attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65535),      device.attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024),

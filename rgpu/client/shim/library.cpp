@@ -400,6 +400,7 @@ CUresult cuKernelGetAttribute(int* pi, CUfunction_attribute attrib, CUkernel han
     if (CUresult r = look_up(handle, kernel); r) return r;
     if (pi == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (CUresult r = function_on(*kernel, dev, function); r) return r;
+    if (CUresult r = complete_attributes(*function); r) return r;
     return function_attribute(*function, attrib, pi) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -28,6 +28,8 @@ std::unique_ptr<Function> make_function(Module& module, std::uint32_t index, tab
     }
     for (std::size_t i = 0; i < row.attributes.size(); ++i) {
         function->attributes[i].store(row.attributes[i], std::memory_order_relaxed);
+        if (row.attributes[i] < 0 && i != CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
+            function->complete.store(false, std::memory_order_relaxed);
     }
     return function;
 }

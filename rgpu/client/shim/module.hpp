@@ -32,6 +32,10 @@ void forget_instances(Context& context);
 // library's first). Loads the library there if that has not happened.
 CUresult function_of(Kernel& kernel, Function*& function);
 
+// A driver loads functions lazily and knows some of their attributes only then:
+// asks the worker once for each function that needs it. No lock may be held.
+CUresult complete_attributes(const Function& function);
+
 // cuFuncSetAttribute's checks and effect.
 CUresult set_function_attribute(Function& function, int attribute, int value);
 // cuFuncGetAttribute's: false for a number that is no attribute.

@@ -27,6 +27,7 @@ CUresult question(CUfunction handle, Question& out) {
     }
     if (out.function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     const Function& function = *out.function;
+    if (CUresult r = complete_attributes(function); r) return r;
     const DeviceFacts& facts_of = *device_facts(function.module->context->device);
     const auto device = [&](int attribute, int otherwise) { return facts_of.attribute(attribute, otherwise); };
     out.device = {

@@ -250,6 +250,15 @@ class HostShadowRead(NamedTuple):
     stream: int
 
 
+class FunctionLoad(NamedTuple):
+    module: int
+    function: int
+
+
+class FunctionLoadReply(NamedTuple):
+    attributes: bytes
+
+
 register(1, "session_open", Layout(SessionOpen, "<II", 1), None)
 register(2, "completed", Layout(Completed, "<Q", 0), None)
 register(3, "context_create", Layout(ContextCreate, "<QiIB", 0), None)
@@ -289,3 +298,4 @@ register(36, "host_free", Layout(HostFree, "<Q", 0), None)
 register(37, "link", Layout(Link, "<", 1), Layout(LinkReply, "<", 2))
 register(38, "host_shadow_write", Layout(HostShadowWrite, "<QQ", 0), None)
 register(39, "host_shadow_read", Layout(HostShadowRead, "<QQQ", 0), None)
+register(70, "function_load", Layout(FunctionLoad, "<QI", 0), Layout(FunctionLoadReply, "<", 1))

@@ -142,6 +142,8 @@ CALLS: tuple[Call, ...] = (
     Call(38, "host_shadow_write", A, E.WRITES, _args("address:addr stream:stream"), payload=True,
          doc="Bytes of a pinned range that a launch is about to read."),
     Call(39, "host_shadow_read", W, E.NONE, _args("address:addr size:u64 stream:stream"), reply_payload=True),
+    Call(70, "function_load", S, E.NONE, _args("module:module function:u32"), _args("attributes:blob"),
+         doc="Load a function that the driver loads lazily; attributes: 16 x i32, as in the module table."),
 )
 
 BY_ID: dict[int, Call] = {call.id: call for call in CALLS}

@@ -316,6 +316,9 @@ class FakeAgent:
                 payload += memory[at:at + args.width]
         elif call.name == "module_load":
             reply = decoders.encode_reply("module_load", table=module_table.encode(TABLE), log=b"")
+        elif call.name == "function_load":
+            attributes = struct.pack("<16i", *TABLE.functions[0].attributes)
+            reply = decoders.encode_reply("function_load", attributes=attributes)
         elif call.name == "event_elapsed":
             reply = decoders.encode_reply("event_elapsed", milliseconds=1.5)
         self._send(sock, ANSWER, struct.pack("<QiII", record.seq, 0, 0, len(reply)) + reply + payload)

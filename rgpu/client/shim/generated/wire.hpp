@@ -892,6 +892,33 @@ struct HostShadowRead {
     }
 };
 
+struct FunctionLoad {
+    uint64_t module{};
+    uint32_t function{};
+    static constexpr uint16_t id = 70;
+    static constexpr const char *name = "function_load";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 12; }
+    void write(uint8_t *out) const {
+        detail::put(out, module);
+        detail::put(out, function);
+    }
+};
+
+struct FunctionLoadReply {
+    Blob attributes{};
+    // False unless the bytes are exactly this; blobs point into them.
+    bool read(const uint8_t *data, size_t size) {
+        const uint8_t *at = data;
+        const uint8_t *end = data + size;
+        return detail::get(at, end, attributes) && at == end;
+    }
+};
+
 inline const char *call_name(uint16_t id) {
     switch (id) {
         case 1: return "session_open";
@@ -933,6 +960,7 @@ inline const char *call_name(uint16_t id) {
         case 37: return "link";
         case 38: return "host_shadow_write";
         case 39: return "host_shadow_read";
+        case 70: return "function_load";
         default: return "?";
     }
 }

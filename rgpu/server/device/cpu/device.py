@@ -126,6 +126,9 @@ class CpuDevice:
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
         return self._modules.link(inputs)
 
+    def function_attributes(self, module: int, function: int) -> tuple[int, ...]:
+        return self._modules.attributes(module, function)
+
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None:
         self._modules.set_attribute(module, function, attribute, value)
 

@@ -60,6 +60,7 @@ class Module:
     linked: Any
     kernels: list[Kernel]
     variables: tuple[PlacedGlobal, ...] = field(default=())
+    table: ModuleTable = field(default=ModuleTable((), ()))
 
 
 def check_version(text: str) -> None:
@@ -117,7 +118,7 @@ class Modules:
             tuple(FunctionInfo(k.name, tuple((p.offset, p.size) for p in k.info.params), _attributes(k))
                   for k in kernels),
             tuple(GlobalVariable(v.name, v.address, v.size) for v in placed))
-        return Module(linked, kernels, placed), table
+        return Module(linked, kernels, placed, table), table
 
     def unload(self, handle: int) -> None:
         self._get(handle)
@@ -139,6 +140,11 @@ class Modules:
         if not 0 <= function < len(module.kernels):
             raise DeviceError(f"module {handle} has no function {function}", INVALID_HANDLE)
         return module, module.kernels[function]
+
+    def attributes(self, handle: int, function: int) -> tuple[int, ...]:
+        """As in the table: nothing is loaded lazily here."""
+        module, _ = self.kernel(handle, function)
+        return module.table.functions[function].attributes
 
     def set_attribute(self, handle: int, function: int, attribute: int, value: int) -> None:
         """Dynamic shared memory up to the opt-in limit; carve-out and cluster hints are taken and ignored."""

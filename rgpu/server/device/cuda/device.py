@@ -192,6 +192,12 @@ class CudaDevice:
         finally:
             driver.cuLinkDestroy(state)
 
+    def function_attributes(self, module: int, function: int) -> tuple[int, ...]:
+        self._use()
+        handle = self._function(module, function)
+        check(driver.cuFuncLoad(handle), "cuFuncLoad")
+        return modules.attributes(handle)
+
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None:
         self._use()
         number = driver.CUfunction_attribute(attribute)

@@ -157,8 +157,14 @@ def _function(function: Any) -> FunctionInfo:
         if int(error):
             break
         parameters.append((int(values[0]), int(values[1])))
-    attributes = []
+    return FunctionInfo(name.decode() if isinstance(name, bytes) else str(name), tuple(parameters),
+                        attributes(function))
+
+
+def attributes(function: Any) -> tuple[int, ...]:
+    """CUfunction_attribute 0…15. −1: the driver says so only once the function is loaded (cuFuncLoad)."""
+    values = []
     for number in range(FUNCTION_ATTRIBUTES):
         error, value = driver.cuFuncGetAttribute(driver.CUfunction_attribute(number), function)
-        attributes.append(int(value) if int(error) == 0 else -1)
-    return FunctionInfo(name.decode() if isinstance(name, bytes) else str(name), tuple(parameters), tuple(attributes))
+        values.append(int(value) if int(error) == 0 else -1)
+    return tuple(values)

@@ -25,7 +25,8 @@ FUNCTIONS = (
         "cuFuncIsLoaded", "CUfunctionLoadingState *state, CUfunction hfunc", "cuFuncIsLoaded 12040", LOCAL, "",
         "from the load's table",
     ),
-    function("cuFuncLoad", "CUfunction hfunc", "cuFuncLoad 12040", LOCAL, "", "from the load's table"),
+    function("cuFuncLoad", "CUfunction hfunc", "cuFuncLoad 12040", SYNC, "function_load",
+             "attributes, launches and occupancy do the same when the load's table is not complete"),
     function(
         "cuFuncSetAttribute", "CUfunction hfunc, CUfunction_attribute attrib, int value", "cuFuncSetAttribute 9000",
         ASYNC, "function_attribute",
