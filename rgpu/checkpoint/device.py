@@ -89,6 +89,11 @@ class Device(Protocol):
         """Shadow of a pinned host range, at its own address."""
 
     def host_free(self, address: int) -> None: ...
+    def shadow_write(self, seq: int, stream: int, address: int, data: Any) -> None:
+        """Ordered: bytes of a pinned range as the program's CPU wrote them, into its shadow."""
+
+    def shadow_read(self, seq: int, stream: int, address: int, size: int, done: Done) -> None:
+        """Ordered: done(result, the shadow's bytes; None with an error)."""
 
     # -- objects (immediate) ------------------------------------------------
     def create_context(self, context: int, flags: int, primary: bool) -> None: ...
@@ -163,6 +168,9 @@ class Device(Protocol):
 
     # -- state: exact only while drained; read() and hash_pages() may be used while work runs, as a hint ----
     def regions(self) -> list[Region]: ...
+    def pins(self) -> list[str]:
+        """Why the session cannot leave this device, one reason each; empty when it can."""
+
     def read(self, address: int, size: int) -> bytes: ...
     def write(self, address: int, data: Any) -> None: ...
     def hash_pages(self, region: Region, key: bytes) -> np.ndarray:

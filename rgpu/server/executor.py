@@ -201,11 +201,10 @@ class Executor:
         self.device.host_free(args.address)
 
     def host_shadow_write(self, record: Record, args: Any) -> None:
-        size = len(record.payload)
-        self.device.copy_in(record.seq, args.stream, args.address, size, size, 1, record.payload)
+        self.device.shadow_write(record.seq, args.stream, args.address, record.payload)
 
     def host_shadow_read(self, record: Record, args: Any) -> None:
-        self.device.copy_out(record.seq, args.stream, args.address, args.size, args.size, 1, self._when_done(record))
+        self.device.shadow_read(record.seq, args.stream, args.address, args.size, self._when_done(record))
 
     # -- modules --------------------------------------------------------------
     def module_load(self, record: Record, args: Any) -> None:

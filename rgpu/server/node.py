@@ -177,7 +177,7 @@ class Node:
 
     async def worker_describe(self, *, session: str, **_: Any) -> dict[str, Any]:
         """What the worker says of itself; ``pins``: what keeps the session from moving."""
-        return {**await self._owned(session).refresh(), "pins": []}
+        return {"pins": [], **await self._owned(session).refresh()}
 
     def holds(self, session: str, move: str) -> tuple[str, int, str] | None:
         """What this node has of the session: ("incoming" | "paused" | "running", epoch, move); None for nothing.

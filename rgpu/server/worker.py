@@ -210,7 +210,7 @@ class Worker:
                 "calls": runtime.applied, "memory_bytes": runtime.memory_bytes(), "attached": self.link is not None,
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
-                "worker_pid": os.getpid(), "stats": self.stats}
+                "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins()}
 
     # -- ownership ------------------------------------------------------------------
     def do_activate(self, epoch: int) -> None:

@@ -78,6 +78,12 @@ class CpuDevice:
     def host_free(self, address: int) -> None:
         self._memory.host_free(address)
 
+    def shadow_write(self, seq: int, stream: int, address: int, data: Any) -> None:
+        self.copy_in(seq, stream, address, len(data), len(data), 1, data)
+
+    def shadow_read(self, seq: int, stream: int, address: int, size: int, done: Done) -> None:
+        self.copy_out(seq, stream, address, size, size, 1, done)
+
     # -- objects ----------------------------------------------------------------------
     def create_context(self, context: int, flags: int, primary: bool) -> None:
         if context in self._contexts:
@@ -270,6 +276,9 @@ class CpuDevice:
     # -- state --------------------------------------------------------------------------------
     def regions(self) -> list[Region]:
         return self._memory.regions()
+
+    def pins(self) -> list[str]:
+        return []
 
     def read(self, address: int, size: int) -> bytes:
         return self._memory.state_view(address, size).tobytes() if size else b""

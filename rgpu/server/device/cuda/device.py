@@ -18,8 +18,10 @@ from cuda.bindings import driver
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import DeviceFacts, Done, Launch, Region
-from rgpu.server.device.cuda import modules
+from rgpu.server.device.cuda import modules, pinned
 from rgpu.server.device.cuda.errors import STICKY, check
+from rgpu.server.device.cuda.hostfunctions import HostFunctions
+from rgpu.server.device.cuda.launching import launch_ex
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.streams import Completion, StreamState
 from rgpu.session.errors import DeviceError
@@ -37,6 +39,7 @@ class CudaDevice:
     """Implements :class:`rgpu.checkpoint.device.Device` on GPU ``ordinal``."""
 
     def __init__(self, ordinal: int = 0) -> None:
+        pinned.reserve()
         check(driver.cuInit(0), "cuInit")
         self.ordinal = ordinal
         self._device = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
@@ -44,6 +47,7 @@ class CudaDevice:
         self._use()
         self.facts = facts(ordinal)
         self.memory = Memory(ordinal)
+        self.shadows = pinned.Shadows()
         self._error, self._detail = 0, ""
         self._lock = threading.RLock()
         self.completion = Completion(self._context, self._failed)
@@ -52,7 +56,7 @@ class CudaDevice:
         self._event_streams: dict[int, int] = {}  #: event → the call that recorded it last
         self._restored: dict[int, int | None] = {}
         self._modules: dict[int, modules.Module] = {}
-        self._callbacks: dict[int, Any] = {}
+        self._host_functions = HostFunctions(self._context, self.completion.is_complete, self._failed)
         self._pinned: dict[int, list[tuple[Any, int]]] = {}
         self._clock_offset = -time.monotonic_ns()
         self._reference = self._timing_event()
@@ -107,14 +111,34 @@ class CudaDevice:
         self.memory.free(address)
 
     def host_allocate(self, address: int, size: int) -> None:
-        raise DeviceError("pinned shadows are not supported on the cuda device yet", CUDA_ERROR_NOT_SUPPORTED)
+        self._use()
+        self.shadows.allocate(address, size)
 
     def host_free(self, address: int) -> None:
-        raise DeviceError(f"no pinned range at 0x{address:x}", CUDA_ERROR_INVALID_VALUE)
+        self._use()
+        self.shadows.free(address)
+
+    def shadow_write(self, seq: int, stream: int, address: int, data: Any) -> None:
+        self._use()
+        if not self.shadows.contains(address, len(data)):
+            raise DeviceError(f"0x{address:x} + {len(data)} is not in one shadow", CUDA_ERROR_INVALID_VALUE)
+        self._run(seq, stream, self.shadows.upload(address, data, self._stream(stream)), "write to a shadow")
+
+    def shadow_read(self, seq: int, stream: int, address: int, size: int, done: Done) -> None:
+        self._use()
+        if not self.shadows.contains(address, size):
+            raise DeviceError(f"0x{address:x} + {size} is not in one shadow", CUDA_ERROR_INVALID_VALUE)
+        self._stream(stream)
+
+        def reached(result: int) -> None:
+            done(result, None if result else self.shadows.read(address, size))
+
+        self.completion.mark(stream, seq, reached)
 
     def _check_range(self, address: int, pitch: int, width: int, height: int) -> None:
         size = pitch * (height - 1) + width if height else 0
-        if size and not self.memory.contains(address, size) and not self._in_global(address, size):
+        if size and not (self.memory.contains(address, size) or self.shadows.contains(address, size)
+                         or self._in_global(address, size)):
             raise DeviceError(f"0x{address:x} + {size} is not in one allocation", CUDA_ERROR_INVALID_VALUE)
 
     def _in_global(self, address: int, size: int) -> bool:
@@ -213,11 +237,12 @@ class CudaDevice:
     def launch(self, seq: int, launch: Launch) -> None:
         self._use()
         function = self._function(launch.module, launch.function)
+        if launch.attributes or launch.cooperative:
+            self._run(seq, launch.stream, launch_ex(function, launch, self._stream(launch.stream)), "cuLaunchKernelEx")
+            return
         data = ctypes.create_string_buffer(launch.parameters, max(1, len(launch.parameters)))
         size = ctypes.c_size_t(len(launch.parameters))
         extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(data), 2, ctypes.addressof(size), None)
-        if launch.attributes or launch.cooperative:
-            raise DeviceError("launch attributes are not supported on the cuda device yet", CUDA_ERROR_NOT_SUPPORTED)
         self._run(seq, launch.stream, driver.cuLaunchKernel(
             function, *launch.grid, *launch.block, launch.shared, self._stream(launch.stream), 0,
             ctypes.addressof(extra)), "cuLaunchKernel")
@@ -305,10 +330,15 @@ class CudaDevice:
         self._run(seq, stream, driver.cuStreamWaitEvent(self._stream(stream), handle, 0), "cuStreamWaitEvent")
 
     def host_function(self, seq: int, stream: int, reached: Done) -> None:
-        raise DeviceError("host functions are not supported on the cuda device yet", CUDA_ERROR_NOT_SUPPORTED)
+        if self._error:
+            reached(self._error, None)
+            return
+        self._use()
+        handle = self._stream(stream)
+        self._run(seq, stream, self._host_functions.enqueue(seq, handle, reached), "cuStreamWaitValue32")
 
     def host_function_done(self, seq: int) -> None:
-        raise DeviceError(f"call {seq} is no host function", CUDA_ERROR_INVALID_HANDLE)
+        self._host_functions.done(seq)
 
     def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
         self._use()
@@ -363,15 +393,24 @@ class CudaDevice:
         found = [Region(address, size, "mapped") for address, (size, _) in sorted(self.memory.maps.items())]
         for number, module in sorted(self._modules.items()):
             found.extend(Region(g.address, g.size, "global", number) for g in module.table.globals)
+        found.extend(Region(address, size, "pinned") for address, size in sorted(self.shadows.ranges.items()))
         return found
 
+    def pins(self) -> list[str]:
+        return sorted({pin for module in list(self._modules.values()) for pin in module.pins})
+
     def read(self, address: int, size: int) -> bytes:
+        if self.shadows.contains(address, size):
+            return self.shadows.read(address, size)
         self._use()
         data = np.empty(size, np.uint8)
         check(driver.cuMemcpyDtoH(data.ctypes.data, address, size), "cuMemcpyDtoH")
         return data.tobytes()
 
     def write(self, address: int, data: Any) -> None:
+        if self.shadows.contains(address, len(data)):
+            self.shadows.write(address, data)
+            return
         self._use()
         source = np.frombuffer(data, np.uint8)
         check(driver.cuMemcpyHtoD(address, source.ctypes.data, source.nbytes), "cuMemcpyHtoD")
@@ -421,8 +460,10 @@ class CudaDevice:
         self._reference_time += shift
 
     def close(self) -> None:
+        self._host_functions.stop()
         self.completion.stop()
         self._use()
+        self.shadows.close()
         self.memory.close()
         driver.cuDevicePrimaryCtxRelease(self._device)
 

@@ -1,0 +1,143 @@
+"""Shadows of the program's pinned memory, at the same addresses (SEMANTICS 7).
+
+The session's pinned range is reserved in this process when the device opens
+(before the driver looks for room of its own). A shadow is ordinary memory
+mapped there and registered with the driver, so that kernels reach it by the
+address that the program uses: on 64-bit Linux a registered range's device
+address is its host address, which is checked.
+
+What the program's CPU wrote goes into a shadow in stream order: into device
+memory first, from there by a copy that does not hold the caller up (copies
+between two host ranges do). What kernels wrote is read by the CPU, when the
+stream is known to have got there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import errno
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from rgpu.server.device.cuda.errors import STICKY, check
+from rgpu.session.addresses import PAGE, PINNED_BASE, PINNED_SIZE
+from rgpu.session.errors import DeviceError
+
+CUDA_ERROR_INVALID_VALUE = 1
+CUDA_ERROR_OUT_OF_MEMORY = 2
+PIECE = 16 * 1024 * 1024  #: bytes that one upload holds in device memory at a time
+
+_PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
+_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0x2, 0x10, 0x20, 0x4000, 0x100000
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+
+
+def _map(address: int, size: int, protection: int, flags: int) -> None:
+    found = _libc.mmap(address, size, protection, _MAP_PRIVATE | _MAP_ANONYMOUS | flags, -1, 0)
+    if found == _FAILED or found != address:
+        number = ctypes.get_errno()
+        raise DeviceError(f"mapping 0x{address:x} + {size}: {errno.errorcode.get(number, number)}",
+                          CUDA_ERROR_OUT_OF_MEMORY)
+
+
+_reserved = False
+
+
+def reserve() -> None:
+    """Keep the pinned range free in this process; once, before cuInit. Raises :class:`DeviceError`."""
+    global _reserved
+    if not _reserved:
+        _map(PINNED_BASE, PINNED_SIZE, _PROT_NONE, _MAP_NORESERVE | _MAP_FIXED_NOREPLACE)
+        _reserved = True
+
+
+class Shadows:
+    """The shadows of one session; methods that call the driver need its context current."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[int, int] = {}  #: address → bytes
+        self._starts: list[int] = []
+
+    def allocate(self, address: int, size: int) -> None:
+        """Map and register [address, address+size), zeroed. Both multiples of PAGE. Raises :class:`DeviceError`."""
+        if size <= 0 or address % PAGE or size % PAGE:
+            raise DeviceError(f"shadow of 0x{address:x} + {size}: not in pages", CUDA_ERROR_INVALID_VALUE)
+        if not PINNED_BASE <= address <= address + size <= PINNED_BASE + PINNED_SIZE:
+            raise DeviceError(f"shadow of 0x{address:x} + {size}: outside the pinned range", CUDA_ERROR_INVALID_VALUE)
+        at = bisect.bisect_right(self._starts, address)
+        if (at and self._starts[at - 1] + self.ranges[self._starts[at - 1]] > address) or (
+                at < len(self._starts) and self._starts[at] < address + size):
+            raise DeviceError(f"shadow of 0x{address:x} + {size}: overlaps another", CUDA_ERROR_INVALID_VALUE)
+        _map(address, size, _PROT_READ | _PROT_WRITE, _MAP_FIXED)
+        try:
+            flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+            check(driver.cuMemHostRegister(address, size, flags), "cuMemHostRegister")
+            seen = int(check(driver.cuMemHostGetDevicePointer(address, 0), "cuMemHostGetDevicePointer"))
+            if seen != address:
+                driver.cuMemHostUnregister(address)
+                raise DeviceError(f"the device sees 0x{address:x} at 0x{seen:x}", CUDA_ERROR_INVALID_VALUE)
+        except DeviceError:
+            _map(address, size, _PROT_NONE, _MAP_NORESERVE | _MAP_FIXED)
+            raise
+        self.ranges[address] = size
+        bisect.insort(self._starts, address)
+
+    def free(self, address: int) -> None:
+        """No work uses it any more. Raises :class:`DeviceError` if no shadow begins there."""
+        size = self.ranges.pop(address, 0)
+        if not size:
+            raise DeviceError(f"no shadow at 0x{address:x}", CUDA_ERROR_INVALID_VALUE)
+        self._starts.remove(address)
+        check(driver.cuMemHostUnregister(address), "cuMemHostUnregister")
+        _map(address, size, _PROT_NONE, _MAP_NORESERVE | _MAP_FIXED)
+
+    def contains(self, address: int, size: int) -> bool:
+        """Whether [address, address+size) lies in one shadow. Needs no context."""
+        at = bisect.bisect_right(self._starts, address) - 1
+        return at >= 0 and address + size <= self._starts[at] + self.ranges[self._starts[at]]
+
+    def upload(self, address: int, data: Any, stream: Any) -> tuple[Any, ...]:
+        """Give the stream a write of ``data`` at ``address``; returns the driver's first bad result, or success."""
+        source = np.frombuffer(data, np.uint8)
+        for start in range(0, source.nbytes, PIECE):
+            size = min(PIECE, source.nbytes - start)
+            error, staging = driver.cuMemAllocAsync(size, stream)
+            if int(error):
+                return (error,)
+            results = (driver.cuMemcpyHtoDAsync(staging, source.ctypes.data + start, size, stream),
+                       driver.cuMemcpyDtoHAsync(address + start, staging, size, stream),
+                       driver.cuMemFreeAsync(staging, stream))
+            for result in results:
+                if int(result[0]):
+                    return result
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    def read(self, address: int, size: int) -> bytes:
+        """The shadow's bytes as the CPU sees them. Raises :class:`DeviceError` outside a shadow."""
+        self._check(address, size)
+        return ctypes.string_at(address, size)
+
+    def write(self, address: int, data: Any) -> None:
+        """Set bytes while no work runs. Raises :class:`DeviceError` outside a shadow."""
+        source = bytes(data)
+        self._check(address, len(source))
+        ctypes.memmove(address, source, len(source))
+
+    def _check(self, address: int, size: int) -> None:
+        if not self.contains(address, size):
+            raise DeviceError(f"0x{address:x} + {size} is not in one shadow", CUDA_ERROR_INVALID_VALUE)
+
+    def close(self) -> None:
+        for address in list(self.ranges):
+            try:
+                self.free(address)
+            except DeviceError as error:
+                if error.result not in STICKY:
+                    raise
