@@ -151,7 +151,7 @@ bool Allocator::consistent() const {
     if (address != at) return false;
     at += size;
   }
-  return at == base_ + size_ && used == mapped_ && holes + mapped_ == size_ && mapped_ <= quota_ &&
+  return at == base_ + size_ && used == mapped_ && holes + mapped_ == size_ && mapped_ + charged_ <= quota_ &&
          by_size_.size() == blocks_.size();
 }
 

@@ -41,7 +41,10 @@ class Allocator {
   std::optional<Range> find(std::uint64_t address) const;
   std::uint64_t quota() const { return quota_; }
   std::uint64_t mapped() const { return mapped_; }
-  std::uint64_t available() const { return quota_ - mapped_; }
+  std::uint64_t available() const { return quota_ - mapped_ - charged_; }
+  // Bytes of the quota that are used outside of this range; false when they are not there.
+  bool charge(std::uint64_t size) { return size <= available() && (charged_ += size, true); }
+  void refund(std::uint64_t size) { charged_ -= size; }
   std::size_t count() const { return allocations_.size(); }
   // Every promise of the bookkeeping; for tests.
   bool consistent() const;
@@ -62,7 +65,7 @@ class Allocator {
   std::uint64_t granule_of(std::uint64_t address) const { return address - (address - base_) % granule_; }
 
   const std::uint64_t base_, size_, quota_, granule_, alignment_, largest_;
-  std::uint64_t mapped_ = 0;
+  std::uint64_t mapped_ = 0, charged_ = 0;
   Blocks holes_;                                    // unmapped address space
   Blocks blocks_;                                   // free parts of shared granules
   std::set<std::pair<std::uint64_t, std::uint64_t>> by_size_;  // (size, address) of blocks_

@@ -22,7 +22,7 @@
 namespace rgpu {
 
 enum class Kind : std::uint8_t {
-  context = 1, stream, event, module, library, function, kernel, pool, link, other
+  context = 1, stream, event, module, library, function, kernel, pool, link, physical, other
 };
 
 struct Object {

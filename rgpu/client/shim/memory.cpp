@@ -42,7 +42,7 @@ Memory& memory() {
 Allocator* allocator_of(Memory& m, int device) {
   if (m.devices.empty()) {
     for (auto& facts : facts().devices)
-      m.devices.push_back(std::make_unique<Allocator>(facts.range_base, std::min(facts.range_size, kAllocationSize),
+      m.devices.push_back(std::make_unique<Allocator>(facts.range_base, std::min(facts.range_size, kReserveOffset),
                                                       facts_quota(facts), kGranule, kAlignment));
   }
   return device < 0 || static_cast<std::size_t>(device) >= m.devices.size() ? nullptr : m.devices[device].get();
@@ -88,6 +88,22 @@ std::uint64_t facts_quota(const DeviceFacts& device) {
   return device.total_memory ? std::min(quota, device.total_memory) : quota;
 }
 
+bool charge_quota(int device, std::uint64_t size) {
+  do {
+    Memory& m = memory();
+    std::unique_lock guard(m.lock);
+    Allocator* allocator = allocator_of(m, device);
+    if (allocator && allocator->charge(size)) return true;
+  } while (reclaim_deferred());
+  return false;
+}
+
+void refund_quota(int device, std::uint64_t size) {
+  Memory& m = memory();
+  std::unique_lock guard(m.lock);
+  if (Allocator* allocator = allocator_of(m, device)) allocator->refund(size);
+}
+
 Place place_of(std::uint64_t address) {
   Place place;
   Memory& m = memory();
@@ -102,6 +118,7 @@ Place place_of(std::uint64_t address) {
       return {Place::Kind::device, it->first, it->second.size, context ? session_device(context->device) : 0, context, 0, 0};
     }
   }
+  if (place = virtual_place(address); place.kind != Place::Kind::host) return place;
   if (place = pinned_place(address); place.kind != Place::Kind::host) return place;
   const bool device = address >= kDeviceBase && address < kDeviceBase + facts().devices.size() * kDeviceStride;
   const bool pinned = address >= kPinnedBase && address < kPinnedBase + kPinnedSize;

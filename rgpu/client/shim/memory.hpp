@@ -11,6 +11,10 @@
 
 namespace rgpu {
 
+// Of a device's range: where the allocator ends, and cuMemAddressReserve gives addresses.
+constexpr std::uint64_t kReserveOffset = 4ull << 40, kReserveSize = 3ull << 40;
+static_assert(kReserveOffset + kReserveSize == kAllocationSize);
+
 // What a pointer of the program's points into.
 struct Place {
   enum class Kind {
@@ -46,6 +50,14 @@ CUresult free_device(std::uint64_t address);
 bool hide_device(std::uint64_t address);
 // Frees a hidden allocation of which all work is known to be complete.
 CUresult free_hidden(std::uint64_t address);
+
+// Counts memory that is not in the allocator's range (vmm.cpp) against the quota of a device
+// of the session. False: there is not so much left.
+bool charge_quota(int device, std::uint64_t size);
+void refund_quota(int device, std::uint64_t size);
+
+// vmm.cpp
+Place virtual_place(std::uint64_t address);  // Kind::host when nothing is mapped there by cuMemMap
 
 // pool.cpp
 bool reclaim_deferred();  // waits for the work that deferred frees wait for; false: there were none

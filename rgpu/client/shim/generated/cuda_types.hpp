@@ -6,6 +6,7 @@
 
 using CUdeviceptr = unsigned long long;
 using CUdevice = int;
+using CUmemGenericAllocationHandle = unsigned long long;
 using CUcontext = struct CUctx_st *;
 using CUmodule = struct CUmod_st *;
 using CUfunction = struct CUfunc_st *;
@@ -559,6 +560,15 @@ enum CUmemAllocationType : int {
     CU_MEM_ALLOCATION_TYPE_MANAGED = 2,
     CU_MEM_ALLOCATION_TYPE_MAX = 2147483647,
 };
+enum CUmemAccess_flags : int {
+    CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
+    CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+};
+enum CUmemAllocationGranularity_flags : int {
+    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+    CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
+};
 enum CUmemPool_attribute : int {
     CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1,
     CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC = 2,
@@ -815,6 +825,22 @@ struct CUmemPoolProps {
     unsigned char reserved[54];
 };
 static_assert(sizeof(CUmemPoolProps) == 88);
+struct CUmemAllocationProp {
+    CUmemAllocationType type;
+    CUmemAllocationHandleType requestedHandleTypes;
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    unsigned char compressionType;
+    unsigned char gpuDirectRDMACapable;
+    unsigned short usage;
+    unsigned char reserved[4];
+};
+static_assert(sizeof(CUmemAllocationProp) == 32);
+struct CUmemAccessDesc {
+    CUmemLocation location;
+    CUmemAccess_flags flags;
+};
+static_assert(sizeof(CUmemAccessDesc) == 12);
 struct CUexecAffinityParam {
     CUexecAffinityType type;
     unsigned int smCount;

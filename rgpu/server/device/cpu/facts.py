@@ -54,6 +54,7 @@ _TURING: dict[int, int] = {
     87: 32,  # single to double ratio
     90: 1,  # compute preemption
     97: SHARED_OPTIN,
+    102: 1,  # virtual memory management
     106: 16,  # blocks of a multiprocessor
     129: 1,  # unified function pointers
     134: -1,  # host NUMA id: none

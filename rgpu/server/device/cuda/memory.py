@@ -73,9 +73,15 @@ class Memory:
         self._starts.pop(bisect.bisect_left(self._starts, address))
 
     def contains(self, address: int, size: int) -> bool:
-        """Whether [address, address+size) lies in one allocation."""
+        """Whether [address, address+size) lies in one allocation, or in several without a gap (cuMemMap)."""
         at = bisect.bisect_right(self._starts, address) - 1
-        return at >= 0 and address + size <= self._starts[at] + self.allocations[self._starts[at]]
+        end = self._starts[at] + self.allocations[self._starts[at]] if at >= 0 else 0
+        if at < 0 or address >= end:
+            return False
+        while end < address + size and at + 1 < len(self._starts) and self._starts[at + 1] == end:
+            at += 1
+            end += self.allocations[end]
+        return address + size <= end
 
     def close(self) -> None:
         for address, (size, handle) in list(self.maps.items()):

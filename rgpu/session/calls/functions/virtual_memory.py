@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from rgpu.session.calls.functions.model import function
+from rgpu.session.calls.functions.model import ASYNC, LOCAL, SYNC, function
 
 FUNCTIONS = (
-    function("cuMemAddressFree", "CUdeviceptr ptr, size_t size", "cuMemAddressFree 10020"),
+    function("cuMemAddressFree", "CUdeviceptr ptr, size_t size", "cuMemAddressFree 10020", LOCAL, "",
+        "addresses of the session's own range",
+    ),
     function(
         "cuMemAddressReserve",
         "CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags",
-        "cuMemAddressReserve 10020",
+        "cuMemAddressReserve 10020", LOCAL, "",
+        "addresses of the session's own range",
     ),
     function(
         "cuMemCreate",
         "CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long "
-        "long flags", "cuMemCreate 10020",
+        "long flags", "cuMemCreate 10020", LOCAL, "",
+        "counted against the quota; backed when it is mapped",
     ),
     function(
         "cuMemExportToShareableHandle",
@@ -23,16 +27,19 @@ FUNCTIONS = (
     ),
     function(
         "cuMemGetAccess", "unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr",
-        "cuMemGetAccess 10020",
+        "cuMemGetAccess 10020", LOCAL, "",
+        "as cuMemSetAccess set it",
     ),
     function(
         "cuMemGetAllocationGranularity",
         "size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option",
-        "cuMemGetAllocationGranularity 10020",
+        "cuMemGetAllocationGranularity 10020", LOCAL, "",
+        "2 MiB",
     ),
     function(
         "cuMemGetAllocationPropertiesFromHandle", "CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle",
-        "cuMemGetAllocationPropertiesFromHandle 10020",
+        "cuMemGetAllocationPropertiesFromHandle 10020", LOCAL, "",
+        "as given to cuMemCreate",
     ),
     function("cuMemGetAttribute", None, ""),
     function("cuMemGetAttribute_v2", None, ""),
@@ -49,22 +56,29 @@ FUNCTIONS = (
     function(
         "cuMemMap",
         "CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long"
-        " flags", "cuMemMap 10020",
+        " flags", "cuMemMap 10020", ASYNC, "memory_map memory_allocate",
+        "a handle is mapped once",
     ),
     function(
         "cuMemMapArrayAsync", "CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream",
         "cuMemMapArrayAsync 11010 ptsz 11010",
     ),
-    function("cuMemRelease", "CUmemGenericAllocationHandle handle", "cuMemRelease 10020"),
+    function("cuMemRelease", "CUmemGenericAllocationHandle handle", "cuMemRelease 10020", LOCAL, "",
+        "the quota gets it back when it is not mapped any more",
+    ),
     function(
         "cuMemRetainAllocationHandle", "CUmemGenericAllocationHandle *handle, void *addr",
-        "cuMemRetainAllocationHandle 11000",
+        "cuMemRetainAllocationHandle 11000", LOCAL, "",
+        "from the mapping",
     ),
     function(
         "cuMemSetAccess", "CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count",
-        "cuMemSetAccess 10020",
+        "cuMemSetAccess 10020", LOCAL, "",
+        "recorded: mapped memory is readable and writable",
     ),
-    function("cuMemUnmap", "CUdeviceptr ptr, size_t size", "cuMemUnmap 10020"),
+    function("cuMemUnmap", "CUdeviceptr ptr, size_t size", "cuMemUnmap 10020", SYNC, "memory_free memory_free_wait memory_unmap",
+        "awaited while work is unfinished",
+    ),
     function(
         "cuMulticastAddDevice", "CUmemGenericAllocationHandle mcHandle, CUdevice dev", "cuMulticastAddDevice 12010",
     ),

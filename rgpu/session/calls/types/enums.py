@@ -280,6 +280,15 @@ ENUMS: dict[str, dict[str, int]] = {
         "CU_MEM_ALLOCATION_TYPE_MANAGED": 2,
         "CU_MEM_ALLOCATION_TYPE_MAX": 0x7fffffff,
     },
+    "CUmemAccess_flags": {
+        "CU_MEM_ACCESS_FLAGS_PROT_NONE": 0,
+        "CU_MEM_ACCESS_FLAGS_PROT_READ": 1,
+        "CU_MEM_ACCESS_FLAGS_PROT_READWRITE": 3,
+    },
+    "CUmemAllocationGranularity_flags": {
+        "CU_MEM_ALLOC_GRANULARITY_MINIMUM": 0,
+        "CU_MEM_ALLOC_GRANULARITY_RECOMMENDED": 1,
+    },
     "CUmemPool_attribute": {
         "CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES": 1,
         "CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC": 2,

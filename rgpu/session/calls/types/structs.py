@@ -16,7 +16,9 @@ HANDLES: dict[str, str] = {
 }
 
 #: name → C type
-SCALARS: dict[str, str] = {"CUdeviceptr": "unsigned long long", "CUdevice": "int"}
+SCALARS: dict[str, str] = {
+    "CUdeviceptr": "unsigned long long", "CUdevice": "int", "CUmemGenericAllocationHandle": "unsigned long long",
+}
 
 #: name → C declaration of the pointer type
 CALLBACKS: dict[str, str] = {
@@ -59,6 +61,11 @@ STRUCTS: tuple[tuple[str, int, str], ...] = (
     ("CUmemPoolProps", 88,
      "CUmemAllocationType allocType; CUmemAllocationHandleType handleTypes; CUmemLocation location; "
      "void *win32SecurityAttributes; size_t maxSize; unsigned short usage; unsigned char reserved[54];"),
+    ("CUmemAllocationProp", 32,
+     "CUmemAllocationType type; CUmemAllocationHandleType requestedHandleTypes; CUmemLocation location; "
+     "void *win32HandleMetaData; unsigned char compressionType; unsigned char gpuDirectRDMACapable; "
+     "unsigned short usage; unsigned char reserved[4];"),
+    ("CUmemAccessDesc", 12, "CUmemLocation location; CUmemAccess_flags flags;"),
     ("CUexecAffinityParam", 8, "CUexecAffinityType type; unsigned int smCount;"),
     ("CUctxCigParam", 16, "CUcigDataType sharedDataType; void *sharedData;"),
     ("CUctxCreateParams", 24,
