@@ -76,7 +76,9 @@ FUNCTIONS = (
         "cuMemSetAccess 10020", LOCAL, "",
         "recorded: mapped memory is readable and writable",
     ),
-    function("cuMemUnmap", "CUdeviceptr ptr, size_t size", "cuMemUnmap 10020", SYNC, "memory_free memory_free_wait memory_unmap",
+    function(
+        "cuMemUnmap", "CUdeviceptr ptr, size_t size", "cuMemUnmap 10020", SYNC,
+        "memory_free memory_free_wait memory_unmap",
         "awaited while work is unfinished",
     ),
     function(
