@@ -106,8 +106,8 @@ class Bench:
         secret.write_bytes(self.files.secret())
         self.times = directory / "times"
         self.probe = directory / "probe"
-        subprocess.run(["c++", "-O2", "-std=c++20", str(ROOT / "bench" / "client_probe.cpp"), "-o", str(self.probe), "-ldl"],
-                       check=True)
+        subprocess.run(["c++", "-O2", "-std=c++20", str(ROOT / "bench" / "client_probe.cpp"), "-o", str(self.probe),
+                        "-ldl"], check=True)
         self.worker = subprocess.Popen([sys.executable, str(ROOT / "bench" / "client_worker.py"), str(secret), "0",
                                         str(self.times)], stdout=subprocess.PIPE, text=True,
                                        env={**os.environ, "PYTHONPATH": str(ROOT)})

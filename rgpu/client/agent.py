@@ -21,10 +21,12 @@ from typing import Any
 
 import structlog
 
+from rgpu.client import answer_ring
 from rgpu.client import desk as desks
+from rgpu.client.answer_ring import AgentPage, AnswerRing
 from rgpu.client.desk import Desk
 from rgpu.client.journal import Journal, Policy, prepare_directory
-from rgpu.client.local import AgentPage, Hello, LocalPeer, NewSegment, listen
+from rgpu.client.local import Hello, LocalPeer, NewSegment, listen
 from rgpu.client.shipper import Identity, Shipper
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.session.errors import Corrupt, PoolUnavailable, RgpuError, TimedOut
@@ -133,7 +135,7 @@ class Agent:
             try:
                 shipper = self._open_session(peer, hello, early)
             except BaseException:
-                os.close(hello.eventfd)
+                hello.close()
                 for segment in early:
                     os.close(segment.fd)
                 raise
@@ -175,10 +177,11 @@ class Agent:
         policy = self._policy(name, reply)
         # The journal is kept here, so its limits are this agent's, whatever the node says.
         facts = replace(facts, number=number, journal_limit=policy.limit, recover=policy.recover)
-        page = AgentPage()
+        page = AgentPage(answer_ring.CAPACITY if hello.ring else 0)
+        ring = AnswerRing(page, *hello.ring) if hello.ring else None
         identity = Identity(name, peer.pid, hello.executable, self._client)
         shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy), self.desk, owner, grant,
-                          lambda: self._code_of(peer.pid))
+                          lambda: self._code_of(peer.pid), ring)
         for segment in early:
             shipper.journal.offer(segment)
         with self._lock:

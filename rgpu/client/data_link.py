@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rgpu.link.frames import SealedConnection, client_preamble, connect
+from rgpu.link.sealing import frame_size
 from rgpu.session.errors import Corrupt, LinkError
 
 ATTACH, CALLS, BYE, PING, STATS = 1, 2, 3, 4, 5
@@ -79,6 +80,7 @@ class DataLink:
         self._connection = connection
         self._sock: socket.socket = connection.sock
         self._sock.setblocking(False)
+        self._frame = memoryview(bytearray(64 * 1024))  #: every frame is sealed here
         self._out: memoryview | None = None
         self._stream = 0  #: bytes of records sent in CALLS messages
         self.heard = time.monotonic()  #: when something last came
@@ -94,7 +96,10 @@ class DataLink:
     def send(self, kind: int, *parts: Any) -> None:
         """Seal and send; only when :attr:`ready`."""
         assert self._out is None
-        self._out = memoryview(self._connection.sealer.seal(kind, parts))
+        size = frame_size(parts)
+        if size > len(self._frame):
+            self._frame = memoryview(bytearray(size))
+        self._out = self._frame[:self._connection.sealer.seal_into(kind, parts, self._frame)]
         self.flush()
 
     def send_map(self, kind: int, values: dict[str, Any]) -> None:
@@ -118,22 +123,25 @@ class DataLink:
             self._out = self._out[sent:] if sent < len(self._out) else None
         return True
 
-    def receive(self) -> tuple[int, memoryview] | None:
-        """The next message, or None when no whole one is there."""
-        while True:
-            message = self._connection.opener.next()
-            if message is not None:
-                return message
+    def waiting(self) -> int:
+        """The length of the next whole message (type and body), received if need be; 0: none is there yet."""
+        opener = self._connection.opener
+        while not (length := opener.waiting()):
             try:
-                count = self._sock.recv_into(self._connection.opener.room())
+                count = self._sock.recv_into(opener.room())
             except (BlockingIOError, InterruptedError):
-                return None
+                return 0
             except OSError as error:
                 raise LinkError(f"the connection broke: {error}") from error
             if not count:
                 raise LinkError("the worker closed the connection", reason="end of file")
-            self._connection.opener.received(count)
+            opener.received(count)
             self.heard = time.monotonic()
+        return length
+
+    def open_into(self, target: memoryview) -> None:
+        """Open the message that is :meth:`waiting` into memory of just its length."""
+        self._connection.opener.open_into(target)
 
     def finish(self, timeout: float = 1.0) -> None:
         """Send what is left, waiting for at most ``timeout`` seconds, then close."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from rgpu.session.answers import DeliveredAnswers, Divergence
+from rgpu.session.answers import AnswerHash, DeliveredAnswers, Divergence, answer_digest
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import Corrupt
 from rgpu.session.record import AWAITED
@@ -68,12 +68,44 @@ class AnswerAssembler:
         return AnswerMessage(seq, result, flags, whole[_HEAD.size:_HEAD.size + length], whole[_HEAD.size + length:])
 
 
+class PassingAnswer:
+    """The answer whose pieces are being passed on; summed up piece by piece."""
+
+    def __init__(self, piece: memoryview, summed: bool) -> None:
+        """``piece``: the first one. Raises :class:`Corrupt`."""
+        if len(piece) < _HEAD.size:
+            raise Corrupt(f"an answer's first piece has {len(piece)} bytes", reason="answer")
+        self.seq, self._result, _, self._reply = _HEAD.unpack_from(piece)
+        self._size = -_HEAD.size
+        self._hash = AnswerHash() if summed else None
+
+    @property
+    def untouched(self) -> bool:
+        """No piece was added yet."""
+        return self._size < 0
+
+    def add(self, piece: memoryview) -> None:
+        """A piece, the first one too."""
+        if self._hash is not None:
+            self._hash.update(piece if self._size >= 0 else piece[_HEAD.size:])
+        self._size += len(piece)
+
+    def digest(self) -> bytes | None:
+        """The last piece was added. Raises :class:`Corrupt` for an answer without all of its reply arguments."""
+        if self._size < self._reply:
+            raise Corrupt(f"the answer of call {self.seq} is shorter than its reply arguments", seq=self.seq,
+                          reason="answer")
+        return self._hash.digest(self._result, self._reply, self._size - self._reply) if self._hash else None
+
+
 class Deliveries:
     """The ledger of one session; see the module docstring."""
 
-    def __init__(self) -> None:
+    def __init__(self, compare: bool = True) -> None:
+        """``compare``: keep digests. Without recovery no call is ever replayed that was answered."""
+        self.compare = compare
         self._pending: dict[int, int] = {}  #: seq → call id, of calls not answered yet
-        self._answered: dict[int, int] = {}  #: seq → call id, of those whose digest is kept
+        self._answered: dict[int, int] = {}  #: seq → call id, of those that may be answered again
         self._book = DeliveredAnswers()
         self.highest = 0  #: the highest seq delivered
 
@@ -83,19 +115,28 @@ class Deliveries:
             self._pending[seq] = call_id
         return bool(flags & AWAITED)
 
+    def awaits(self, seq: int) -> bool:
+        """Is the answer to this call still to be delivered?"""
+        return seq in self._pending
+
+    def delivered(self, seq: int, digest: bytes | None) -> None:
+        """The program was given the whole answer; its digest, where digests are kept."""
+        self._answered[seq] = self._pending.pop(seq)
+        if digest is not None:
+            self._book.note(seq, digest)
+        self.highest = max(self.highest, seq)
+
     def judge(self, answer: AnswerMessage) -> Verdict:
-        """What to do with an answer; DELIVER is said once for each call."""
-        call_id = self._pending.pop(answer.seq, None)
-        if call_id is not None:
-            self._book.delivered(answer.seq, answer.result, answer.reply, answer.payload)
-            self._answered[answer.seq] = call_id
-            self.highest = max(self.highest, answer.seq)
+        """What to do with a whole answer; DELIVER is said once for each call."""
+        if answer.seq in self._pending:
+            self.delivered(answer.seq, answer_digest(answer.result, answer.reply, answer.payload)
+                           if self.compare else None)
             return Verdict.DELIVER
         call_id = self._answered.get(answer.seq)
         if call_id is None:
             return Verdict.UNWANTED
-        if call_id not in BY_ID:
-            return Verdict.REPEATED  # an unknown call's refusal: nothing to compare by
+        if call_id not in BY_ID or answer.seq not in self._book:
+            return Verdict.REPEATED  # an unknown call's refusal, or no digests: nothing to compare by
         found = self._book.again(answer.seq, call_id, answer.result, answer.reply, answer.payload)
         return Verdict.DIVERGED if found else Verdict.REPEATED
 

@@ -24,6 +24,7 @@ WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, STATE = 32, 33, 34, 35, 36, 37
 RUNNING, BLOCK, UNPROTECTED = 0, 1, 2  #: STATE
 STICKY = 1  #: ANSWER flag
 PROTOCOL = 1
+WANTS_RING = 1  #: HELLO: the shim reads answers from a ring
 BODY_LIMIT = 64 * 1024  #: longest message that a shim may send
 ANSWER_LIMIT = (1 << 32) - 1  #: the length field has 32 bits
 MAX_FDS = 8  #: descriptors not yet taken by a message
@@ -38,13 +39,18 @@ _WITH_DESCRIPTOR = frozenset({HELLO, SEGMENT})
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who connects; ``eventfd`` wakes the agent and belongs to the receiver of this."""
+    """Who connects; ``eventfd`` wakes the agent. The descriptors belong to the receiver of this."""
 
     pid: int
     ppid: int
     starttime: int
     executable: str
     eventfd: int
+    ring: tuple[int, int] | None = None  #: its page and its doorbell, if it reads an answer ring; the receiver's too
+
+    def close(self) -> None:
+        for fd in (self.eventfd, *(self.ring or ())):
+            os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +142,16 @@ class LocalPeer:
         if kind in _WITH_DESCRIPTOR and not self._fds:
             raise Corrupt(f"a message of type {kind} came without its descriptor", reason="descriptors")
         if kind == HELLO and len(body) >= _HELLO.size + 2:
-            protocol, pid, ppid, _, starttime = _HELLO.unpack_from(body)
+            protocol, pid, ppid, wishes, starttime = _HELLO.unpack_from(body)
             if protocol != PROTOCOL:
                 raise VersionMismatch(f"the shim speaks protocol {protocol}, this agent {PROTOCOL}")
             (length,) = struct.unpack_from("<H", body, _HELLO.size)
             name = body[_HELLO.size + 2:_HELLO.size + 2 + length]
-            return Hello(pid, ppid, starttime, name.decode("utf-8", "replace"), self._fds.popleft())
+            if wishes & WANTS_RING and len(self._fds) < 3:
+                raise Corrupt("a shim wants an answer ring and sent no page for it", reason="descriptors")
+            wake = self._fds.popleft()
+            ring = (self._fds.popleft(), self._fds.popleft()) if wishes & WANTS_RING else None
+            return Hello(pid, ppid, starttime, name.decode("utf-8", "replace"), wake, ring)
         if kind == SEGMENT and len(body) == _SEGMENT.size:
             index, segment_kind, size = _SEGMENT.unpack(body)
             return NewSegment(index, segment_kind, size, self._fds.popleft())
@@ -235,34 +245,3 @@ def listen(directory: Path) -> tuple[socket.socket, Path]:
         os.umask(old)
     sock.listen(64)
     return sock, path
-
-
-class AgentPage:
-    """The memfd that the shim reads: whether the agent sleeps and wants the eventfd."""
-
-    SIZE = 4096
-    _SLEEPING = 64 // 4
-
-    def __init__(self) -> None:
-        import fcntl
-        import mmap
-
-        self.fd = os.memfd_create("rgpu-agent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.posix_fallocate(self.fd, 0, self.SIZE)
-        self._map = mmap.mmap(self.fd, self.SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        # From here on nobody makes a writable mapping of it: ours exists already.
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
-        self._words = memoryview(self._map).cast("I")
-        self._map[0:8] = b"RGPUAGT1"
-
-    def set_sleeping(self, value: bool) -> None:
-        self._words[self._SLEEPING] = int(value)
-
-    def close(self) -> None:
-        self._words.release()
-        self._map.close()
-        os.close(self.fd)
-
-
-F_SEAL_FUTURE_WRITE = 0x0010

@@ -3,7 +3,7 @@
 One thread does all of it without waiting for any one peer: the shim's
 eventfd and socket, the data link, helper threads (connecting, control calls,
 spilling) that post their results here. The way of an awaited call is: eventfd,
-walk, seal, send; receive, open, write to the shim.
+walk, seal, send; receive, open into the answer ring.
 """
 
 from __future__ import annotations
@@ -23,25 +23,33 @@ import structlog
 from rgpu.client import attachment as at
 from rgpu.client import data_link as dl
 from rgpu.client import local
+from rgpu.client.answer_ring import AgentPage, AnswerRing
 from rgpu.client.attaching import Attempt
 from rgpu.client.data_link import DataLink
-from rgpu.client.delivery import AnswerAssembler, Deliveries, Verdict
+from rgpu.client.delivery import Deliveries
 from rgpu.client.desk import Desk, Grant
 from rgpu.client.journal import Cursor, Journal
+from rgpu.client.returns import Returns
 from rgpu.client.upkeep import Upkeep
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
 
 log = structlog.get_logger(__name__)
 
 PROGRAM_ENDED = "the program ended"
-CHUNK = 512 * 1024  #: bytes of records in one CALLS message
+CHUNK = 1024 * 1024  #: bytes of records in one CALLS message
 SLEEP = 0.05  #: longest sleep, seconds: a lost wake-up costs no more
-UNSENT_LIMIT = 64 * 1024 * 1024  #: bytes waiting for the shim before the link is left alone
+FULL_SLEEP = 0.0001  #: seconds between two looks at an answer ring that is full
 PING_BYTES = 4 * 1024 * 1024
 PING_INTERVAL = 0.25
 SILENCE_ASK = 2.0  #: seconds of silence after which the pool is asked who the owner is
 SILENCE_LIMIT = 10.0  #: and after which the link is taken for dead
 UPKEEP_INTERVAL = 1.0
+LOOK_INTERVAL = 0.002  #: between two looks at timers while the loop is busy
+MESSAGES = 64  #: of the worker, taken in a row
+#: How long after the last call or answer the loop looks without sleeping, seconds: a sleep and the
+#: wake-up from it cost more than the whole of a short call. Not where the program needs the processor.
+POLL_IDLE, POLL_AWAITED = 60e-6, 200e-6
+POLLING = len(os.sched_getaffinity(0)) >= 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +65,15 @@ class Identity:
 class Shipper:
     """See the module docstring; :meth:`run` returns when the session is over."""
 
-    def __init__(self, identity: Identity, peer: local.LocalPeer, page: local.AgentPage, eventfd: int,
+    def __init__(self, identity: Identity, peer: local.LocalPeer, page: AgentPage, eventfd: int,
                  journal: Journal, desk: Desk, owner: at.Owner, grant: Grant,
-                 exit_code: Callable[[], int | None] = lambda: None) -> None:
+                 exit_code: Callable[[], int | None] = lambda: None, ring: AnswerRing | None = None) -> None:
         self.identity = identity
         self.peer, self.page, self.journal, self.desk = peer, page, journal, desk
         self.grant = grant
         self.attachment = at.Attachment()
-        self.deliveries = Deliveries()
+        self.deliveries = Deliveries(journal.policy.recover)
+        self.returns = Returns(identity.session, peer, ring, self.deliveries)
         self.awaited = 0
         self.acknowledged = 0  #: every call ≤ it was applied by the owner
         self.over = ""  #: why the loop ends
@@ -78,14 +87,13 @@ class Shipper:
         self.link: DataLink | None = None
         self._attempt: Attempt | None = None
         self.cursor: Cursor | None = None
-        self._assembler = AnswerAssembler()
-        self._done = 0
-        self._streams: dict[int, int] = {}
-        self._sticky = 0
+        self._blocked = False  #: a message waits for room in the answer ring
+        self._unread = False  #: more messages may have been received than were taken
         self._pinged = (0, 0.0)
         self._pinged_bytes = 0
         self._asking = False
-        self._next_ask = self._next_upkeep = 0.0
+        self._next_ask = self._next_upkeep = self._next_look = 0.0
+        self._active = 0.0  #: when calls or answers last came
         self.upkeep = Upkeep(self)
         self._masks: dict[int, int] = {}
         self._poll = select.epoll()
@@ -127,17 +135,19 @@ class Shipper:
 
     def _round(self, pidfd: int) -> None:
         busy = self._take_calls()
-        if self.link is not None:
+        link = self.link
+        if link is not None:
             busy = self._ship() or busy
-        self._timers(time.monotonic())
-        self._update_masks()
-        self.page.set_sleeping(True)
-        # The shim reads `sleeping` after it published; we look after we said that we sleep. Taking a
-        # lock is an atomic read-modify-write, which keeps the processor from swapping the two.
-        with self._fence:
-            more = not self.journal.stalled and self.journal.walker.has_more()
-        ready = self._poll.poll(0 if busy or more else SLEEP)
-        self.page.set_sleeping(False)
+            if self._blocked or self._unread:
+                self._link_ready(link)
+        now = time.monotonic()
+        if busy:
+            self._active = now
+        if now >= self._next_look or self.peer.wants_write or self._blocked or link is not None and not link.ready:
+            self._next_look = now + LOOK_INTERVAL
+            self._timers(now)
+            self._update_masks()
+        ready = self._wait(busy, now)
         for fd, mask in ready:
             if fd == self._eventfd:
                 os.eventfd_read(fd)
@@ -153,9 +163,35 @@ class Shipper:
                 if mask & ~select.EPOLLOUT:
                     self._socket_ready()
             elif self.link is not None and fd == self.link.fileno():
+                self._active = time.monotonic()
                 self._link_ready(self.link)
             if self.over:
                 return
+
+    def _wait(self, busy: bool, now: float) -> list[tuple[int, int]]:
+        """What is ready: at once if there is work, soon if something was going on just now, else after a sleep."""
+        poll = self._poll.poll
+        if self._blocked:  # nobody tells when the program has read on
+            time.sleep(FULL_SLEEP if now - self._active < 0.1 else 50 * FULL_SLEEP)
+        if busy or self._blocked or self._unread:
+            return poll(0)
+        until = self._active + (POLL_AWAITED if self.deliveries.pending else POLL_IDLE) if POLLING else 0.0
+        has_more = self.journal.walker.has_more
+        while now < until:
+            if ready := poll(0):
+                return ready
+            if not self.journal.stalled and has_more():
+                return []
+            now = time.monotonic()
+        self._update_masks()
+        self.page.set_sleeping(True)
+        # The shim reads `sleeping` after it published; we look after we said that we sleep. Taking a
+        # lock is an atomic read-modify-write, which keeps the processor from swapping the two.
+        with self._fence:
+            more = not self.journal.stalled and has_more()
+        ready = poll(0 if more else SLEEP)
+        self.page.set_sleeping(False)
+        return ready
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
         """Have ``function`` called by the loop; from any thread."""
@@ -179,7 +215,7 @@ class Shipper:
     def _update_masks(self) -> None:
         self._mask(self.peer.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.peer.wants_write else 0))
         if self.link is not None:
-            receive = select.EPOLLIN if self.peer.unsent < UNSENT_LIMIT else 0
+            receive = 0 if self._blocked or self.returns.full else select.EPOLLIN
             self._mask(self.link.fileno(), receive | (0 if self.link.ready else select.EPOLLOUT))
 
     def _mask(self, fd: int, mask: int) -> None:
@@ -198,7 +234,7 @@ class Shipper:
             elif isinstance(message, local.Goodbye):
                 self.over = PROGRAM_ENDED
             else:
-                os.close(message.eventfd)
+                message.close()
                 raise Corrupt("a second HELLO on one connection", reason="protocol")
         if self.peer.eof:
             self.over = self.over or PROGRAM_ENDED
@@ -248,53 +284,40 @@ class Shipper:
             self._pinged, self._pinged_bytes = (shipped, now), 0
 
     def _link_ready(self, link: DataLink) -> None:
-        try:
-            link.flush()
-            while self.link is link and not self.over and (message := link.receive()) is not None:
-                self._message(link, *message)
-                if self.peer.unsent > UNSENT_LIMIT:
-                    break
-        except (LinkError, Corrupt, struct.error) as error:
-            self.down(link, error)
+        self._unread = False
+        for _ in range(MESSAGES):
+            try:
+                link.flush()
+                length = 0 if self.returns.full else link.waiting()
+            except LinkError as error:
+                self.down(link, error)
+                return
+            room = self.returns.room(length) if length else None
+            self._blocked = length > 0 and room is None
+            if room is None:
+                return
+            try:
+                link.open_into(room)
+                self._message(link, room[0], room[1:])
+            except (LinkError, Corrupt, struct.error) as error:
+                self.down(link, error)
+            if self.link is not link or self.over:
+                return
+        self._unread = True  # the others' turn; more may have been received than the socket will tell of
 
     def _message(self, link: DataLink, kind: int, body: memoryview) -> None:
         if not self.attachment.accepts(link.number, link.epoch):
             return
         if kind == dl.ANSWER:
-            answer = self._assembler.feed(body)
-            if answer is not None:
-                self._answer(answer)
+            self.returns.answer(body)
         elif kind == dl.WATERMARK:
-            self._watermark(body)
+            self.returns.watermark(body)
         elif kind == dl.PONG:
             self._applied(int.from_bytes(body[:8], "little"))
         elif kind == dl.NOTICE:
             self._notice(link, dl.decode_map(body))
         else:
             raise Corrupt(f"a message of type {kind} from the worker", type=kind, reason="type")
-
-    def _answer(self, answer: Any) -> None:
-        verdict = self.deliveries.judge(answer)
-        if verdict is Verdict.DELIVER:
-            self.peer.answer(answer.seq, answer.result, answer.flags, answer.reply, answer.payload)
-        elif verdict is Verdict.DIVERGED:
-            log.error("divergence", session=self.identity.session, seq=answer.seq,
-                      what=self.deliveries.divergences[-1].what)
-
-    def _watermark(self, body: memoryview) -> None:
-        """Pass on what is new: what the program saw complete stays complete while a replay catches up."""
-        done, sticky, count = struct.unpack_from("<QII", body)
-        if len(body) != 16 + 16 * count:
-            raise Corrupt("a watermark of impossible length", reason="watermark")
-        values = struct.unpack_from(f"<{2 * count}Q", body, 16)
-        news = [(stream, seq) for stream, seq in zip(values[::2], values[1::2], strict=True)
-                if seq > self._streams.get(stream, 0)]
-        if done <= self._done and not news and sticky == self._sticky:
-            return
-        self._streams.update(news)
-        self._done, self._sticky = max(done, self._done), sticky
-        flat = [value for pair in news for value in pair]
-        self.peer.send(local.WATERMARK, struct.pack(f"<QII{len(flat)}Q", self._done, sticky, len(news), *flat))
 
     def _applied(self, position: int) -> None:
         if position > self.acknowledged and position <= self.journal.last_seq:
@@ -332,7 +355,7 @@ class Shipper:
         self._feed(at.LinkDown(link.number, str(error), time.monotonic()))
 
     def _drop_link(self) -> None:
-        link, self.link, self.cursor = self.link, None, None
+        link, self.link, self.cursor, self._blocked, self._unread = self.link, None, None, False, False
         if link is not None:
             self._masks.pop(link.fileno(), None)
             link.close()
@@ -384,7 +407,7 @@ class Shipper:
             return
         log.info("attached", session=self.identity.session, epoch=self.link.epoch, next=wanted,
                  reships=max(0, self.journal.last_seq + 1 - wanted))
-        self._assembler = AnswerAssembler()
+        self.returns.reattached()
         self._pinged, self._pinged_bytes, self.acknowledged = (0, 0.0), 0, wanted - 1
         self.journal.applied(wanted - 1, self.cursor)
         self.release()
@@ -443,6 +466,7 @@ class Shipper:
         with self._fence:
             os.close(self._wake)
             self._wake = -1
+        self.returns.close()
         self.page.close()
         log.info("session over", session=self.identity.session, reason=reason, calls=self.journal.last_seq,
                  awaited_calls=self.awaited)

@@ -28,6 +28,8 @@ SALT = 32
 _COUNTER_LIMIT = 1 << 40  #: frames of one connection: far below what one GCM key may seal
 
 _LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<IB")
+_OVERHEAD = _LENGTH.size + TAG
 _NONCE = struct.Struct("<IQ")
 
 
@@ -51,21 +53,43 @@ class Sealer:
 
     def seal(self, kind: int, parts: Sequence[Any]) -> bytearray:
         """One whole frame. Raises :class:`LinkError` for a message over the limit."""
-        message = b"".join((_TYPES[kind], *parts))
-        if len(message) > MESSAGE_LIMIT or self._counter >= _COUNTER_LIMIT:
-            raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
-        frame = bytearray(_LENGTH.size + len(message) + TAG)
-        _LENGTH.pack_into(frame, 0, len(message) + TAG)
-        self._cipher.encrypt_into(_NONCE.pack(0, self._counter), message, self._aad, memoryview(frame)[4:])
-        self._counter += 1
+        frame = bytearray(frame_size(parts))
+        self.seal_into(kind, parts, memoryview(frame))
         return frame
+
+    def seal_into(self, kind: int, parts: Sequence[Any], frame: memoryview) -> int:
+        """One whole frame into the beginning of ``frame``, which has room for it; its length.
+
+        The parts (contiguous, of bytes) are gathered there and sealed in
+        place: each byte is read once from where it is, and nothing is allocated.
+        """
+        end = frame_size(parts)
+        if end - _LENGTH.size > FRAME_LIMIT or self._counter >= _COUNTER_LIMIT:
+            raise LinkError(f"a message of {end - _OVERHEAD} bytes as frame {self._counter}: over the limit")
+        _HEAD.pack_into(frame, 0, end - _LENGTH.size, kind)
+        at = _HEAD.size
+        for part in parts:
+            size = len(part)
+            frame[at:at + size] = part
+            at += size
+        self._cipher.encrypt_into(_NONCE.pack(0, self._counter), frame[_LENGTH.size:at], self._aad,
+                                  frame[_LENGTH.size:end])
+        self._counter += 1
+        return end
+
+
+def frame_size(parts: Sequence[Any]) -> int:
+    """Bytes of the frame of a message with this body."""
+    return _HEAD.size + sum(map(len, parts)) + TAG
 
 
 class Opener:
     """Takes the frames of one direction apart, from bytes cut anywhere.
 
     Use: receive into :meth:`room`, tell :meth:`received` how much came, then
-    call :meth:`next` until it returns None. After an error it opens nothing more.
+    call :meth:`next` until it returns None; or look at :meth:`waiting` and
+    have :meth:`open_into` put the message where it is wanted. After an error
+    it opens nothing more.
     """
 
     def __init__(self, key: bytes, direction: int, epoch: int, session: str, size: int = 256 * 1024) -> None:
@@ -87,12 +111,14 @@ class Opener:
         return self._view[self._end:]
 
     def _make_room(self) -> None:
-        pending = bytes(self._view[self._start:self._end])
-        if self._needed > len(self._buffer) or len(pending) == len(self._buffer):
-            self._buffer = bytearray(max(self._needed, len(pending)) + 64 * 1024)
+        """What is pending moves to the front; a peer that sends long frames gets a buffer for several."""
+        pending = self._end - self._start
+        view = self._view[self._start:self._end]
+        if self._needed > len(self._buffer) or pending == len(self._buffer):
+            self._buffer = bytearray(max(4 * self._needed, pending) + 64 * 1024)
             self._view = memoryview(self._buffer)
-        self._view[:len(pending)] = pending
-        self._start, self._end = 0, len(pending)
+        self._view[:pending] = view
+        self._start, self._end = 0, pending
 
     def received(self, count: int) -> None:
         self._end += count
@@ -102,37 +128,54 @@ class Opener:
         """Bytes received that belong to a frame not yet taken."""
         return self._end - self._start
 
-    def next(self) -> tuple[int, memoryview] | None:
-        """(type, body) of the next whole frame, or None.
+    def waiting(self) -> int:
+        """The length of the next message (type and body) if its frame is here whole, else 0.
 
-        The body is a view of fresh bytes: it stays true for as long as it is
-        held. Raises :class:`LinkError` for a frame that does not open.
+        Raises :class:`LinkError` for an impossible length.
         """
         if self._dead:
             raise LinkError("the connection was ended by a bad frame")
         available = self._end - self._start
         if available < _LENGTH.size:
             self._needed = _LENGTH.size
-            return None
-        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+            return 0
+        length: int = _LENGTH.unpack_from(self._buffer, self._start)[0]
         if not TAG < length <= FRAME_LIMIT:
             self._dead = True
             raise LinkError(f"frame {self._counter} says it is {length} bytes long", frame=self._counter,
                             reason="length")
         if available < _LENGTH.size + length:
             self._needed = _LENGTH.size + length
-            return None
+            return 0
+        return length - TAG
+
+    def open_into(self, target: memoryview) -> None:
+        """Open the frame that is :meth:`waiting` into ``target``, of just its message's length.
+
+        Raises :class:`LinkError` for a frame that does not open; what then
+        stands in ``target`` means nothing.
+        """
         at = self._start + _LENGTH.size
+        end = at + len(target) + TAG
         try:
-            message = self._cipher.decrypt(_NONCE.pack(0, self._counter), self._view[at:at + length], self._aad)
+            self._cipher.decrypt_into(_NONCE.pack(0, self._counter), self._view[at:end], self._aad, target)
         except InvalidTag:
             self._dead = True
             raise LinkError(f"frame {self._counter} does not open: forged, repeated or lost", frame=self._counter,
                             reason="seal") from None
         self._counter += 1
-        self._start = at + length
+        self._start = end
         self._needed = _LENGTH.size
-        return message[0], memoryview(message)[1:]
 
+    def next(self) -> tuple[int, memoryview] | None:
+        """(type, body) of the next whole frame, or None.
 
-_TYPES = tuple(bytes([value]) for value in range(256))
+        The body is a view of fresh bytes: it stays true for as long as it is
+        held. Raises :class:`LinkError` for a frame that does not open.
+        """
+        length = self.waiting()
+        if not length:
+            return None
+        message = bytearray(length)
+        self.open_into(memoryview(message))
+        return message[0], memoryview(message).toreadonly()[1:]

@@ -29,12 +29,28 @@ MAX_ANSWERS = 1 << 20
 _HEAD = Struct("<iIQ")
 
 
+class AnswerHash:
+    """The digest of one answer, whose bytes (reply arguments, then payload) come in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._hasher = blake3.blake3()
+
+    def update(self, data: Any) -> None:
+        self._hasher.update(data)
+
+    def digest(self, result: int, reply: int, payload: int) -> bytes:
+        """``reply``, ``payload``: how long each was. They come last, as they are known last."""
+        self.update(_HEAD.pack(result, reply, payload))
+        digest: bytes = self._hasher.digest(length=DIGEST_SIZE)
+        return digest
+
+
 def answer_digest(result: int, reply: Any, payload: Any) -> bytes:
     """The digest of one answer: CUresult, reply arguments, reply payload."""
-    hasher = blake3.blake3(_HEAD.pack(result, len(reply), len(payload)))
+    hasher = AnswerHash()
     hasher.update(reply)
     hasher.update(payload)
-    return hasher.digest(length=DIGEST_SIZE)
+    return hasher.digest(result, len(reply), len(payload))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,10 @@ class DeliveredAnswers:
     def delivered(self, seq: int, result: int, reply: Any, payload: Any) -> None:
         """The program is given this answer to call ``seq``."""
         self._digests[seq] = answer_digest(result, reply, payload)
+
+    def note(self, seq: int, digest: bytes) -> None:
+        """As :meth:`delivered`, with the digest of the answer at hand."""
+        self._digests[seq] = digest
 
     def again(self, seq: int, call_id: int, result: int, reply: Any, payload: Any) -> Divergence | None:
         """An answer to a call that was answered before: to be dropped by the caller.

@@ -1,6 +1,7 @@
-// The Unix socket to the agent: HELLO and WELCOME, the reader thread, messages
+// The Unix socket to the agent: HELLO and WELCOME, the reader thread, rare messages
 // (docs/architecture.md, "Unix socket, shim ↔ agent").
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -72,7 +73,7 @@ std::uint64_t start_time() {  // field 22 of /proc/self/stat; the name may hold 
   return at ? std::strtoull(at + 1, nullptr, 10) : 0;
 }
 
-std::vector<std::uint8_t> hello_body() {
+std::vector<std::uint8_t> hello_body(bool ring) {
   char name[4096];
   const ssize_t n = ::readlink("/proc/self/exe", name, sizeof name);
   const std::uint16_t length = n > 0 ? static_cast<std::uint16_t>(n) : 0;
@@ -81,7 +82,7 @@ std::vector<std::uint8_t> hello_body() {
   wire::detail::put(at, wire::kProtocol);
   wire::detail::put(at, static_cast<std::uint32_t>(::getpid()));
   wire::detail::put(at, static_cast<std::uint32_t>(::getppid()));
-  wire::detail::put(at, std::uint32_t{0});
+  wire::detail::put(at, ring ? wire::kWantsRing : std::uint32_t{0});
   wire::detail::put(at, start_time());
   wire::detail::put(at, length);
   if (length) std::memcpy(at, name, length);
@@ -152,27 +153,13 @@ bool read_answer(Session& s, std::uint32_t length) {
   return whole;
 }
 
-void on_watermark(const std::uint8_t* at, const std::uint8_t* end) {
-  std::uint64_t all_done = 0;
-  std::uint32_t error = 0, n = 0;
-  if (!take(at, end, all_done) || !take(at, end, error) || !take(at, end, n)) return;
-  if (n > static_cast<std::size_t>(end - at) / 16) return;
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> streams(n);
-  for (auto& [stream, seq] : streams) {
-    take(at, end, stream);
-    take(at, end, seq);
-  }
-  if (error) set_sticky(static_cast<CUresult>(error));
-  watermark(all_done, streams);
-}
-
 void on_message(Session& s, std::uint32_t type, const std::vector<std::uint8_t>& body) {
   const std::uint8_t *at = body.data(), *end = at + body.size();
   std::uint32_t number = 0;
   std::string reason;
   switch (type) {
     case wire::kWatermark:
-      on_watermark(at, end);
+      take_watermark(at, end);
       break;
     case wire::kRelease:
       if (take(at, end, number)) release_segment(s, number);
@@ -189,13 +176,33 @@ void on_message(Session& s, std::uint32_t type, const std::vector<std::uint8_t>&
   }
 }
 
+// Waits for the socket; reads the ring when the doorbell rings. False: the session is over.
+bool wait_socket(Session& s) {
+  pollfd ready[2] = {{s.socket, POLLIN, 0}, {s.ring.doorbell, POLLIN, 0}};  // a negative one is passed over
+  for (;;) {
+    if (::poll(ready, 2, -1) < 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    if (ready[1].revents) {
+      std::uint64_t count;
+      [[maybe_unused]] ssize_t ignored = ::read(s.ring.doorbell, &count, sizeof count);
+      if (!read_ring(s)) {
+        log_once("answer ring", "what the agent wrote into the answer ring cannot be");
+        return false;
+      }
+    }
+    if (ready[0].revents) return true;
+  }
+}
+
 void* reader(void* argument) {
   Session& s = *static_cast<Session*>(argument);
   ::pthread_setname_np(::pthread_self(), "rgpu-reader");
   std::vector<std::uint8_t> body;
   for (;;) {
     std::uint32_t head[2];
-    if (!read_all(s.socket, head, sizeof head)) break;
+    if (!wait_socket(s) || !read_all(s.socket, head, sizeof head)) break;
     if (head[1] == wire::kAnswer) {
       if (!read_answer(s, head[0])) break;
       continue;
@@ -225,6 +232,7 @@ CUresult fail(Session& s, int extra, CUresult result) {
   if (s.socket >= 0) ::close(s.socket);
   if (s.wake >= 0) ::close(s.wake);
   s.socket = s.wake = -1;
+  drop_ring(s.ring);
   return result;
 }
 
@@ -235,11 +243,31 @@ CUresult map_agent_page(Session& s, int fd) {
     return CUDA_ERROR_SYSTEM_NOT_READY;
   }
   ::madvise(page, wire::kAgentPageSize, MADV_DONTFORK);
+  wire::AgentPageHeader header;
+  std::memcpy(&header, page, sizeof header);
+  if (!map_ring(s.ring, fd, header.ring_offset, header.ring_size)) {
+    log_once("agent page", "the agent's answer ring cannot be used");
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+  }
   s.sleeping = reinterpret_cast<const volatile std::uint32_t*>(static_cast<std::uint8_t*>(page) + wire::kAgentSleepingOffset);
   return CUDA_SUCCESS;
 }
 
 }  // namespace
+
+void take_watermark(const std::uint8_t* at, const std::uint8_t* end) {
+  std::uint64_t all_done = 0;
+  std::uint32_t error = 0, n = 0;
+  if (!take(at, end, all_done) || !take(at, end, error) || !take(at, end, n)) return;
+  if (n > static_cast<std::size_t>(end - at) / 16) return;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> streams(n);
+  for (auto& [stream, seq] : streams) {
+    take(at, end, stream);
+    take(at, end, seq);
+  }
+  if (error) set_sticky(static_cast<CUresult>(error));
+  watermark(all_done, streams);
+}
 
 bool parse_facts(const std::uint8_t* at, std::size_t size, Facts& facts) {
   const std::uint8_t* end = at + size;
@@ -286,12 +314,17 @@ CUresult connect_agent(Session& s) {
     log_once("agent gone", "the agent at %s cannot be reached: %s", path, std::strerror(errno));
     return fail(s, -1, CUDA_ERROR_SYSTEM_NOT_READY);
   }
-  const auto hello = hello_body();
+  int ring_page = -1;
+  const bool ring = prepare_ring(s.ring, ring_page);
+  const auto hello = hello_body(ring);
+  std::vector<int> given{s.wake};
+  if (ring) given.insert(given.end(), {ring_page, s.ring.doorbell});
   std::uint32_t type = 0;
   std::vector<std::uint8_t> body;
   int page = -1;
-  if (!send_message(s, wire::kHello, hello.data(), hello.size(), s.wake) || !receive_first(s.socket, type, body, page))
-    return fail(s, page, CUDA_ERROR_SYSTEM_NOT_READY);
+  const bool sent = send_message(s, wire::kHello, hello.data(), hello.size(), given);
+  if (ring) ::close(ring_page);
+  if (!sent || !receive_first(s.socket, type, body, page)) return fail(s, page, CUDA_ERROR_SYSTEM_NOT_READY);
   if (type == wire::kRefused) {
     const std::uint8_t* at = body.data();
     std::int32_t result = 0;
@@ -311,24 +344,28 @@ CUresult connect_agent(Session& s) {
 }
 
 bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, int fd) {
+  return send_message(s, type, body, size, fd >= 0 ? std::vector<int>{fd} : std::vector<int>{});
+}
+
+bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, const std::vector<int>& fds) {
   std::vector<std::uint8_t> bytes(8 + size);
   const auto length = static_cast<std::uint32_t>(size);
   std::memcpy(bytes.data(), &length, 4);
   std::memcpy(bytes.data() + 4, &type, 4);
   if (size) std::memcpy(bytes.data() + 8, body, size);
   iovec io{bytes.data(), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &io;
   message.msg_iovlen = 1;
-  if (fd >= 0) {
+  if (const std::size_t bytes_of_fds = fds.size() * sizeof(int); bytes_of_fds) {
     message.msg_control = control;
-    message.msg_controllen = sizeof control;
+    message.msg_controllen = CMSG_SPACE(bytes_of_fds);
     cmsghdr* c = CMSG_FIRSTHDR(&message);
     c->cmsg_level = SOL_SOCKET;
     c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    c->cmsg_len = CMSG_LEN(bytes_of_fds);
+    std::memcpy(CMSG_DATA(c), fds.data(), bytes_of_fds);
   }
   std::lock_guard guard(s.send_lock);
   while (io.iov_len) {
@@ -341,7 +378,7 @@ bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t 
     }
     io.iov_base = static_cast<std::uint8_t*>(io.iov_base) + n;
     io.iov_len -= static_cast<std::size_t>(n);
-    message.msg_control = nullptr;  // the descriptor went with the first byte
+    message.msg_control = nullptr;  // the descriptors went with the first byte
     message.msg_controllen = 0;
   }
   return true;
@@ -355,8 +392,13 @@ void wake_agent(Session& s) {
 }
 
 void lose_agent(Session& s) {
+  read_ring(s);  // what it answered before it went
   if (!s.gone.exchange(true)) log_line("the agent is gone");
-  fail_waiters(s, CUDA_ERROR_SYSTEM_NOT_READY);
+  {
+    std::lock_guard reading(s.ring.reading);  // nobody may be writing into a waiter's memory when it returns
+    s.ring.broken = true;
+    fail_waiters(s, CUDA_ERROR_SYSTEM_NOT_READY);
+  }
   std::lock_guard guard(s.segments_lock);
   s.released.notify_all();
 }

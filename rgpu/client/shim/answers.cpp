@@ -98,6 +98,12 @@ bool add_waiter(Session& s, std::uint64_t seq, Waiter* waiter) {
   return true;
 }
 
+Waiter* find_waiter(Session& s, std::uint64_t seq) {
+  std::lock_guard guard(s.waiters_lock);
+  auto it = s.waiters.find(seq);
+  return it == s.waiters.end() ? nullptr : it->second;
+}
+
 Waiter* take_waiter(Session& s, std::uint64_t seq) {
   std::lock_guard guard(s.waiters_lock);
   auto it = s.waiters.find(seq);
@@ -152,6 +158,7 @@ CUresult await_view(const CallView& call, Payload& payload, Answer& answer, void
     if (CUresult r = section.publish_view(call, &payload, &waiter, &seq); r) return r;
     if (step) step(seq, false);
   }
+  attend(session(), waiter);
   while (!waiter.done.load(std::memory_order_acquire)) waiter.done.wait(0, std::memory_order_acquire);
   if (answer.result == CUDA_ERROR_SYSTEM_NOT_READY && session().gone) return answer.result;
   if (observes(call.id) && is_fatal(answer.result)) set_sticky(answer.result);

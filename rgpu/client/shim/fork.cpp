@@ -61,6 +61,9 @@ void in_child() {
       if (segment->fd >= 0) ::close(segment->fd);
     if (s.socket >= 0) ::close(s.socket);
     if (s.wake >= 0) ::close(s.wake);
+    if (s.ring.doorbell >= 0) ::close(s.ring.doorbell);
+    s.ring.size = 0;  // its mappings are not here (MADV_DONTFORK)
+    s.ring.doorbell = -1;
     s.socket = s.wake = -1;
     s.sleeping = nullptr;
   }

@@ -12,10 +12,11 @@
 #include <unordered_map>
 
 #include "core.hpp"
+#include "ring.hpp"
 
 namespace rgpu {
 
-// One awaited call. Filled in by the reader thread; `done` is set last.
+// One awaited call. Filled in by whichever thread reads the answers; `done` is set last.
 struct Waiter {
   Answer* answer = nullptr;
   void* destination = nullptr;  // where the reply payload goes
@@ -36,8 +37,8 @@ struct Segment {
   wire::SegmentHeader* header() const { return reinterpret_cast<wire::SegmentHeader*>(map); }
 };
 
-// Lock order: Session::section, then bulk_lock, then segments_lock; waiters_lock
-// and send_lock are leaves.
+// Lock order: Session::section, then bulk_lock, then segments_lock; AnswerRing::reading
+// is taken with no other lock held; waiters_lock and send_lock are leaves.
 struct Session {
   enum class State { fresh, live, failed };
   std::mutex life_lock;  // guards the way from fresh to live
@@ -68,6 +69,7 @@ struct Session {
   std::atomic<std::uint32_t> next_index{0};
 
   // answers
+  AnswerRing ring;
   std::mutex waiters_lock;
   std::unordered_map<std::uint64_t, Waiter*> waiters;
 
@@ -80,6 +82,8 @@ Session& session();
 // agent_link.cpp
 CUresult connect_agent(Session& s);           // HELLO, WELCOME; starts the reader
 bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, int fd = -1);
+bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, const std::vector<int>& fds);
+void take_watermark(const std::uint8_t* at, const std::uint8_t* end);  // a WATERMARK's body
 void wake_agent(Session& s);                  // after a publication
 void lose_agent(Session& s);                  // every waiter returns 802
 bool parse_facts(const std::uint8_t* body, std::size_t size, Facts& facts);
@@ -104,6 +108,7 @@ void extent_published(Session& s, std::uint32_t index, std::uint64_t size);
 
 // answers.cpp
 bool add_waiter(Session& s, std::uint64_t seq, Waiter* waiter);
+Waiter* find_waiter(Session& s, std::uint64_t seq);
 Waiter* take_waiter(Session& s, std::uint64_t seq);
 void finish_waiter(Waiter* waiter);           // the answer is in place
 void fail_waiters(Session& s, CUresult result);

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rgpu.client import local
+from rgpu.client.answer_ring import AgentPage
 from rgpu.client.journal import Journal, Policy
 from rgpu.session import addresses, facts, module_table
 from rgpu.session.calls import decoders, wire
@@ -173,7 +174,7 @@ class Session:
     def __init__(self, owner: Peer, connection: socket.socket) -> None:
         self.owner = owner
         self.peer = local.LocalPeer(connection)
-        self.page = local.AgentPage()
+        self.page = AgentPage()
         self.page.set_sleeping(True)
         self.journal = Journal(Policy())
         self.reader = RecordReader(next_seq=1)

@@ -9,6 +9,7 @@ Nothing is complete while ``hold`` is set.
 from __future__ import annotations
 
 import array
+import fcntl
 import mmap
 import os
 import select
@@ -22,6 +23,7 @@ from rgpu.session import facts, module_table
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.record import AWAITED, EXTERNAL, HEADER, Record, RecordReader, padded
+from tests.client.shim.fake_ring import FakeRing
 
 HELLO, SEGMENT, GOODBYE, WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED = 1, 2, 3, 32, 33, 34, 35, 36
 LOG, BULK = 0, 1
@@ -50,7 +52,9 @@ class Segment:
 class FakeAgent:
     """Listens in ``directory``; serves one program. Use as a context manager."""
 
-    def __init__(self, directory: Path, quota: int = 256 * MIB, journal_limit: int = 1 << 30, devices: int = 1) -> None:
+    def __init__(self, directory: Path, quota: int = 256 * MIB, journal_limit: int = 1 << 30, devices: int = 1,
+                 ring: int = 256 * 1024) -> None:
+        """``ring``: bytes of the answer ring; 0: answers go over the socket."""
         self.path = str(directory / "agent.sock")
         device = [facts.DeviceInfo(f"Fake {i}", bytes([i]) * 16, 1 << 33, (0, i, 0), 0x2000_0000_0000 + (i << 43),
                                    attributes=ATTRIBUTES) for i in range(devices)]
@@ -61,6 +65,8 @@ class FakeAgent:
         self.hold = False  #: nothing completes: waits are not answered, no watermark
         self.stall = False  #: nothing is read
         self.error = 0  #: the sticky error that the watermark carries
+        self.ring_size = ring
+        self.ring: FakeRing | None = None
         self.refusal = 0  #: REFUSED instead of WELCOME, with this code
         self.recycle = True  #: closed segments are released
         self.goodbye = threading.Event()
@@ -133,17 +139,23 @@ class FakeAgent:
         sock, _ = self._listener.accept()
         self.sockets.append(sock)
         kind, body, fds = self._message(sock)
-        assert kind == HELLO and len(fds) == 1
+        assert kind == HELLO and len(fds) == 3
         self.hello = struct.unpack_from("<IIIIQ", body)
         self._wake = fds[0]
-        page = os.memfd_create("agent")
-        os.ftruncate(page, 4096)
-        memory = mmap.mmap(page, 4096)
+        page = os.memfd_create("agent", os.MFD_ALLOW_SEALING)
+        os.ftruncate(page, 4096 + self.ring_size)
+        fcntl.fcntl(page, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        memory = mmap.mmap(page, 4096 + self.ring_size)
         memory[:8] = b"RGPUAGT1"
         memory[64:68] = struct.pack("<I", 1)  # always asleep: every publication must wake us
         if self.refusal:
             self._send(sock, REFUSED, struct.pack("<iH", self.refusal, 2) + b"no")
             return
+        if self.ring_size:
+            self.ring = FakeRing(memory, self.ring_size, *fds[1:])
+        else:
+            for fd in fds[1:]:
+                os.close(fd)
         self._send(sock, WELCOME, self.facts.encode(), page)
         poll = select.poll()
         for fd in (sock, self._wake, self._stop):
@@ -183,8 +195,10 @@ class FakeAgent:
         except OSError:
             return 0, b"", []
 
-    @staticmethod
-    def _send(sock: socket.socket, kind: int, body: bytes, fd: int | None = None) -> None:
+    def _send(self, sock: socket.socket, kind: int, body: bytes, fd: int | None = None) -> None:
+        if self.ring is not None and kind in (ANSWER, WATERMARK):
+            self.ring.send(kind, body)
+            return
         data = struct.pack("<II", len(body), kind) + body
         try:
             if fd is not None:

@@ -69,6 +69,27 @@ inline constexpr size_t kBulkAlignment = 64;
 inline constexpr size_t kInlinePayload = 64u << 10;  // above it payloads go to bulk segments
 inline constexpr size_t kAgentPageSize = 4096;
 inline constexpr size_t kAgentSleepingOffset = 64;
+inline constexpr size_t kAgentWrittenOffset = 128;  // bytes of the answer ring ever written
+inline constexpr size_t kShimPageSize = 4096;
+inline constexpr size_t kShimReadOffset = 64;        // bytes of the answer ring ever read
+inline constexpr size_t kShimAttendingOffset = 128;  // 1 while a thread looks at the ring
+
+struct AgentPageHeader {
+    char magic[8];
+    uint64_t ring_offset;
+    uint64_t ring_size;  // 0: there is no ring
+};
+
+// The answer ring: messages 64-aligned, none cut by the ring's end.
+inline constexpr size_t kRingAlignment = 64;
+inline constexpr uint32_t kRingSkip = 0;  // type of what fills the ring's end
+struct RingHeader {
+    uint32_t length;  // of the body, which follows
+    uint32_t type;    // kAnswer or kWatermark, as on the Unix socket
+    uint32_t first;   // 1: begins an answer; what was unfinished before is void
+    uint32_t zero;
+};
+static_assert(sizeof(RingHeader) == 16);
 
 struct SegmentHeader {
     char magic[8];
@@ -84,6 +105,7 @@ static_assert(sizeof(SegmentHeader) == kSegmentHeader);
 
 // Unix socket between shim and agent: u32 body length, u32 type, body.
 inline constexpr uint32_t kProtocol = 1;
+inline constexpr uint32_t kWantsRing = 1;  // HELLO: the shim reads answers from a ring
 enum Message : uint32_t {
     kHello = 1,
     kSegment = 2,

@@ -1,0 +1,117 @@
+"""What comes back to the program: answers, once each, and the watermark, without ever going back.
+
+With an answer ring the worker's messages are opened in it and published piece
+by piece; without one (an older shim) whole answers go over the Unix socket.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import structlog
+
+from rgpu.client import local
+from rgpu.client.answer_ring import AnswerRing
+from rgpu.client.delivery import AnswerAssembler, Deliveries, PassingAnswer, Verdict
+from rgpu.session.errors import Corrupt
+
+log = structlog.get_logger(__name__)
+
+UNSENT_LIMIT = 64 * 1024 * 1024  #: bytes waiting for the shim before the link is left alone
+
+_WATERMARK = struct.Struct("<QII")
+
+
+class Returns:
+    """One session's way back. ``ring``: None for a shim that reads its socket only."""
+
+    def __init__(self, session: str, peer: local.LocalPeer, ring: AnswerRing | None, deliveries: Deliveries) -> None:
+        self._session, self._peer, self._ring, self._deliveries = session, peer, ring, deliveries
+        self._assembler = AnswerAssembler()
+        self._passing: PassingAnswer | None = None
+        self._assembling = False
+        self._done = 0
+        self._streams: dict[int, int] = {}
+        self._sticky = 0
+
+    @property
+    def full(self) -> bool:
+        """The shim is far behind: leave the link alone (without a ring)."""
+        return self._ring is None and self._peer.unsent > UNSENT_LIMIT
+
+    def room(self, length: int) -> memoryview | None:
+        """Where to open the next message of ``length`` bytes; None: the shim has to read first."""
+        return memoryview(bytearray(length)) if self._ring is None else self._ring.room(length)
+
+    def reattached(self) -> None:
+        """Another connection: what was under way comes again, from its beginning."""
+        self._assembler = AnswerAssembler()
+        self._passing, self._assembling = None, False
+
+    # -- answers ----------------------------------------------------------------------
+    def answer(self, body: memoryview) -> None:
+        """A piece of an answer, standing where :meth:`room` said. Raises :class:`Corrupt`."""
+        if self._ring is None or self._assembling or not self._passes(body):
+            self._assemble(body)
+            return
+        passing, ring = self._passing, self._ring
+        assert passing is not None
+        first = passing.untouched
+        passing.add(body[1:])
+        digest = None if body[0] else passing.digest()
+        ring.publish(local.ANSWER, len(body) + 1, first)
+        if not body[0]:
+            self._deliveries.delivered(passing.seq, digest)
+            self._passing = None
+
+    def _passes(self, body: memoryview) -> bool:
+        """Does this piece go straight on to the program? Not that of an answer that it has had."""
+        if len(body) < 1 or body[0] > 1:
+            raise Corrupt("an answer's piece has no valid 'more' byte", reason="answer")
+        if self._passing is None:
+            passing = PassingAnswer(body[1:], self._deliveries.compare)
+            if self._deliveries.awaits(passing.seq):
+                self._passing = passing
+        return self._passing is not None
+
+    def _assemble(self, body: memoryview) -> None:
+        answer = self._assembler.feed(body if self._ring is None else memoryview(bytes(body)))
+        self._assembling = answer is None
+        if answer is None:
+            return
+        verdict = self._deliveries.judge(answer)
+        if verdict is Verdict.DELIVER:
+            self._peer.answer(answer.seq, answer.result, answer.flags, answer.reply, answer.payload)
+        elif verdict is Verdict.DIVERGED:
+            log.error("divergence", session=self._session, seq=answer.seq, what=self._deliveries.divergences[-1].what)
+
+    # -- the watermark ------------------------------------------------------------------
+    def watermark(self, body: memoryview) -> None:
+        """Pass on what is new: what the program saw complete stays complete while a replay catches up."""
+        done, sticky, count = _WATERMARK.unpack_from(body)
+        if len(body) != _WATERMARK.size + 16 * count:
+            raise Corrupt("a watermark of impossible length", reason="watermark")
+        news: list[tuple[int, int]] = []
+        if count:
+            values = struct.unpack_from(f"<{2 * count}Q", body, _WATERMARK.size)
+            news = [(stream, seq) for stream, seq in zip(values[::2], values[1::2], strict=True)
+                    if seq > self._streams.get(stream, 0)]
+        if done <= self._done and not news and sticky == self._sticky:
+            return
+        self._streams.update(news)
+        self._done, self._sticky = max(done, self._done), sticky
+        self._forget_idle()
+        message = _WATERMARK.pack(self._done, sticky, len(news)) + b"".join(struct.pack("<QQ", *pair) for pair in news)
+        if self._ring is None:
+            self._peer.send(local.WATERMARK, message)
+        else:
+            self._ring.put(local.WATERMARK, message)  # it fits: it is no longer than what came
+
+    def _forget_idle(self) -> None:
+        """A stream known only up to what is all done says nothing that ``done`` does not: programs make many."""
+        if len(self._streams) > 1024:
+            self._streams = {stream: seq for stream, seq in self._streams.items() if seq > self._done}
+
+    def close(self) -> None:
+        if self._ring is not None:
+            self._ring.close()

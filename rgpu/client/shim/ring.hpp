@@ -1,0 +1,46 @@
+// The answer ring: shared memory by which answers and watermarks come
+// (docs/architecture.md, "The answer ring"). One thread at a time reads it: the
+// one that waits, while it waits, else the reader thread.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+
+namespace rgpu {
+
+struct Session;
+struct Waiter;
+
+struct AnswerRing {
+  const std::uint8_t* page = nullptr;  // the agent's: header, `written`
+  const std::uint8_t* data = nullptr;  // the messages, read-only
+  std::uint64_t size = 0;              // bytes of data
+  std::uint8_t* own = nullptr;         // the shim's page: `read`, `attending`
+  int doorbell = -1;                   // the agent writes it when nobody attends
+
+  std::mutex reading;  // who holds it reads the ring, and everything below is its
+  std::uint64_t read = 0;
+  bool broken = false;
+
+  // the answer whose pieces are coming
+  bool passing = false;
+  Waiter* waiter = nullptr;  // nullptr: nobody awaits it
+  std::uint64_t seq = 0;
+  std::int32_t result = 0;
+  std::uint32_t flags = 0, reply_left = 0;
+  std::uint64_t payload = 0;  // bytes that came
+};
+
+// Makes the shim's page and the doorbell; false: no ring is asked for.
+bool prepare_ring(AnswerRing& ring, int& page_fd);
+// Takes over the ring behind the agent's page. `size` 0: the agent has none.
+bool map_ring(AnswerRing& ring, int agent_page, std::uint64_t offset, std::uint64_t size);
+void drop_ring(AnswerRing& ring);
+
+// Reads the ring while the answer is not there, for as long as a sleep would
+// cost. Returns with or without it: then sleep on waiter.done.
+void attend(Session& s, Waiter& waiter);
+// The reader thread's turn: everything that is there. False: the ring is broken.
+bool read_ring(Session& s);
+
+}  // namespace rgpu
