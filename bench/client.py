@@ -110,7 +110,7 @@ class Bench:
                         "-ldl"], check=True)
         self.worker = subprocess.Popen([sys.executable, str(ROOT / "bench" / "client_worker.py"), str(secret), "0",
                                         str(self.times)], stdout=subprocess.PIPE, text=True,
-                                       env={**os.environ, "PYTHONPATH": str(ROOT)})
+                                       env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
         assert self.worker.stdout is not None
         port = int(self.worker.stdout.readline())
         pool = Pool(self.files, self.keys, port, recover)

@@ -1,8 +1,8 @@
 """A sealed connection in the agent's event loop: nothing here waits.
 
-Frames are sealed only when the socket has taken the one before, so that what
-is not sent yet can still be decided anew, and the kernel's buffer is the only
-queue.
+Frames are sealed only when the ones before are out, but for one long one that
+is being sent meanwhile: what is not sent yet can still be decided anew, and the
+kernel's buffer is the only queue.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rgpu.client.sending import FrameSender
 from rgpu.link.frames import SealedConnection, client_preamble, connect
 from rgpu.link.sealing import frame_size
 from rgpu.session.errors import Corrupt, LinkError
@@ -80,8 +81,7 @@ class DataLink:
         self._connection = connection
         self._sock: socket.socket = connection.sock
         self._sock.setblocking(False)
-        self._frame = memoryview(bytearray(64 * 1024))  #: every frame is sealed here
-        self._out: memoryview | None = None
+        self._sender = FrameSender(self._sock)
         self._stream = 0  #: bytes of records sent in CALLS messages
         self.heard = time.monotonic()  #: when something last came
 
@@ -90,17 +90,23 @@ class DataLink:
 
     @property
     def ready(self) -> bool:
-        """The socket has taken everything so far."""
-        return self._out is None
+        """Another message may be sent."""
+        return self._sender.ready
+
+    @property
+    def wants_write(self) -> bool:
+        """:meth:`flush` is to be called when the socket takes more."""
+        return self._sender.wants_write
+
+    def on_sent(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called, from another thread, when the link may have become :attr:`ready`."""
+        self._sender.sent = tell
 
     def send(self, kind: int, *parts: Any) -> None:
         """Seal and send; only when :attr:`ready`."""
-        assert self._out is None
-        size = frame_size(parts)
-        if size > len(self._frame):
-            self._frame = memoryview(bytearray(size))
-        self._out = self._frame[:self._connection.sealer.seal_into(kind, parts, self._frame)]
-        self.flush()
+        frame = self._sender.buffer(frame_size(parts))
+        self._connection.sealer.seal_into(kind, parts, frame)
+        self._sender.send(frame)
 
     def send_map(self, kind: int, values: dict[str, Any]) -> None:
         self.send(kind, _encode(values))
@@ -111,17 +117,9 @@ class DataLink:
         self._stream += sum(len(buffer) for buffer in buffers)
         self.send(CALLS, struct.pack("<Q", offset), *buffers)
 
-    def flush(self) -> bool:
-        """True when everything has gone."""
-        while self._out is not None:
-            try:
-                sent = self._sock.send(self._out)
-            except (BlockingIOError, InterruptedError):
-                return False
-            except OSError as error:
-                raise LinkError(f"the connection broke while sending: {error}") from error
-            self._out = self._out[sent:] if sent < len(self._out) else None
-        return True
+    def flush(self) -> None:
+        """Go on with what the socket did not take at once."""
+        self._sender.flush()
 
     def waiting(self) -> int:
         """The length of the next whole message (type and body), received if need be; 0: none is there yet."""
@@ -145,13 +143,9 @@ class DataLink:
 
     def finish(self, timeout: float = 1.0) -> None:
         """Send what is left, waiting for at most ``timeout`` seconds, then close."""
-        try:
-            self._sock.settimeout(timeout)
-            if self._out is not None:
-                self._sock.sendall(self._out)
-        except OSError:
-            pass
+        self._sender.drain(timeout)
         self.close()
 
     def close(self) -> None:
+        self._sender.close()
         self._connection.close()

@@ -143,7 +143,7 @@ class Shipper:
         now = time.monotonic()
         if busy:
             self._active = now
-        if now >= self._next_look or self.peer.wants_write or self._blocked or link is not None and not link.ready:
+        if now >= self._next_look or self.peer.wants_write or self._blocked or link is not None and link.wants_write:
             self._next_look = now + LOOK_INTERVAL
             self._timers(now)
             self._update_masks()
@@ -216,7 +216,7 @@ class Shipper:
         self._mask(self.peer.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.peer.wants_write else 0))
         if self.link is not None:
             receive = 0 if self._blocked or self.returns.full else select.EPOLLIN
-            self._mask(self.link.fileno(), receive | (0 if self.link.ready else select.EPOLLOUT))
+            self._mask(self.link.fileno(), receive | (select.EPOLLOUT if self.link.wants_write else 0))
 
     def _mask(self, fd: int, mask: int) -> None:
         if fd >= 0 and self._masks.get(fd) != mask:
@@ -395,6 +395,7 @@ class Shipper:
             self._feed(at.LinkDown(attempt.number, error, time.monotonic()))
             return
         self.link = link
+        link.on_sent(lambda: self.post(_nothing))
         self._feed(at.Attached(attempt.number, link.epoch, wanted, time.monotonic()))
 
     def _start_shipping(self, wanted: int) -> None:
@@ -485,3 +486,7 @@ class Shipper:
             self._attempt = None
         self._drop_link()
         self.attachment.handle(at.Shutdown(time.monotonic()))
+
+
+def _nothing() -> None:
+    """Posted to have the loop look around."""

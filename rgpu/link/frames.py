@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from rgpu.link.sealing import FROM_NODE, SALT, TO_NODE, Opener, Sealer, derive_key
+from rgpu.link.sealing import FRAME_LIMIT, FROM_NODE, SALT, TO_NODE, Opener, Sealer, derive_key, frame_size
 from rgpu.link.tickets import LIMIT as TICKET_LIMIT
 from rgpu.link.tickets import Ticket, verify
 from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut, VersionMismatch, from_dict
@@ -54,6 +54,7 @@ class SealedConnection:
         self.opener = opener
         self._lock = threading.Lock()
         self._closed = False
+        self._frame = memoryview(bytearray(4096))  #: every frame is sealed here
         sock.setblocking(True)
         tune(sock)
 
@@ -61,12 +62,16 @@ class SealedConnection:
         return self.sock.fileno()
 
     def send(self, kind: int, *parts: Any) -> None:
-        """Send one message; ``parts`` are bytes-like and are joined."""
+        """Send one message; ``parts`` are contiguous, of bytes, and are gathered in the frame."""
         with self._lock:
             if self._closed:
                 raise LinkError("the connection is closed")
+            needed = frame_size(parts)
+            if len(self._frame) < needed <= FRAME_LIMIT + 4:
+                self._frame = memoryview(bytearray(needed))
+            end = self.sealer.seal_into(kind, parts, self._frame)
             try:
-                self.sock.sendall(self.sealer.seal(kind, parts))
+                self.sock.sendall(self._frame[:end])
             except OSError as error:
                 self._end()
                 raise LinkError(f"the connection broke while sending: {error}") from error

@@ -10,6 +10,7 @@ direction, epoch and session. docs/links.md has the tables.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,6 +84,34 @@ def frame_size(parts: Sequence[Any]) -> int:
     return _HEAD.size + sum(map(len, parts)) + TAG
 
 
+class Buffers:
+    """Memory for long messages, used again when nobody holds a view of it any more.
+
+    Fresh memory of a megabyte costs more to touch for the first time than to
+    fill. Whether a buffer is free its reference count says: each view of it
+    holds one.
+    """
+
+    KEPT = 8
+    SHORT = 64 * 1024  #: below it memory is cheap anyway
+
+    def __init__(self) -> None:
+        self._kept: list[bytearray] = []
+
+    def take(self, length: int) -> memoryview:
+        """A writable view of ``length`` bytes that nobody else sees; their content is undefined."""
+        if length < self.SHORT:
+            return memoryview(bytearray(length))
+        for index in range(len(self._kept)):
+            held = sys.getrefcount(self._kept[index]) - 2  # but for the list's and the call's
+            if not held and len(self._kept[index]) >= length:
+                return memoryview(self._kept[index])[:length]
+        fresh = bytearray(length)
+        self._kept.append(fresh)
+        del self._kept[:-self.KEPT]
+        return memoryview(fresh)
+
+
 class Opener:
     """Takes the frames of one direction apart, from bytes cut anywhere.
 
@@ -101,6 +130,7 @@ class Opener:
         self._start = self._end = 0
         self._needed = _LENGTH.size
         self._dead = False
+        self._buffers = Buffers()
 
     def room(self) -> memoryview:
         """Where to receive: never empty, and large enough for the rest of the frame under way."""
@@ -176,6 +206,6 @@ class Opener:
         length = self.waiting()
         if not length:
             return None
-        message = bytearray(length)
-        self.open_into(memoryview(message))
-        return message[0], memoryview(message).toreadonly()[1:]
+        message = self._buffers.take(length)
+        self.open_into(message)
+        return message[0], message.toreadonly()[1:]

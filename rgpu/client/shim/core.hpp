@@ -112,7 +112,7 @@ class Payload {
 
  private:
   friend class Section;
-  void prepare(const std::function<void(std::uint8_t* to)>& fill);
+  std::uint8_t* extent();  // where `size` bytes go; nullptr: `error` says why not
 
   const std::uint8_t* data_ = nullptr;  // inline payload
   std::vector<std::uint8_t> own_;       // backing of data_ for `from` below 64 KiB

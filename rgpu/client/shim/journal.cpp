@@ -16,7 +16,8 @@ namespace rgpu {
 namespace {
 
 constexpr std::uint32_t MAX_KEPT_FDS = 48;      // segments whose memory is used again
-constexpr std::size_t MAX_SPARE_LOGS = 4, MAX_SPARE_BULKS = 4;
+constexpr std::size_t MAX_SPARE_LOGS = 4, MAX_SPARE_BULKS = 6;
+constexpr std::size_t COPY_BLOCK = 128 * 1024;  // what is copied and summed before the next: it stays in the cache
 
 // The size of a segment for one large payload. Few different sizes, so that a
 // released one fits the next; those above are made to measure and not kept.
@@ -45,7 +46,8 @@ bool make_memory(Segment& segment) {
     ::close(fd);
     return false;
   }
-  void* map = ::mmap(nullptr, segment.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  // Mapped as a whole now: page after page, while the payload is written, costs more than the writing.
+  void* map = ::mmap(nullptr, segment.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
   if (map == MAP_FAILED) {
     ::close(fd);
     return false;
@@ -253,25 +255,30 @@ void extent_published(Session& s, std::uint32_t index, std::uint64_t) {
 
 // ---------------------------------------------------------------- payloads
 
-void Payload::prepare(const std::function<void(std::uint8_t*)>& fill) {
+std::uint8_t* Payload::extent() {
   Session& s = session();
   wait_for_space(s, false);
   Segment* segment = nullptr;
   error = bulk_extent(s, size, segment, offset_);
-  if (error) return;
-  std::uint8_t* to = segment->map + offset_;
+  if (error) return nullptr;
   external_ = true;
   segment_ = segment->index;
-  fill(to);
+  std::uint8_t* to = segment->map + offset_;
   std::memset(to + size, 0, wire::padded(size) - size);
-  crc = crc32(0, to, size);  // of the copy: the source may change while it is read
+  return to;
 }
 
 Payload::Payload(const void* data, std::size_t n) : size(n), data_(static_cast<const std::uint8_t*>(data)) {
   if (n > wire::kMaxPayload) {
     error = CUDA_ERROR_INVALID_VALUE;
   } else if (n > wire::kInlinePayload) {
-    prepare([&](std::uint8_t* to) { std::memcpy(to, data, n); });
+    if (std::uint8_t* to = extent()) {
+      for (std::size_t at = 0; at < n; at += COPY_BLOCK) {
+        const std::size_t part = std::min(COPY_BLOCK, n - at);
+        std::memcpy(to + at, data_ + at, part);
+        crc = crc32(crc, to + at, part);  // of the copy: the source may change while it is read
+      }
+    }
   }
 }
 
@@ -281,7 +288,10 @@ Payload Payload::from(std::size_t size, const std::function<void(std::uint8_t*)>
   if (size > wire::kMaxPayload) {
     made.error = CUDA_ERROR_INVALID_VALUE;
   } else if (size > wire::kInlinePayload) {
-    made.prepare(fill);
+    if (std::uint8_t* to = made.extent()) {
+      fill(to);
+      made.crc = crc32(0, to, size);
+    }
   } else if (size) {
     made.own_.resize(size);
     fill(made.own_.data());

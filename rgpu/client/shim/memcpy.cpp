@@ -12,6 +12,9 @@ namespace rgpu {
 namespace {
 
 constexpr std::uint64_t PIECE = 1ull << 30;  // longest payload of one call, either way
+// Longer copies to the device are several calls: one is under way while the next is being read, and
+// all of them live in the same few segments, whose memory has been touched before.
+constexpr std::uint64_t UPLOAD_PIECE = 4ull << 20;
 
 // One end of a copy: `type` is what the call says of it.
 struct End {
@@ -60,11 +63,11 @@ CUresult to_device(const Copy& c, const StreamRef& stream) {
     if (CUresult r = settle_source(c.source.address, c.width); r) return r;
   if (c.packed(c.source) && c.packed(c.destination)) {
     const std::uint64_t total = c.width * c.height;
-    for (std::uint64_t done = 0; done < total; done += PIECE) {
+    for (std::uint64_t done = 0; done < total; done += UPLOAD_PIECE) {
       wire::MemcpyH2d call{};
       call.destination = c.destination.address + done;
       call.stream = stream.number;
-      Payload payload(bytes(c.source.address + done), std::min(PIECE, total - done));
+      Payload payload(bytes(c.source.address + done), std::min(UPLOAD_PIECE, total - done));
       if (CUresult r = submit_work(stream, call, payload); r) return r;
     }
     return CUDA_SUCCESS;
