@@ -64,6 +64,7 @@ class FakeAgent:
         self.inline = self.external = 0
         self.hold = False  #: nothing completes: waits are not answered, no watermark
         self.stall = False  #: nothing is read
+        self.silent = False  #: nothing is answered; the test does it
         self.error = 0  #: the sticky error that the watermark carries
         self.ring_size = ring
         self.ring: FakeRing | None = None
@@ -229,7 +230,7 @@ class FakeAgent:
             for index in [*self._passed, *closed]:
                 self._release(sock, index)
             self._passed.clear()
-        if not self.hold:
+        if not self.hold and not self.silent:
             held, self._held = self._held, []
             for record in held:
                 self._answer(sock, record)
@@ -307,7 +308,7 @@ class FakeAgent:
             self._memory.pop(args.address)
         if call.answer is Answer.WAIT and self.hold:
             self._held.append(record)
-        elif call.answer is not Answer.ASYNC:
+        elif call.answer is not Answer.ASYNC and not self.silent:
             self._answer(sock, record)
 
     def _launch(self, parameters: bytes) -> None:
