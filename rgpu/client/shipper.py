@@ -432,7 +432,7 @@ class Shipper:
         """Seconds that something has been outstanding without a word from the owner."""
         if self._attempt is not None:
             return now - self._attempt.started
-        if self.link is None or self._pinged[0] <= self.acknowledged:
+        if self.link is None or self._pinged[0] <= self.acknowledged or self._blocked:  # by the program
             return 0.0
         return now - max(self.link.heard, self._pinged[1])
 

@@ -297,3 +297,21 @@ def test_rubbish_from_a_node(data: bytes, head: bytes) -> None:
 def test_a_handover_is_checked(data: bytes) -> None:
     with pytest.raises(Corrupt):
         Handover.unpack(data)
+
+
+def test_a_long_message_keeps_its_bytes_while_a_view_of_it_lives():
+    """Memory is used again, but only when nobody holds a view of it."""
+    from rgpu.link.sealing import Buffers
+
+    buffers = Buffers()
+    first = buffers.take(100_000)
+    first[:] = b"a" * 100_000
+    held = first.toreadonly()[1:10]
+    del first
+    second = buffers.take(100_000)
+    second[:] = b"b" * 100_000
+    assert bytes(held) == b"a" * 9
+    kept = {id(second.obj)}
+    del second
+    assert {id(buffers.take(90_000).obj)} == kept  # the second one's memory: only the first is held
+    assert len(buffers.take(1000)) == 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import mmap
 import os
@@ -86,10 +87,60 @@ class Journal:
         return bytes(head) + struct.pack("<IIQ", self.bulk.index, 0, at)
 
 
+class FakeReader:
+    """Reads the answer ring as docs/architecture.md has it; never attends, so each message rings the bell."""
+
+    def __init__(self) -> None:
+        page = os.memfd_create("shim", os.MFD_ALLOW_SEALING)
+        os.posix_fallocate(page, 0, 4096)
+        fcntl.fcntl(page, fcntl.F_ADD_SEALS, SEALS)
+        self.words = memoryview(mmap.mmap(page, 4096)).cast("Q")
+        self.doorbell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.fds = (page, self.doorbell)
+        self.at = 0
+        self.pieces: bytes | None = None
+        self.wraps = self.restarts = self.longest = 0
+        self.idle = False  #: read nothing
+
+    def read(self, page: mmap.mmap) -> list[tuple[int, bytes]]:
+        """Whole messages that have come since."""
+        found: list[tuple[int, bytes]] = []
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.doorbell)
+        words = memoryview(page).cast("Q")
+        offset, capacity = words[1], words[2]
+        while not self.idle and (pending := words[128 // 8] - self.at):
+            assert pending <= capacity
+            here = offset + self.at % capacity
+            length, kind, first, _ = struct.unpack_from("<IIII", page, here)
+            block = 16 + length + 63 & ~63
+            if kind == 0:
+                block = capacity - self.at % capacity
+                self.wraps += 1
+            elif kind == WATERMARK:
+                found.append((kind, page[here + 16:here + 16 + length]))
+            else:
+                self._piece(page[here + 16:here + 16 + length], first, found)
+            assert block <= pending and here + block <= offset + capacity
+            self.at += block
+            self.words[64 // 8] = self.at
+        return found
+
+    def _piece(self, body: bytes, first: int, found: list[tuple[int, bytes]]) -> None:
+        assert (self.pieces is None) <= first, "a piece that continues nothing"
+        self.restarts += first and self.pieces is not None
+        self.longest = max(self.longest, len(body))
+        self.pieces = (b"" if first else self.pieces or b"") + body[1:]
+        if not body[0]:
+            found.append((ANSWER, self.pieces))
+            self.pieces = None
+
+
 class FakeShim:
     """Connects to an agent, says HELLO, journals calls, and reads what comes back."""
 
-    def __init__(self, path: str, **sizes: int) -> None:
+    def __init__(self, path: str, ring: bool = False, **sizes: int) -> None:
+        self.ring = FakeReader() if ring else None
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK)
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.connect(path)
@@ -106,15 +157,15 @@ class FakeShim:
 
     def hello(self) -> None:
         name = b"/usr/bin/fake"
-        body = struct.pack("<IIIIQH", 1, os.getpid(), os.getppid(), 0, 0, len(name)) + name
-        self._send(1, body, self.eventfd)
+        body = struct.pack("<IIIIQH", 1, os.getpid(), os.getppid(), self.ring is not None, 0, len(name)) + name
+        self._send(1, body, self.eventfd, *(self.ring.fds if self.ring else ()))
         self.wait(lambda: self.welcome or self.refused or self.eof)
 
     def _offer(self, segment: FakeSegment) -> None:
         self._send(2, struct.pack("<IIQ", segment.index, segment.kind, segment.size), segment.fd)
 
-    def _send(self, kind: int, body: bytes, fd: int | None = None) -> None:
-        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    def _send(self, kind: int, body: bytes, *fds: int) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self.sock.sendmsg([struct.pack("<II", len(body), kind) + body], rights)
 
     def call(self, name: str, args: bytes = b"", payload: bytes = b"", awaited: bool = False,
@@ -133,8 +184,13 @@ class FakeShim:
         while not until():  # type: ignore[operator]
             left = deadline - time.monotonic()
             assert left > 0, "the agent did not do it in time"
-            if not self.eof and select.select([self.sock], [], [], min(left, 0.05))[0]:
+            bell = [self.ring.doorbell] if self.ring else []
+            ready = select.select([*bell, *([] if self.eof else [self.sock])], [], [], min(left, 0.05))[0]
+            if self.sock in ready:
                 self._receive()
+            if self.ring is not None and self.page is not None:
+                for kind, body in self.ring.read(self.page):
+                    self._message(kind, body)
 
     def _receive(self) -> None:
         try:
@@ -143,7 +199,7 @@ class FakeShim:
             data, ancillary = b"", []
         for _, _, raw in ancillary:
             fds = array.array("i", raw)
-            self.page = mmap.mmap(fds[0], 4096, prot=mmap.PROT_READ)
+            self.page = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
         if not data:
             self.eof = True
         self._in += data
