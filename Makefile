@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Cases mostly wait for leases and deadlines: more of them than processors run side by side.
 SWEEP_JOBS ?= 4
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard rgpu/client/shim/*.?pp rgpu/client/shim/generated/*)
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard rgpu/client/shim/*.?pp rgpu/client/shim/generated/* \
+           rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/*)
 
 .PHONY: help setup demo test sweep test-gpu lint clean
 
@@ -43,4 +44,4 @@ lint: setup
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf build $(VENV) rgpu/client/lib
+	rm -rf build $(VENV) rgpu/client/lib rgpu/server/device/cuda/lib

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
@@ -26,6 +26,7 @@ TAG = 16
 FRAME_LIMIT = MESSAGE_LIMIT + TAG  #: largest value of the length field that is accepted
 TO_NODE, FROM_NODE = 0, 1  #: direction bytes
 SALT = 32
+BULK = 64 * 1024  #: messages from here on may be opened into a buffer of the receiver's
 _COUNTER_LIMIT = 1 << 40  #: frames of one connection: far below what one GCM key may seal
 
 _LENGTH = struct.Struct("<I")
@@ -56,6 +57,16 @@ class Sealer:
         """One whole frame. Raises :class:`LinkError` for a message over the limit."""
         frame = bytearray(frame_size(parts))
         self.seal_into(kind, parts, memoryview(frame))
+        return frame
+
+    def seal_whole(self, message: Any) -> bytearray:
+        """The same for a message that stands in one run already, its type in front: it is not gathered."""
+        if len(message) > MESSAGE_LIMIT or self._counter >= _COUNTER_LIMIT:
+            raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
+        frame = bytearray(_LENGTH.size + len(message) + TAG)
+        _LENGTH.pack_into(frame, 0, len(message) + TAG)
+        self._cipher.encrypt_into(_NONCE.pack(0, self._counter), message, self._aad, memoryview(frame)[4:])
+        self._counter += 1
         return frame
 
     def seal_into(self, kind: int, parts: Sequence[Any], frame: memoryview) -> int:
@@ -197,15 +208,18 @@ class Opener:
         self._start = end
         self._needed = _LENGTH.size
 
-    def next(self) -> tuple[int, memoryview] | None:
+    def next(self, room: Callable[[int], memoryview | None] | None = None) -> tuple[int, memoryview] | None:
         """(type, body) of the next whole frame, or None.
 
         The body is a view of fresh bytes: it stays true for as long as it is
-        held. Raises :class:`LinkError` for a frame that does not open.
+        held. With ``room``, a message of BULK bytes or more is put into the
+        buffer that room(bytes) gives, if it gives one. Raises :class:`LinkError` for a frame that does not open.
         """
         length = self.waiting()
         if not length:
             return None
-        message = self._buffers.take(length)
+        message = room(length) if room is not None and length >= BULK else None
+        if message is None:
+            message = self._buffers.take(length)
         self.open_into(message)
         return message[0], message.toreadonly()[1:]

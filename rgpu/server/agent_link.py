@@ -3,6 +3,10 @@
 One thread receives and applies; one sends. Device threads only append to the
 sender's queue, so a slow agent never holds up the device. A watermark is built
 when it is sent, so that many completions cost one message.
+
+With a fast path the sender takes answers from it. A program that waits has
+sent nothing behind its call: then the receiving thread looks for the answer
+itself for a short time, and sends it, so that no thread has to be woken.
 """
 
 from __future__ import annotations
@@ -18,9 +22,10 @@ import msgspec
 import structlog
 
 from rgpu.link.frames import SealedConnection
+from rgpu.link.sealing import BULK
+from rgpu.server.fast_path import FastPath, Piece, Took
 from rgpu.server.runtime import SessionRuntime
 from rgpu.session.errors import Corrupt, Fenced, RgpuError
-from rgpu.session.record import RecordReader
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +35,9 @@ PIECE = 1 << 20  #: longest piece of an answer's payload in one frame
 WATERMARK_INTERVAL = 0.0005  #: seconds between two watermarks that no answer asks for
 SIGN_OF_LIFE = 2.0  #: seconds of silence after which the agent is told that the worker is there
 STICKY = 1
+SPIN = 0.0003  #: seconds that the receiving thread looks for an answer before it leaves that to the others
 
+_ANSWER_HEAD = struct.Struct("<QiII")  #: seq, CUresult, flags, length of the reply
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -50,8 +57,11 @@ class AgentLink:
         self._closed = threading.Event()
         self._last_watermark: tuple[Any, ...] | None = None
         self._published = 0
+        self._order = threading.Lock()  #: watermarks leave in the order in which they were made
+        self._whole = True  #: the next watermark names every stream
         self._receiver = threading.Thread(target=self._receive, name="agent-link", daemon=True)
-        self._sender = threading.Thread(target=self._send, name="agent-send", daemon=True)
+        sender = self._send if runtime.fast is None else self._send_fast
+        self._sender = threading.Thread(target=sender, name="agent-send", daemon=True)
 
     def start(self) -> None:
         self._receiver.start()
@@ -65,18 +75,26 @@ class AgentLink:
             feeding = True
             self._attach()
             self._sender.start()
-            reader, expected = RecordReader(), 0
+            feed, expected = self.runtime.open_stream(), 0
+            fast = self.runtime.fast
+            room = None if fast is None else fast.room
             while True:
-                kind, body = self.connection.recv()
+                kind, body = self.connection.recv(room=room)
                 if kind == CALLS:
                     (offset,) = struct.unpack_from("<Q", body, 0)
                     if offset != expected:
                         raise Corrupt(f"the record stream jumps from {expected} to {offset}", offset=expected,
                                       reason="gap")
                     expected += len(body) - 8
-                    self.runtime.feed(reader.feed(body[8:]))
+                    try:
+                        awaiting = feed(body[8:])
+                    finally:
+                        if fast is not None and len(body) >= BULK - 1:
+                            fast.give(body)
+                    if awaiting and fast is not None and not self.connection.opener.pending:
+                        self._answer_here(fast)
                 elif kind == PING:
-                    self._queue.put(("raw", (PONG, bytes(body))))
+                    self._put("raw", (PONG, bytes(body)))
                 elif kind == STATS:
                     self.report("stats", _map(body))
                 elif kind == BYE:
@@ -112,22 +130,28 @@ class AgentLink:
                                                 "state": "running"}))
         for seq, result, reply, payload in self.runtime.attach(self.deliver, self._published):
             self.deliver(seq, result, reply, payload)
-        self.runtime.device.on_progress(self._progressed)
+        if self.runtime.fast is None:
+            self.runtime.device.on_progress(self._progressed)
         self._progressed()
         self.report("attached", {"link": id(self)})
 
     # -- sending ------------------------------------------------------------------
     def deliver(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
         """Queue an answer; called from device threads."""
-        self._queue.put(("answer", (seq, result, reply, payload)))
+        self._put("answer", (seq, result, reply, payload))
+
+    def _put(self, kind: str, value: Any) -> None:
+        self._queue.put((kind, value))
+        if self.runtime.fast is not None:
+            self.runtime.fast.wake()
 
     def notice(self, kind: str, **values: Any) -> None:
-        self._queue.put(("raw", (NOTICE, _encode({"kind": kind, "epoch": self.runtime.epoch, **values}))))
+        self._put("raw", (NOTICE, _encode({"kind": kind, "epoch": self.runtime.epoch, **values})))
 
     def _progressed(self) -> None:
         if not self._progress_queued.is_set():
             self._progress_queued.set()
-            self._queue.put(("progress", None))
+            self._put("progress", None)
 
     def _send(self) -> None:
         due = 0.0  #: when a watermark that nobody waits for is to be sent; 0: none
@@ -159,8 +183,66 @@ class AgentLink:
         except RgpuError:
             self._closed.set()
 
+    def _send_fast(self) -> None:
+        """The sender's loop with a fast path: its answers and what Python queued."""
+        fast = self.runtime.fast
+        assert fast is not None
+        try:
+            while not self._closed.is_set():
+                while not self._queue.empty():
+                    kind, value = self._queue.get()
+                    if kind == "stop":
+                        return
+                    if kind == "raw":
+                        self.connection.send(value[0], value[1])
+                        continue
+                    with self._order:
+                        self._send_watermark()
+                        if kind == "answer":
+                            self._send_answer(*value)
+                taken = fast.take(SIGN_OF_LIFE)
+                if isinstance(taken, Piece):
+                    self._send_piece(fast, taken)
+                elif taken is Took.PROGRESS:
+                    with self._order:
+                        self._send_watermark()
+                elif taken is Took.NOTHING and not self.runtime.paused:
+                    self.connection.send(PONG, bytes(8))  # a sign of life; as in _send
+        except RgpuError:
+            self._closed.set()
+
+    def _answer_here(self, fast: FastPath) -> None:
+        while (piece := fast.take_here(SPIN, self.connection.fileno())) is not None:
+            self._send_piece(fast, piece)
+
+    def _send_piece(self, fast: FastPath, piece: Piece) -> None:
+        """One piece of an answer, before the first the watermark."""
+        head = b"\x11\x01" if piece.more else b"\x11\x00"  # ANSWER, and whether more follows
+        try:
+            if piece.index:
+                self.connection.send_whole(fast.plaintext(piece, head))
+                return
+            head += _ANSWER_HEAD.pack(piece.seq, piece.result, self._sticky(piece.result), 0)
+            with self._order:
+                body = self._watermark_body(fast)
+                messages = [b"\x12" + body] if body else []
+                self.connection.send_whole(*messages, fast.plaintext(piece, head))
+        finally:
+            fast.release(piece)
+
+    def _watermark_body(self, fast: FastPath) -> bytes:
+        whole, self._whole = self._whole, False
+        return fast.watermark(whole, self.runtime.executor.broken)
+
+    def _sticky(self, result: int) -> int:
+        return STICKY if result and result == self.runtime.executor.error else 0
+
     def _send_watermark(self) -> None:
         self._progress_queued.clear()
+        if self.runtime.fast is not None:
+            if body := self._watermark_body(self.runtime.fast):
+                self.connection.send(WATERMARK, body)
+            return
         done, error, streams = self.runtime.watermark()
         state = (done, error, tuple(sorted(streams.items())))
         if state == self._last_watermark:
@@ -171,8 +253,7 @@ class AgentLink:
         self.connection.send(WATERMARK, body)
 
     def _send_answer(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
-        flags = STICKY if self.runtime.executor.error and result == self.runtime.executor.error else 0
-        head = struct.pack("<QiII", seq, result, flags, len(reply)) + reply
+        head = _ANSWER_HEAD.pack(seq, result, self._sticky(result), len(reply)) + reply
         view = memoryview(payload)
         more = len(view) > PIECE
         self.connection.send(ANSWER, b"\x01" if more else b"\x00", head, view[:PIECE])
@@ -184,7 +265,7 @@ class AgentLink:
 
     def finish(self, timeout: float = 1.0) -> None:
         """Send what is queued, then close."""
-        self._queue.put(("stop", None))
+        self._put("stop", None)
         if self._sender.is_alive():
             self._sender.join(timeout)
         self.close()
@@ -192,7 +273,7 @@ class AgentLink:
     def close(self) -> None:
         self._closed.set()
         self.runtime.detach(self.deliver)
-        self._queue.put(("stop", None))
+        self._put("stop", None)
         self.connection.close()
 
 

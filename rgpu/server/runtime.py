@@ -20,11 +20,12 @@ from rgpu.checkpoint import restore
 from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.state import SessionState
 from rgpu.server.executor import Executor
+from rgpu.server.fast_path import Came, FastPath
 from rgpu.session.answers import RetainedAnswers
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import LinkError, TimedOut
 from rgpu.session.live import LiveObjects
-from rgpu.session.record import Record
+from rgpu.session.record import Record, RecordReader, pack_record
 from rgpu.session.replay import Apply, ApplyGate, Command, Drop, WaitAll, WaitFor
 
 log = structlog.get_logger(__name__)
@@ -46,12 +47,14 @@ class SessionRuntime:
         self.session = session
         self.epoch = epoch
         self.device = device
+        self.fast: FastPath | None = getattr(device, "fast_path", None)
         self.hash_key = hash_key or secrets.token_bytes(32)
         self.executor = Executor(device, self._answered)
         self.live = LiveObjects()
         self.retained = RetainedAnswers()
         self.gate = ApplyGate()
-        self._applied = 0
+        self._applied = 0  #: without a fast path; with one it knows
+        self._bugs = 0  #: argument errors that the fast path had told of
         self._unanswered: set[int] = set()  #: awaited calls that were applied and have no answer yet
         self.deliver: Deliver | None = None  #: where answers go while an agent is attached
         self._condition = threading.Condition()
@@ -66,13 +69,34 @@ class SessionRuntime:
     @property
     def applied(self) -> int:
         """The session's position: every call ≤ it was applied."""
-        return self._applied
+        return self._applied if self.fast is None else self.fast.applied
+
+    def open_stream(self) -> Callable[[Any], int]:
+        """A connection's stream of records begins: returns what takes its bytes, cut anywhere.
+
+        That returns how many awaited calls the fast path has under way, and
+        raises :class:`Corrupt` for what is no record, or not the next one.
+        """
+        if self.fast is not None:
+            self.fast.reset()
+            return self._feed_fast
+        reader = RecordReader()
+
+        def take(data: Any) -> int:
+            self.feed(reader.feed(data))
+            return 0
+
+        return take
 
     def feed(self, records: Iterable[Record]) -> None:
         """Apply records in order; those at or below the position are skipped.
 
         Raises :class:`Corrupt` for a gap in the sequence or an undecodable record.
         """
+        if self.fast is not None:
+            for record in records:
+                self._feed_fast(pack_record(record))
+            return
         self._enter()
         try:
             for record in records:
@@ -85,9 +109,40 @@ class SessionRuntime:
             self.gate.position = self._applied  # what was given out and not applied comes again
             self._leave()
 
+    def _feed_fast(self, data: Any) -> int:
+        assert self.fast is not None
+        view, at = memoryview(data).cast("B"), 0
+        self._enter()
+        try:
+            while True:
+                fed = self.fast.feed(view[at:] if at else view)
+                at += fed.taken
+                if fed.bugs != self._bugs:
+                    self._tell_bugs(fed.bugs, fed.bug)
+                if fed.came is Came.RECORD and fed.record is not None:
+                    self.gate.position = fed.record.seq - 1
+                    for command in self.gate.feed(fed.record):
+                        self._obey(command)
+                elif fed.came is Came.INTERRUPTED:
+                    self._leave()
+                    if self._go_away():
+                        raise LinkError("another connection takes over, or the session ends here")
+                    self._enter()
+                else:
+                    return fed.awaiting
+        finally:
+            self._leave()
+
+    def _tell_bugs(self, bugs: int, last: tuple[int, int, int]) -> None:
+        self.executor.bugs += bugs - self._bugs
+        self._bugs = bugs
+        log.warning("argument error that the shim missed (our bug)", call=BY_ID[last[0]].name, seq=last[1],
+                    result=last[2], errors=bugs)
+
     def take_over(self, seconds: float = 10.0) -> None:
         """Become the applying thread; one that still waits is sent away. Raises :class:`TimedOut`."""
         self._interrupts += 1
+        self._interrupt(True)
         try:
             with self._condition:
                 self._condition.notify_all()
@@ -95,6 +150,11 @@ class SessionRuntime:
                 raise TimedOut("an earlier connection of the agent is still applying a call")
         finally:
             self._interrupts -= 1
+            self._interrupt(False)
+
+    def _interrupt(self, on: bool) -> None:
+        if self.fast is not None:
+            self.fast.interrupt(on)
 
     def hand_back(self) -> None:
         """The applying thread ends."""
@@ -123,6 +183,11 @@ class SessionRuntime:
                 self._unanswered.add(record.seq)
         self.live.apply(record)
         self.executor.apply(record)
+        if self.fast is not None:
+            self.fast.passed(record.seq)
+            if self.executor.broken:
+                self.fast.broken(self.executor.broken)
+            return
         self._applied = record.seq
         if record.seq % PACE == 0:
             self._keep_pace()
@@ -168,6 +233,7 @@ class SessionRuntime:
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
+        self._interrupt(True)
 
     # -- rebuilding -------------------------------------------------------------
     def restore(self, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]]) -> None:
@@ -183,6 +249,8 @@ class SessionRuntime:
         self.hash_key = state.hash_key
         self.gate = ApplyGate(state.position)
         self._applied = state.position
+        if self.fast is not None:
+            self.fast.position(state.position, [row[0] for row in self.retained.unobserved()])
 
     # -- answers ----------------------------------------------------------------
     def _answered(self, seq: int, result: int, reply: bytes, payload: Any) -> None:
@@ -204,16 +272,33 @@ class SessionRuntime:
         self.gate.replay_until = max(self.gate.replay_until, published)
         with self._answers_lock:
             self.deliver = deliver
+            if self.fast is not None:
+                self.fast.attach()
             return self.retained.unobserved()
 
     def detach(self, deliver: Deliver) -> None:
         with self._answers_lock:
             if self.deliver == deliver:
                 self.deliver = None
+                if self.fast is not None:
+                    self.fast.detach()
+
+    def answers(self) -> list[list[Any]]:
+        """Every answer that the program may not have, for an image or a move: rows of seq, result, reply, payload."""
+        rows = self.retained.as_list()
+        if self.fast is not None:
+            rows += [list(row) for row in self.fast.retained()]
+        return sorted(rows)
+
+    def objects(self) -> dict[str, Any]:
+        """The live objects, for an image or a move; hot calls pass them by."""
+        self.live.position = self.applied
+        return self.live.to_dict()
 
     # -- standing still ----------------------------------------------------------
     def pause(self) -> None:
         """Returns when no record is being applied; none will be until :meth:`resume`."""
+        self._interrupt(True)
         with self._condition:
             self._pauses += 1
             self._condition.wait_for(lambda: not self._applying)
@@ -224,6 +309,7 @@ class SessionRuntime:
         return self._pauses > 0
 
     def resume(self) -> None:
+        self._interrupt(False)
         with self._condition:
             self._pauses -= 1
             self._condition.notify_all()

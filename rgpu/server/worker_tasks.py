@@ -123,7 +123,7 @@ class Tasks:
         """The state of the quiesced session, pages apart."""
         runtime = self.worker.runtime
         return cut.take(runtime.device, session=runtime.session, epoch=runtime.epoch, position=runtime.applied,
-                        hash_key=runtime.hash_key, live=runtime.live.to_dict(), answers=runtime.retained.as_list())
+                        hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers())
 
     # -- a move, as the destination ---------------------------------------------------
     def do_receive(self, fds: list[int], handover: bytes) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rgpu.session.calls.emit import api, decoders, docs, types, wire
+from rgpu.session.calls.emit import api, decoders, docs, engine, types, wire
 
 _SHIM = "rgpu/client/shim/generated"
 
@@ -21,6 +21,7 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     f"{_SHIM}/exports.cpp": api.exports,
     f"{_SHIM}/symbols.map": api.version_script,
     f"{_SHIM}/wire.hpp": wire.wire_header,
+    "rgpu/server/device/cuda/native/generated/hot_calls.hpp": engine.hot_calls,
     "rgpu/session/calls/decoders.py": decoders.decoders,
     "docs/coverage.md": docs.coverage,
     "docs/errors.md": docs.errors,

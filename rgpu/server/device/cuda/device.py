@@ -1,8 +1,9 @@
 """The ``cuda`` device: a session's calls on a real GPU, through ``cuda.bindings``.
 
 One context (the device's primary one) for each worker process, the session's
-own addresses for its memory (:mod:`.memory`), completion learned from marker
-events (:mod:`.streams`). Written thin: the calls of the first issue.
+own addresses for its memory (:mod:`.memory`). Ordered work and completion are
+the native engine's (:mod:`.engine`): the methods here serve calls from Python;
+the record stream goes to the engine directly, as :attr:`CudaDevice.fast_path`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from cuda.bindings import driver
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import DeviceFacts, Done, Launch, Region
 from rgpu.server.device.cuda import modules, pinned
+from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
-from rgpu.server.device.cuda.launching import launch_ex
 from rgpu.server.device.cuda.memory import Memory
-from rgpu.server.device.cuda.streams import Completion, StreamState
+from rgpu.server.device.cuda.streams import Completion
+from rgpu.session.calls import decoders
+from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import DeviceError
 from rgpu.session.module_table import ModuleTable
 
@@ -31,6 +34,7 @@ CUDA_ERROR_INVALID_VALUE = 1
 CUDA_ERROR_INVALID_HANDLE = 400
 CUDA_ERROR_NOT_READY = 600
 CUDA_ERROR_NOT_SUPPORTED = 801
+FOREVER = 1e9  #: seconds
 LEGACY = 0
 NON_BLOCKING = 1
 
@@ -46,18 +50,18 @@ class CudaDevice:
         self._context = check(driver.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
         self._use()
         self.facts = facts(ordinal)
-        self.memory = Memory(ordinal)
+        self.engine = Engine(int(self._context))
+        self.fast_path = self.engine
+        self.memory = Memory(ordinal, self.engine)
         self.shadows = pinned.Shadows()
-        self._error, self._detail = 0, ""
+        self._detail = ""
         self._lock = threading.RLock()
-        self.completion = Completion(self._context, self._failed)
-        self.completion.streams[LEGACY] = StreamState(driver.CUstream(driver.CU_STREAM_LEGACY))
+        self.completion = Completion(self.engine)
+        self.completion.add(LEGACY, driver.CUstream(driver.CU_STREAM_LEGACY))
         self._events: dict[int, Any] = {}
-        self._event_streams: dict[int, int] = {}  #: event → the call that recorded it last
         self._restored: dict[int, int | None] = {}
         self._modules: dict[int, modules.Module] = {}
-        self._host_functions = HostFunctions(self._context, self.completion.is_complete, self._failed)
-        self._pinned: dict[int, list[tuple[Any, int]]] = {}
+        self._host_functions = HostFunctions(self._context, self.is_complete, self._failed)
         self._clock_offset = -time.monotonic_ns()
         self._reference = self._timing_event()
         check(driver.cuEventRecord(self._reference, 0), "cuEventRecord")
@@ -70,15 +74,22 @@ class CudaDevice:
         check(driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
 
     def _failed(self, result: int, detail: str) -> None:
-        if not self._error:
-            self._error, self._detail = result, detail
+        """A sticky error that Python saw; the first one stays."""
+        if not self.error:
+            self._detail = detail
+            self.engine.fail(result)
 
     @property
     def error(self) -> int:
-        return self._error
+        return int(self.engine.error())
 
     def error_detail(self) -> str:
-        return self._detail
+        if self._detail or not self.error:
+            return self._detail
+        try:
+            return str(driver.CUresult(self.error).name)
+        except ValueError:
+            return f"CUresult {self.error}"
 
     def _run(self, seq: int, stream: int, result: tuple[Any, ...], what: str) -> None:
         """Note ordered work ``seq``; an error of the call itself is raised, a sticky one kept."""
@@ -113,9 +124,11 @@ class CudaDevice:
     def host_allocate(self, address: int, size: int) -> None:
         self._use()
         self.shadows.allocate(address, size)
+        self.engine.add_range(address, size)
 
     def host_free(self, address: int) -> None:
         self._use()
+        self.engine.remove_range(address)
         self.shadows.free(address)
 
     def shadow_write(self, seq: int, stream: int, address: int, data: Any) -> None:
@@ -137,13 +150,8 @@ class CudaDevice:
 
     def _check_range(self, address: int, pitch: int, width: int, height: int) -> None:
         size = pitch * (height - 1) + width if height else 0
-        if size and not (self.memory.contains(address, size) or self.shadows.contains(address, size)
-                         or self._in_global(address, size)):
+        if size and not self.engine.contains(address, size):
             raise DeviceError(f"0x{address:x} + {size} is not in one allocation", CUDA_ERROR_INVALID_VALUE)
-
-    def _in_global(self, address: int, size: int) -> bool:
-        return any(g.address <= address and address + size <= g.address + g.size
-                   for module in self._modules.values() for g in module.table.globals)
 
     # -- objects ----------------------------------------------------------------
     def create_context(self, context: int, flags: int, primary: bool) -> None:
@@ -159,16 +167,12 @@ class CudaDevice:
     def create_stream(self, stream: int, context: int, flags: int, priority: int) -> None:
         self._use()
         handle = check(driver.cuStreamCreateWithPriority(flags & NON_BLOCKING, priority), "cuStreamCreateWithPriority")
-        with self.completion._lock:
-            self.completion.streams[stream] = StreamState(handle)
+        self.completion.add(stream, handle)
 
     def destroy_stream(self, stream: int) -> None:
         self._use()
         handle = self._stream(stream)
-        check(driver.cuStreamSynchronize(handle), "cuStreamSynchronize")
-        self.completion.wait_complete(max(self.completion.streams[stream].pending, default=0), 5)
-        with self.completion._lock:
-            del self.completion.streams[stream]
+        self.completion.remove(stream)
         check(driver.cuStreamDestroy(handle), "cuStreamDestroy")
 
     def _timing_event(self) -> Any:
@@ -177,11 +181,14 @@ class CudaDevice:
     def create_event(self, event: int, context: int, flags: int) -> None:
         self._use()
         keep = flags & int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-        self._events[event] = (check(driver.cuEventCreate(keep), "cuEventCreate"), not keep)
+        handle = check(driver.cuEventCreate(keep), "cuEventCreate")
+        self._events[event] = (handle, not keep)
+        self.engine.add_event(event, int(handle))
 
     def destroy_event(self, event: int) -> None:
         self._use()
         handle, _ = self._event(event)
+        self.engine.remove_event(event)
         del self._events[event]
         self._restored.pop(event, None)
         check(driver.cuEventDestroy(handle), "cuEventDestroy")
@@ -195,13 +202,21 @@ class CudaDevice:
         self._use()
         loaded, text = modules.load(image, options, library, self.facts.compute_capability)
         self._modules[module] = loaded
+        sizes = [max((offset + size for offset, size in layout), default=0) for layout in loaded.layouts]
+        self.engine.load_functions(module, [int(function) for function in loaded.functions], sizes)
+        for variable in loaded.table.globals:
+            self.engine.add_range(variable.address, variable.size)
         return loaded.table, text
 
     def unload(self, module: int) -> None:
         self._use()
         if module not in self._modules:
             raise DeviceError(f"module {module} does not exist", CUDA_ERROR_INVALID_HANDLE)
-        modules.unload(self._modules.pop(module))
+        unloaded = self._modules.pop(module)
+        self.engine.remove_module(module)
+        for variable in unloaded.table.globals:
+            self.engine.remove_range(variable.address)
+        modules.unload(unloaded)
 
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
         self._use()
@@ -234,104 +249,57 @@ class CudaDevice:
         return loaded.functions[function]
 
     # -- ordered work -------------------------------------------------------------
+    def _ordered(self, name: str, seq: int, payload: Any = b"", **args: Any) -> None:
+        """A hot call from Python. Raises :class:`DeviceError` for what is wrong with the call itself."""
+        self.engine.apply(BY_NAME[name].id, seq, decoders.encode_args(name, **args), payload)
+
+    def _answered(self, name: str, seq: int, done: Done, **args: Any) -> None:
+        """The same for one with an answer."""
+        self.completion.expect(seq, done)
+        try:
+            self._ordered(name, seq, **args)
+        except DeviceError:
+            self.completion.unexpect(seq)
+            raise
+
     def launch(self, seq: int, launch: Launch) -> None:
-        self._use()
-        function = self._function(launch.module, launch.function)
-        if launch.attributes or launch.cooperative:
-            self._run(seq, launch.stream, launch_ex(function, launch, self._stream(launch.stream)), "cuLaunchKernelEx")
-            return
-        data = ctypes.create_string_buffer(launch.parameters, max(1, len(launch.parameters)))
-        size = ctypes.c_size_t(len(launch.parameters))
-        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(data), 2, ctypes.addressof(size), None)
-        self._run(seq, launch.stream, driver.cuLaunchKernel(
-            function, *launch.grid, *launch.block, launch.shared, self._stream(launch.stream), 0,
-            ctypes.addressof(extra)), "cuLaunchKernel")
+        grid, block = launch.grid, launch.block
+        self._ordered("launch", seq, module=launch.module, function=launch.function, grid_x=grid[0], grid_y=grid[1],
+                      grid_z=grid[2], block_x=block[0], block_y=block[1], block_z=block[2], shared=launch.shared,
+                      flags=int(launch.cooperative), stream=launch.stream, parameters=launch.parameters,
+                      attributes=launch.attributes)
 
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
-        self._use()
-        self._check_range(destination, pitch, width, height)
-        source = np.frombuffer(data, np.uint8)
+        """The bytes are taken when this returns."""
         if height == 1:
-            # The source is pageable: the driver has staged it when the call returns.
-            result = driver.cuMemcpyHtoDAsync(destination, source.ctypes.data, width, self._stream(stream))
+            self._ordered("memcpy_h2d", seq, data, destination=destination, stream=stream)
         else:
-            result = driver.cuMemcpy2DAsync(_copy2d(width, height, destination=destination, destination_pitch=pitch,
-                                                    host_source=source.ctypes.data), self._stream(stream))
-        self._run(seq, stream, result, "copy to the device")
-        if height > 1:
-            check(driver.cuStreamSynchronize(self._stream(stream)), "cuStreamSynchronize")
+            self._ordered("memcpy2d_h2d", seq, data, destination=destination, pitch=pitch, width=width,
+                          height=height, stream=stream)
 
     def copy_out(self, seq: int, stream: int, source: int, pitch: int, width: int, height: int, done: Done) -> None:
-        self._use()
-        self._check_range(source, pitch, width, height)
-        size = width * height
-        pinned, capacity = self._take_pinned(size)
-        target = int(pinned)
-        if height == 1:
-            result = driver.cuMemcpyDtoHAsync(target, source, width, self._stream(stream))
-        else:
-            result = driver.cuMemcpy2DAsync(_copy2d(width, height, source=source, source_pitch=pitch,
-                                                    host_destination=target), self._stream(stream))
-        code = int(result[0])
-        if code and code not in STICKY:
-            raise DeviceError(f"copy from the device: {driver.CUresult(code).name}", code)
-
-        def finished(result: int) -> None:
-            data = ctypes.string_at(target, size) if result == 0 else None
-            with self._lock:
-                self._pinned.setdefault(capacity, []).append((pinned, capacity))
-            done(result, data)
-
-        self.completion.mark(stream, seq, finished)
-
-    def _take_pinned(self, size: int) -> tuple[Any, int]:
-        capacity = max(1 << 16, 1 << (size - 1).bit_length()) if size else 1 << 16
-        with self._lock:
-            if self._pinned.get(capacity):
-                return self._pinned[capacity].pop()
-        return check(driver.cuMemHostAlloc(capacity, 0), "cuMemHostAlloc"), capacity
+        self._answered("memcpy2d_d2h", seq, done, source=source, pitch=pitch, width=width, height=height,
+                       stream=stream)
 
     def copy(self, seq: int, stream: int, destination: int, destination_pitch: int, source: int, source_pitch: int,
              width: int, height: int) -> None:
-        self._use()
-        self._check_range(destination, destination_pitch, width, height)
-        self._check_range(source, source_pitch, width, height)
-        if height == 1:
-            result = driver.cuMemcpyDtoDAsync(destination, source, width, self._stream(stream))
-        else:
-            result = driver.cuMemcpy2DAsync(_copy2d(width, height, source=source, source_pitch=source_pitch,
-                                                    destination=destination, destination_pitch=destination_pitch),
-                                            self._stream(stream))
-        self._run(seq, stream, result, "copy on the device")
+        self._ordered("memcpy2d_d2d", seq, destination=destination, destination_pitch=destination_pitch,
+                      source=source, source_pitch=source_pitch, width=width, height=height, stream=stream)
 
     def fill(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, element: int,
              value: int) -> None:
-        self._use()
-        self._check_range(destination, pitch, width * element, height)
-        handle = self._stream(stream)
-        name = {1: "D8", 2: "D16", 4: "D32"}[element]
-        if height == 1:
-            result = getattr(driver, f"cuMemset{name}Async")(destination, value, width, handle)
-        else:
-            result = getattr(driver, f"cuMemset{name.replace('D', 'D2D')}Async")(
-                destination, pitch, value, width, height, handle)
-        self._run(seq, stream, result, "memset")
+        self._ordered("memset", seq, destination=destination, pitch=pitch, width=width, height=height,
+                      element=element, value=value, stream=stream)
 
     def record_event(self, seq: int, event: int, stream: int) -> None:
-        self._use()
-        handle, _ = self._event(event)
-        self._run(seq, stream, driver.cuEventRecord(handle, self._stream(stream)), "cuEventRecord")
-        self._event_streams[event] = seq
-        self._restored.pop(event, None)
+        self._ordered("event_record", seq, event=event, stream=stream, flags=0)
 
     def wait_event(self, seq: int, stream: int, event: int) -> None:
-        self._use()
-        handle, _ = self._event(event)
-        self._run(seq, stream, driver.cuStreamWaitEvent(self._stream(stream), handle, 0), "cuStreamWaitEvent")
+        self._ordered("stream_wait_event", seq, stream=stream, event=event, flags=0)
 
     def host_function(self, seq: int, stream: int, reached: Done) -> None:
-        if self._error:
-            reached(self._error, None)
+        if self.error:
+            reached(self.error, None)
             return
         self._use()
         handle = self._stream(stream)
@@ -341,52 +309,26 @@ class CudaDevice:
         self._host_functions.done(seq)
 
     def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
-        self._use()
-        if stream is not None:
-            self._stream(stream)
-            self.completion.mark(stream, seq, lambda result: done(self._error or result, None))
-            return
-        numbers = list(self.completion.streams)
-        left = [len(numbers)]
-
-        def one(result: int) -> None:
-            with self._lock:
-                left[0] -= 1
-                last = left[0] == 0
-            if last:
-                done(self._error or result, None)
-
-        for number in numbers:
-            self.completion.mark(number, seq, one)
+        self.completion.mark(stream, seq, lambda result: done(result, None))
 
     def synchronize_event(self, seq: int, event: int, done: Done) -> None:
-        self._event(event)
-        recorded = self._event_streams.get(event)
-        if recorded is None or self.completion.is_complete(recorded):
-            done(self._error, None)
-            return
-
-        def wait() -> None:
-            self.completion.wait_complete(recorded, None)
-            done(self._error, None)
-
-        threading.Thread(target=wait, name="cuda-event-wait", daemon=True).start()
+        self._answered("event_synchronize", seq, lambda result, data: done(result, None), event=event)
 
     # -- progress -------------------------------------------------------------------
     def on_progress(self, notify: Callable[[], None]) -> None:
         self.completion.on_progress(notify)
 
     def progress(self) -> tuple[set[int], dict[int, int]]:
-        return self.completion.progress()
+        return self.engine.progress()
 
     def is_complete(self, seq: int) -> bool:
-        return self.completion.is_complete(seq)
+        return bool(self.engine.is_complete(seq))
 
     def wait_complete(self, seq: int, timeout: float | None = None) -> bool:
-        return self.completion.wait_complete(seq, timeout)
+        return bool(self.engine.wait_complete(seq, int((FOREVER if timeout is None else timeout) * 1e9)))
 
     def drain(self, timeout: float) -> bool:
-        return self.completion.wait_idle(timeout)
+        return bool(self.engine.drain(int(timeout * 1e9)))
 
     # -- state ------------------------------------------------------------------------
     def regions(self) -> list[Region]:
@@ -418,23 +360,26 @@ class CudaDevice:
     def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
         return pagehash.hash_pages(self.read(region.address, region.size), key)
 
+    def _recorded(self, event: int) -> bool:
+        """Whether it was recorded here; what was restored from elsewhere is over with that."""
+        return bool(self.engine.event_recorded(event))
+
     def _time(self, event: int) -> int:
         """Session-clock ns of the event's last completed record."""
         handle, timing = self._event(event)
         if not timing:
             raise DeviceError(f"event {event} was made without timing", CUDA_ERROR_INVALID_HANDLE)
         restored = self._restored.get(event)
-        if restored is not None:
+        if restored is not None and not self._recorded(event):
             return restored
-        if event not in self._event_streams:
+        if not self._recorded(event):
             raise DeviceError(f"event {event} was never recorded", CUDA_ERROR_INVALID_HANDLE)
         milliseconds = check(driver.cuEventElapsedTime(self._reference, handle), "cuEventElapsedTime")
         return self._reference_time + int(milliseconds * 1e6)
 
     def elapsed(self, start: int, end: int) -> float:
         self._use()
-        both_here = start not in self._restored and end not in self._restored
-        if both_here and start in self._event_streams and end in self._event_streams:
+        if self._recorded(start) and self._recorded(end):
             return float(check(driver.cuEventElapsedTime(self._event(start)[0], self._event(end)[0]),
                                "cuEventElapsedTime"))
         return (self._time(end) - self._time(start)) / 1e6
@@ -442,7 +387,7 @@ class CudaDevice:
     def event_states(self) -> dict[int, int | None]:
         states: dict[int, int | None] = {}
         for event, (_, timing) in self._events.items():
-            if event in self._restored or event in self._event_streams:
+            if event in self._restored or self._recorded(event):
                 states[event] = self._time(event) if timing else 0
             else:
                 states[event] = None
@@ -463,26 +408,9 @@ class CudaDevice:
         self._host_functions.stop()
         self.completion.stop()
         self._use()
-        self.shadows.close()
+        self.engine.close()
         self.memory.close()
         driver.cuDevicePrimaryCtxRelease(self._device)
-
-
-def _copy2d(width: int, height: int, *, source: int = 0, source_pitch: int = 0, host_source: int = 0,
-            destination: int = 0, destination_pitch: int = 0, host_destination: int = 0) -> Any:
-    """A CUDA_MEMCPY2D between pitched device memory and packed host memory."""
-    copy = driver.CUDA_MEMCPY2D()
-    host, device = driver.CUmemorytype.CU_MEMORYTYPE_HOST, driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    if host_source:
-        copy.srcMemoryType, copy.srcHost, copy.srcPitch = host, host_source, width
-    else:
-        copy.srcMemoryType, copy.srcDevice, copy.srcPitch = device, source, source_pitch
-    if host_destination:
-        copy.dstMemoryType, copy.dstHost, copy.dstPitch = host, host_destination, width
-    else:
-        copy.dstMemoryType, copy.dstDevice, copy.dstPitch = device, destination, destination_pitch
-    copy.WidthInBytes, copy.Height = width, height
-    return copy
 
 
 def facts(ordinal: int) -> DeviceFacts:

@@ -6,7 +6,7 @@ each mapping, created exportable as a POSIX descriptor (SEMANTICS 15).
 
 from __future__ import annotations
 
-import bisect
+from typing import Protocol
 
 from cuda.bindings import driver
 
@@ -17,11 +17,19 @@ from rgpu.session.errors import DeviceError
 CUDA_ERROR_INVALID_VALUE = 1
 
 
+class Ranges(Protocol):
+    """Where the ranges stand that a copy may touch: the engine."""
+
+    def add_range(self, address: int, size: int) -> None: ...
+    def remove_range(self, address: int) -> int: ...
+
+
 class Memory:
     """The mapped ranges of one session on one GPU."""
 
-    def __init__(self, ordinal: int, session_ordinal: int = 0) -> None:
+    def __init__(self, ordinal: int, ranges: Ranges, session_ordinal: int = 0) -> None:
         self.ordinal = ordinal
+        self.ranges = ranges
         self.base = device_base(session_ordinal)
         reserved = check(driver.cuMemAddressReserve(ALLOCATION_SIZE, GRANULE, self.base, 0), "cuMemAddressReserve")
         if int(reserved) != self.base:
@@ -30,7 +38,6 @@ class Memory:
                               "in this process?", 2)
         self.maps: dict[int, tuple[int, object]] = {}  #: address → (size, physical handle)
         self.allocations: dict[int, int] = {}
-        self._starts: list[int] = []
 
     def map(self, address: int, size: int) -> None:
         if size <= 0 or address % GRANULE or size % GRANULE:
@@ -62,26 +69,17 @@ class Memory:
         check(driver.cuMemUnmap(address, size), "cuMemUnmap")
         check(driver.cuMemRelease(entry[1]), "cuMemRelease")
         del self.maps[address]
+        for start in [at for at in self.allocations if address <= at < address + size]:
+            self.free(start)
 
     def allocate(self, address: int, size: int) -> None:
         self.allocations[address] = size
-        bisect.insort(self._starts, address)
+        self.ranges.add_range(address, size)
 
     def free(self, address: int) -> None:
         if self.allocations.pop(address, None) is None:
             raise DeviceError(f"free of 0x{address:x}: no allocation", CUDA_ERROR_INVALID_VALUE)
-        self._starts.pop(bisect.bisect_left(self._starts, address))
-
-    def contains(self, address: int, size: int) -> bool:
-        """Whether [address, address+size) lies in one allocation, or in several without a gap (cuMemMap)."""
-        at = bisect.bisect_right(self._starts, address) - 1
-        end = self._starts[at] + self.allocations[self._starts[at]] if at >= 0 else 0
-        if at < 0 or address >= end:
-            return False
-        while end < address + size and at + 1 < len(self._starts) and self._starts[at + 1] == end:
-            at += 1
-            end += self.allocations[end]
-        return address + size <= end
+        self.ranges.remove_range(address)
 
     def close(self) -> None:
         for address, (size, handle) in list(self.maps.items()):

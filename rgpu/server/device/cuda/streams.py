@@ -1,155 +1,123 @@
-"""Streams, events and completion on the GPU: which calls are done, and who waits for what.
+"""Completion on the GPU for those who call the device from Python: the native engine tells, a thread calls back.
 
-The driver tells nothing by itself: a marker event is recorded behind the work
-of a stream when somebody waits for it, or when the watcher comes by, and the
-watcher thread polls the oldest marker of each stream. Work of a stream
-completes in order, so one marker stands for everything before it.
+The engine (:mod:`.engine`) knows what is complete. Work that Python gave to a
+stream itself is named to it with :meth:`Completion.submitted`; who wants to
+know when a stream gets to a point uses :meth:`Completion.mark`.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from cuda.bindings import driver
+import structlog
 
-from rgpu.server.device.cuda.errors import STICKY, check
+from rgpu.checkpoint.device import Done
+from rgpu.server.device.cuda.engine import Engine
+from rgpu.server.fast_path import Piece, Took
+from rgpu.session.errors import DeviceError
 
-BUSY_POLL = 0.00002  #: seconds between two looks while a program waits
-IDLE_POLL = 0.001  #: while work runs and nobody waits for it
+log = structlog.get_logger(__name__)
+
+CALLBACK_POLL = 1.0  #: seconds between two looks whether the device closes
 
 
 @dataclass
-class Marker:
-    """An event behind everything up to ``seq``; ``actions`` run when it is reached."""
-
-    seq: int
-    event: Any
-    actions: list[Callable[[int], None]] = field(default_factory=list)
-
-
 class StreamState:
-    """One stream's unfinished calls, oldest first, and the markers among them."""
+    """One stream of the driver."""
 
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-        self.pending: deque[int] = deque()
-        self.markers: deque[Marker] = deque()
-        self.completed = 0
-
-    @property
-    def unmarked(self) -> bool:
-        return bool(self.pending) and (not self.markers or self.markers[-1].seq < self.pending[-1])
+    handle: Any
 
 
 class Completion:
-    """Watches all streams of a session. ``on_error`` gets the first sticky CUresult."""
+    """The streams by number, and what is to be called when their work is complete."""
 
-    def __init__(self, context: Any, on_error: Callable[[int, str], None]) -> None:
-        self._context = context
-        self._on_error = on_error
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
         self.streams: dict[int, StreamState] = {}
-        self._free_events: list[Any] = []
-        self._notify: Callable[[], None] = lambda: None
+        self._actions: dict[int, list[Done]] = {}  #: by call
+        self._watcher: threading.Thread | None = None
         self._stopped = False
-        self._waiting = 0  #: markers that somebody waits for
-        self._thread = threading.Thread(target=self._watch, name="cuda-completion", daemon=True)
+        self._thread = threading.Thread(target=self._call_back, name="cuda-callbacks", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def on_progress(self, notify: Callable[[], None]) -> None:
-        self._notify = notify
+    def add(self, number: int, handle: Any) -> None:
+        self.streams[number] = StreamState(handle)
+        self._engine.add_stream(number, int(handle))
+
+    def remove(self, number: int) -> None:
+        """Its work still runs to its end."""
+        del self.streams[number]
+        self._engine.remove_stream(number)
 
     def submitted(self, stream: int, seq: int) -> None:
+        """The caller gave work of call ``seq`` to the stream."""
+        self._engine.submitted(stream, seq)
+
+    def expect(self, seq: int, done: Done) -> None:
+        """``done`` gets the answer of the engine's next call ``seq``."""
         with self._lock:
-            self.streams[stream].pending.append(seq)
-            self._changed.notify_all()
+            self._actions.setdefault(seq, []).append(done)
 
-    def mark(self, stream: int, seq: int, action: Callable[[int], None]) -> None:
-        """Run ``action(CUresult)`` when everything given to the stream so far is complete; counts as work ``seq``."""
+    def unexpect(self, seq: int) -> None:
+        """The engine refused that call."""
         with self._lock:
-            state = self.streams[stream]
-            state.pending.append(seq)
-            self._mark(state).actions.append(action)
-            self._waiting += 1
-            self._changed.notify_all()
+            if actions := self._actions.get(seq):
+                actions.pop()
+                if not actions:
+                    del self._actions[seq]
 
-    def _mark(self, state: StreamState) -> Marker:
-        event = self._free_events.pop() if self._free_events else check(
-            driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate")
-        check(driver.cuEventRecord(event, state.handle), "cuEventRecord")
-        marker = Marker(state.pending[-1], event)
-        state.markers.append(marker)
-        return marker
+    def mark(self, stream: int | None, seq: int, action: Callable[[int], None]) -> None:
+        """Run ``action(CUresult)`` when all given to the stream (None: to any) so far is complete; is work ``seq``.
 
-    def progress(self) -> tuple[set[int], dict[int, int]]:
-        with self._lock:
-            pending = {seq for state in self.streams.values() for seq in state.pending}
-            return pending, {number: state.completed for number, state in self.streams.items() if state.completed}
+        Raises :class:`DeviceError` for an unknown stream.
+        """
+        self.expect(seq, lambda result, data: action(result))
+        if result := self._engine.mark(stream or 0, seq, stream is None):
+            self.unexpect(seq)
+            raise DeviceError(f"stream {stream} does not exist", result)
 
-    def is_complete(self, seq: int) -> bool:
-        with self._lock:
-            return not any(seq in state.pending for state in self.streams.values())
+    def on_progress(self, notify: Callable[[], None]) -> None:
+        """``notify()`` whenever progress was made; for those who do not take the engine's answers themselves."""
 
-    def wait_complete(self, seq: int, timeout: float | None) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self.is_complete(seq), timeout)
+        def watch() -> None:
+            while not self._stopped:
+                if self._engine.take(CALLBACK_POLL) is Took.PROGRESS:
+                    notify()
 
-    def wait_idle(self, timeout: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: not any(s.pending for s in self.streams.values()), timeout)
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=watch, name="cuda-progress", daemon=True)
+            self._watcher.start()
 
     def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-        self._thread.join(5)
+        self._stopped = True
+        self._engine.stop()
+        for thread in (self._thread, self._watcher):
+            if thread is not None:
+                thread.join(5)
 
-    def _watch(self) -> None:
-        driver.cuCtxSetCurrent(self._context)
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopped or any(s.pending for s in self.streams.values()))
-                if self._stopped:
-                    return
-                actions = self._collect()
-            for action, result in actions:
-                action(result)
-            if actions:
-                self._notify()
-            time.sleep(BUSY_POLL if self._waiting else IDLE_POLL)
-
-    def _collect(self) -> list[tuple[Callable[[int], None], int]]:
-        """Take what has completed; returns the actions to run outside the lock."""
-        ready: list[tuple[Callable[[int], None], int]] = []
-        moved = False
-        for state in self.streams.values():
-            if state.unmarked and not state.markers:
-                self._mark(state)
-            while state.markers:
-                (status,) = driver.cuEventQuery(state.markers[0].event)
-                result = int(status)
-                if result == 600:  # CUDA_ERROR_NOT_READY
-                    break
-                if result in STICKY:
-                    self._on_error(result, driver.CUresult(result).name)
-                marker = state.markers.popleft()
-                self._free_events.append(marker.event)
-                while state.pending and state.pending[0] <= marker.seq:
-                    state.pending.popleft()
-                state.completed = marker.seq
-                self._waiting -= len(marker.actions)
-                ready.extend((action, result) for action in marker.actions)
-                moved = True
-        if moved:
-            self._changed.notify_all()
-            if not ready:
-                ready.append((lambda _: None, 0))
-        return ready
+    def _call_back(self) -> None:
+        while not self._stopped:
+            piece = self._engine.take_callback(CALLBACK_POLL)
+            if not isinstance(piece, Piece):
+                continue
+            data = self._engine.payload(piece.handle) if piece.result == 0 and piece.address else None
+            if piece.result == 0 and data is None:
+                data = b""
+            with self._lock:
+                actions = self._actions.get(piece.seq, [])
+                action = actions.pop(0) if actions else None
+                if not actions:
+                    self._actions.pop(piece.seq, None)
+            try:
+                if action is not None:
+                    action(piece.result, data)
+            except Exception:  # noqa: BLE001 - one callback must not end all others
+                log.exception("a completion callback failed", seq=piece.seq)
+            finally:
+                self._engine.release(piece)

@@ -13,21 +13,7 @@ SCALAR: dict[str, tuple[str, int]] = {
     **{name: ("uint64_t", 8) for name in ("addr", "context", "stream", "event", "module")},
 }
 
-_HEAD = """#pragma once
-
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-namespace rgpu {
-
-// Address ranges of a session (rgpu/session/addresses.py).
-@ADDRESSES@
-namespace wire {
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are little-endian");
-
-// The journal record (docs/architecture.md).
+_RECORD = """// The journal record (docs/architecture.md).
 inline constexpr uint32_t kRecordMagic = 0x4C434752;
 inline constexpr uint16_t kFlagExternal = 1;
 inline constexpr uint16_t kFlagAwaited = 2;
@@ -57,7 +43,47 @@ static_assert(sizeof(ExternalPayload) == 16);
 
 inline constexpr uint64_t padded(uint64_t size) { return (size + 7) & ~uint64_t{7}; }
 
-// Shared memory between shim and agent.
+"""
+
+_BLOB = """struct Blob {
+    const void *data = nullptr;
+    uint32_t size = 0;
+};
+
+"""
+
+_GET = """template <typename T>
+inline bool get(const uint8_t *&at, const uint8_t *end, T &value) {
+    if (static_cast<size_t>(end - at) < sizeof value) return false;
+    memcpy(&value, at, sizeof value);
+    at += sizeof value;
+    return true;
+}
+
+inline bool get(const uint8_t *&at, const uint8_t *end, Blob &blob) {
+    if (!get(at, end, blob.size) || static_cast<size_t>(end - at) < blob.size) return false;
+    blob.data = at;
+    at += blob.size;
+    return true;
+}
+
+"""
+
+_HEAD = """#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace rgpu {
+
+// Address ranges of a session (rgpu/session/addresses.py).
+@ADDRESSES@
+namespace wire {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are little-endian");
+
+@RECORD@// Shared memory between shim and agent.
 inline constexpr char kSegmentMagic[9] = "RGPUSEG1";
 inline constexpr char kAgentPageMagic[9] = "RGPUAGT1";
 inline constexpr uint32_t kSegmentLog = 0;
@@ -123,12 +149,7 @@ enum State : uint32_t { kRunning = 0, kJournalFull = 1, kUnprotected = 2 };
 inline constexpr uint64_t kLegacyStream = @LEGACY@;
 inline constexpr uint64_t kFirstHandle = @FIRST@;
 
-struct Blob {
-    const void *data = nullptr;
-    uint32_t size = 0;
-};
-
-namespace detail {
+@BLOB@namespace detail {
 
 template <typename T>
 inline void put(uint8_t *&out, T value) {
@@ -142,22 +163,7 @@ inline void put(uint8_t *&out, const Blob &blob) {
     out += blob.size;
 }
 
-template <typename T>
-inline bool get(const uint8_t *&at, const uint8_t *end, T &value) {
-    if (static_cast<size_t>(end - at) < sizeof value) return false;
-    memcpy(&value, at, sizeof value);
-    at += sizeof value;
-    return true;
-}
-
-inline bool get(const uint8_t *&at, const uint8_t *end, Blob &blob) {
-    if (!get(at, end, blob.size) || static_cast<size_t>(end - at) < blob.size) return false;
-    blob.data = at;
-    at += blob.size;
-    return true;
-}
-
-}  // namespace detail
+@GET@}  // namespace detail
 
 """
 
@@ -171,7 +177,7 @@ def _cpp_type(arg: Arg) -> str:
     return "Blob" if arg.type == "blob" else SCALAR[arg.type][0]
 
 
-def _fields(args: tuple[Arg, ...]) -> str:
+def struct_fields(args: tuple[Arg, ...]) -> str:
     return "".join(f"    {_cpp_type(arg)} {arg.name}{{}};\n" for arg in args)
 
 
@@ -189,7 +195,7 @@ def _call(call: Call) -> str:
         "has_payload": call.payload, "has_reply_payload": call.reply_payload,
     }
     return (
-        f"struct {camel(call.name)} {{\n{_fields(call.args)}"
+        f"struct {camel(call.name)} {{\n{struct_fields(call.args)}"
         f"    static constexpr uint16_t id = {call.id};\n"
         f'    static constexpr const char *name = "{call.name}";\n'
         + "".join(f"    static constexpr bool {name} = {_flag(value)};\n" for name, value in flags.items())
@@ -203,7 +209,7 @@ def _call(call: Call) -> str:
 def _reader(name: str, args: tuple[Arg, ...]) -> str:
     reads = " && ".join(f"detail::get(at, end, {arg.name})" for arg in args)
     return (
-        f"struct {name} {{\n{_fields(args)}"
+        f"struct {name} {{\n{struct_fields(args)}"
         "    // False unless the bytes are exactly this; blobs point into them.\n"
         "    bool read(const uint8_t *data, size_t size) {\n"
         "        const uint8_t *at = data;\n        const uint8_t *end = data + size;\n"
@@ -218,9 +224,15 @@ def _addresses() -> str:
                    for name in names)
 
 
+def record_layout() -> str:
+    """The record's layout and what decoders need, without the shim's shared memory."""
+    return f"{_RECORD}{_BLOB}namespace detail {{\n\n{_GET}}}  // namespace detail\n\n"
+
+
 def wire_header() -> str:
     """The text of wire.hpp."""
-    head = (_HEAD.replace("@ADDRESSES@", _addresses()).replace("@LEGACY@", str(LEGACY_STREAM))
+    head = (_HEAD.replace("@RECORD@", _RECORD).replace("@BLOB@", _BLOB).replace("@GET@", _GET)
+            .replace("@ADDRESSES@", _addresses()).replace("@LEGACY@", str(LEGACY_STREAM))
             .replace("@FIRST@", str(FIRST_HANDLE)))
     body = "".join(_call(call) + (_reader(camel(call.name) + "Reply", call.reply) if call.reply else "")
                    for call in CALLS)

@@ -1,0 +1,226 @@
+"""The native engine, through ctypes: :class:`Engine` is the device's fast path and its completion.
+
+``native/`` holds the C++ side; the layouts of ``Step`` and ``Out`` stand in
+``native/engine.hpp``. Every call that may wait releases the GIL (ctypes does).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rgpu.server.fast_path import Came, Fed, Piece, Took
+from rgpu.session.calls.wire import BY_ID
+from rgpu.session.errors import Corrupt, DeviceError
+from rgpu.session.record import Record
+
+LIBRARY = "librgpu_engine.so"
+VERSION = 1
+RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for what goes to the device
+ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for what comes from it
+WATERMARK_SIZE = 1 << 16
+_CORRUPT = 3
+_REASONS = ("", "magic", "flags", "length", "sequence", "checksum", "payload checksum", "padding", "gap",
+            "observation", "arguments")
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [("came", c_int), ("bad", c_int), ("taken", c_uint64), ("applied", c_uint64), ("offset", c_uint64),
+                ("seq", c_uint64), ("payload_len", c_uint64), ("args", c_void_p), ("payload", c_void_p),
+                ("args_len", c_uint32), ("thread", c_uint32), ("call", ctypes.c_uint16), ("flags", ctypes.c_uint16),
+                ("awaiting", c_uint32), ("bugs", c_uint64), ("bug_seq", c_uint64), ("bug_result", c_int),
+                ("bug_call", c_uint32)]
+
+
+class _Out(ctypes.Structure):
+    _fields_ = [("took", c_int), ("result", c_int), ("seq", c_uint64), ("data", c_void_p), ("size", c_uint64),
+                ("index", c_uint32), ("more", c_uint32), ("answer", c_void_p)]
+
+
+def library_path() -> Path:
+    """Where the engine is: RGPU_ENGINE_DIR, else RGPU_SHIM_DIR, else beside this module."""
+    for variable in ("RGPU_ENGINE_DIR", "RGPU_SHIM_DIR"):
+        if (folder := os.environ.get(variable)) and (Path(folder) / LIBRARY).is_file():
+            return Path(folder) / LIBRARY
+    return Path(__file__).parent / "lib" / LIBRARY
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    path = library_path()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise DeviceError(f"the engine {path} cannot be loaded ({error}): build it (CMakeLists.txt, target "
+                          "rgpu_engine), or set RGPU_ENGINE_DIR", 999) from None
+    e, q, z, i, p = c_void_p, c_uint64, c_size_t, c_int, c_void_p
+    signatures: dict[str, tuple[Any, ...]] = {
+        "version": (i,), "open": (e, p, q, q, c_char_p, z), "stop": (None, e), "close": (None, e),
+        "add_stream": (None, e, q, p), "remove_stream": (i, e, q), "add_event": (None, e, q, p),
+        "remove_event": (None, e, q), "event_recorded": (q, e, q), "add_module": (None, e, q, p, p, z),
+        "remove_module": (None, e, q), "add_range": (None, e, q, q), "remove_range": (i, e, q),
+        "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)), "passed": (None, e, q),
+        "position": (None, e, q), "applied": (q, e), "reset": (None, e), "foreign": (None, e, p, z),
+        "pass_all": (None, e, i), "interrupt": (None, e, i), "apply": (i, e, c_uint32, q, p, z, p, z),
+        "submitted": (None, e, q, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
+        "wait_complete": (i, e, q, q), "drain": (i, e, q), "progress": (z, e, p, z, p, z, POINTER(z)),
+        "watermark": (z, e, p, z, i, i), "error": (i, e), "fail": (None, e, i), "broken": (None, e, i),
+        "attach": (None, e), "detach": (None, e), "take": (None, e, POINTER(_Out), q),
+        "take_here": (None, e, POINTER(_Out), q, i), "take_callback": (None, e, POINTER(_Out), q),
+        "release": (None, e, p), "wake": (None, e), "retained": (z, e, p, z), "retained_answer": (p, e, q),
+        "answer_result": (i, p), "answer_pieces": (z, p), "answer_piece": (p, p, c_uint32, POINTER(q)),
+        "take_frame": (p, e), "give_frame": (None, e, p), "frame_size": (q,)}
+    for name, (result, *arguments) in signatures.items():
+        function = getattr(library, f"rge_{name}")
+        function.restype, function.argtypes = result, arguments
+    if library.rge_version() != VERSION:
+        raise DeviceError(f"the engine {path} has version {library.rge_version()}, this device needs {VERSION}", 999)
+    return library
+
+
+def _address(data: Any) -> tuple[int, int, Any]:
+    """(address, bytes, what keeps it alive) of a contiguous buffer, read-only ones too."""
+    array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    return array.ctypes.data, array.nbytes, array
+
+
+class Engine:
+    """See the module docstring. Implements :class:`rgpu.server.fast_path.FastPath`."""
+
+    def __init__(self, context: int, ring: int = RING, arena: int = ARENA) -> None:
+        self._lib = _library()
+        why = ctypes.create_string_buffer(256)
+        self._engine = self._lib.rge_open(context, ring, arena, why, len(why))
+        if not self._engine:
+            raise DeviceError(f"the engine does not start: {why.value.decode(errors='replace')}", 999)
+        self._step, self._out, self._here = _Step(), _Out(), _Out()
+        self._body = ctypes.create_string_buffer(WATERMARK_SIZE)
+        self._frame_size = int(self._lib.rge_frame_size())
+
+    def __getattr__(self, name: str) -> Any:
+        """The plain functions of the ABI: tables, progress, life."""
+        function = getattr(self._lib, f"rge_{name}")
+        bound = functools.partial(function, self._engine)
+        setattr(self, name, bound)
+        return bound
+
+    # -- records ------------------------------------------------------------------
+    @property
+    def applied(self) -> int:
+        return int(self._lib.rge_applied(self._engine))
+
+    def feed(self, data: Any) -> Fed:
+        address, size, keep = _address(data)
+        step = self._step
+        self._lib.rge_feed(self._engine, address, size, step)
+        del keep
+        if step.came == _CORRUPT:
+            reason = _REASONS[step.bad]
+            raise Corrupt(f"record at offset {step.offset}, after journal position {step.applied}: {reason}",
+                          offset=step.offset, applied=step.applied, reason=reason)
+        record = None
+        if step.came == Came.RECORD:
+            args = ctypes.string_at(step.args, step.args_len) if step.args_len else b""
+            payload = ctypes.string_at(step.payload, step.payload_len) if step.payload_len else b""
+            record = Record(step.seq, step.call, args, payload, step.thread, step.flags)
+        return Fed(Came(step.came), step.taken, record, step.awaiting, step.bugs,
+                   (step.bug_call, step.bug_seq, step.bug_result))
+
+    def position(self, applied: int, foreign: list[int]) -> None:
+        self._lib.rge_position(self._engine, applied)
+        numbers = (c_uint64 * len(foreign))(*foreign)
+        self._lib.rge_foreign(self._engine, numbers, len(foreign))
+
+    def room(self, size: int) -> memoryview | None:
+        if size > self._frame_size:
+            return None
+        address = self._lib.rge_take_frame(self._engine)
+        if not address:
+            return None
+        return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+
+    def give(self, buffer: memoryview) -> None:
+        self._lib.rge_give_frame(self._engine, _address(buffer)[0])
+
+    # -- one call -------------------------------------------------------------------
+    def apply(self, call_id: int, seq: int, args: bytes, payload: Any = b"") -> None:
+        """Apply an ordered call; its answer, if it has one, is a callback. Raises :class:`DeviceError`."""
+        address, size, keep = _address(payload)
+        result = self._lib.rge_apply(self._engine, call_id, seq, args, len(args), address, size)
+        del keep
+        if result:
+            raise DeviceError(f"{BY_ID[call_id].name}: the driver answers {result}", result)
+
+    def load_functions(self, module: int, handles: list[int], sizes: list[int]) -> None:
+        """The functions of a module in the order of its table, with the size of each one's parameters."""
+        count = len(handles)
+        self._lib.rge_add_module(self._engine, module, (c_void_p * count)(*handles), (c_uint32 * count)(*sizes), count)
+
+    # -- progress ---------------------------------------------------------------------
+    def progress(self) -> tuple[set[int], dict[int, int]]:
+        size, pairs = 4096, c_size_t()
+        pending, streams = (c_uint64 * size)(), (c_uint64 * (2 * size))()
+        count = self._lib.rge_progress(self._engine, pending, size, streams, size, byref(pairs))
+        return set(pending[:count]), {streams[2 * i]: streams[2 * i + 1] for i in range(pairs.value)}
+
+    def watermark(self, whole: bool, broken: int) -> bytes:
+        size = self._lib.rge_watermark(self._engine, self._body, WATERMARK_SIZE, whole, broken)
+        return ctypes.string_at(self._body, size) if size else b""
+
+    # -- answers ------------------------------------------------------------------------
+    def take(self, seconds: float) -> Piece | Took:
+        self._lib.rge_take(self._engine, self._out, int(seconds * 1e9))
+        return _piece(self._out) or Took(self._out.took)
+
+    def take_here(self, seconds: float, fd: int) -> Piece | None:
+        self._lib.rge_take_here(self._engine, self._here, int(seconds * 1e9), fd)
+        return _piece(self._here)
+
+    def take_callback(self, seconds: float) -> Piece | Took:
+        """The same for calls of :meth:`apply` and ``mark``; for the device's own thread."""
+        out = _Out()
+        self._lib.rge_take_callback(self._engine, out, int(seconds * 1e9))
+        return _piece(out) or Took(out.took)
+
+    def release(self, piece: Piece) -> None:
+        self._lib.rge_release(self._engine, piece.handle)
+
+    def plaintext(self, piece: Piece, head: bytes) -> memoryview:
+        if len(head) > Piece.HEADROOM:
+            raise ValueError(f"a head of {len(head)} bytes does not fit before a piece")
+        if not piece.address:
+            return memoryview(head)
+        start = piece.address - len(head)
+        ctypes.memmove(start, head, len(head))
+        return memoryview((ctypes.c_ubyte * (len(head) + piece.size)).from_address(start)).cast("B")
+
+    def payload(self, handle: int) -> bytes:
+        """All pieces of an answer in one run."""
+        size = c_uint64()
+        parts = []
+        for index in range(self._lib.rge_answer_pieces(handle)):
+            address = self._lib.rge_answer_piece(handle, index, byref(size))
+            parts.append(ctypes.string_at(address, size.value))
+        return b"".join(parts)
+
+    def retained(self) -> list[tuple[int, int, bytes, bytes]]:
+        numbers = (c_uint64 * 65536)()
+        found = []
+        for seq in numbers[:self._lib.rge_retained(self._engine, numbers, len(numbers))]:
+            handle = self._lib.rge_retained_answer(self._engine, seq)
+            if handle:
+                found.append((seq, int(self._lib.rge_answer_result(handle)), b"", self.payload(handle)))
+                self._lib.rge_release(self._engine, handle)
+        return found
+
+
+def _piece(out: _Out) -> Piece | None:
+    if out.took != 1:
+        return None
+    return Piece(out.seq, out.result, out.index, bool(out.more), out.data or 0, out.size, out.answer)

@@ -1,0 +1,263 @@
+// Answers: expected, arriving piece by piece, kept until the program's side says that it has them.
+#include "engine.hpp"
+
+#include <poll.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace rgpu {
+
+namespace {
+constexpr uint64_t kWatermarkInterval = 500'000;  // ns between two watermarks that no answer asks for
+}
+
+// The caller holds the mutex, and a reference that it drops.
+Answer *Engine::expect(uint64_t seq, bool callback) {
+    auto *answer = new Answer;
+    answer->seq = seq;
+    answer->callback = callback;
+    answer->references = 1;
+    if (callback) return answer;
+    ++awaiting_;
+    awaited_since_ = now_ns();
+    observed(seq);  // a replay's answer replaces the one before
+    answer->retained = true;
+    retained_[seq] = answer;
+    return answer;
+}
+
+void Engine::drop(Answer *answer) {
+    if (--answer->references > 0 || answer->retained) return;
+    staging_.give_buffer(answer->buffer);
+    delete answer;
+}
+
+// The program has it. Called with the mutex, by the applying thread.
+void Engine::observed(uint64_t seq) {
+    auto found = retained_.find(seq);
+    if (found == retained_.end()) return;
+    Answer *answer = found->second;
+    retained_.erase(found);
+    answer->retained = false;
+    ++answer->references;
+    drop(answer);
+}
+
+void Engine::queue_piece(Answer *answer, uint32_t index) {
+    if (!attached_) return;
+    ++answer->references;
+    queue_.emplace_back(answer, index);
+    if (!here_ || answer->pieces.size() > 1) out_.notify_one();
+}
+
+// It has all it waited for, or failed.
+void Engine::finish(Answer *answer, CUresult result) {
+    answer->result = error() ? error() : result;
+    answer->done = true;
+    if (answer->result) answer->pieces.clear();
+    if (answer->callback) {
+        ++answer->references;
+        callbacks_.push_back(answer);
+        callback_.notify_one();
+        return;
+    }
+    --awaiting_;
+    if (answer->pieces.empty()) queue_piece(answer, 0);
+}
+
+void Engine::act(Action &action, CUresult result) {
+    Answer *answer = action.answer;
+    switch (action.kind) {
+        case Action::slot: staging_.give_slot(action.staged); return;
+        case Action::frame: staging_.give_frame(action.from); return;
+        case Action::wait:
+            if (--answer->waits == 0) finish(answer, result);
+            break;
+        case Action::piece:
+            if (answer->done) break;
+            if ((result || error()) && !answer->arrived) {
+                finish(answer, result);
+                break;
+            }
+            // The beginning has left with the result 0: the error reaches the program in the watermark.
+            if (result || error()) std::memset(answer->piece(action.index), 0, answer->pieces[action.index]);
+            ++answer->arrived;
+            if (!answer->callback) queue_piece(answer, action.index);
+            if (answer->arrived == answer->pieces.size()) {
+                answer->done = true;
+                if (answer->callback) {
+                    ++answer->references;
+                    callbacks_.push_back(answer);
+                    callback_.notify_one();
+                } else {
+                    --awaiting_;
+                }
+            }
+            break;
+    }
+    drop(answer);
+}
+
+void Engine::answer_now(uint64_t seq, CUresult result, bool callback) {
+    std::lock_guard lock(mutex_);
+    Answer *answer = expect(seq, callback);
+    finish(answer, result);
+    drop(answer);
+}
+
+void Engine::attach() {
+    std::lock_guard lock(mutex_);
+    auto old = std::move(queue_);
+    queue_.clear();
+    for (auto &[answer, index] : old) drop(answer);
+    attached_ = true;
+    woken_ = false;
+    for (auto &[seq, answer] : retained_) {
+        if (answer->done && answer->pieces.empty()) queue_piece(answer, 0);
+        for (uint32_t index = 0; index < answer->arrived && index < answer->pieces.size(); ++index)
+            queue_piece(answer, index);
+    }
+}
+
+void Engine::detach() {
+    std::lock_guard lock(mutex_);
+    attached_ = false;
+    auto old = std::move(queue_);
+    queue_.clear();
+    for (auto &[answer, index] : old) drop(answer);
+}
+
+void Engine::fill(Out &out, Answer *answer, uint32_t index) {
+    out.took = static_cast<int>(Took::answer);
+    out.result = answer->result;
+    out.seq = answer->seq;
+    out.answer = answer;
+    out.index = index;
+    out.data = answer->pieces.empty() ? nullptr : answer->piece(index);
+    out.size = answer->pieces.empty() ? 0 : answer->pieces[index];
+    out.more = index + 1 < answer->pieces.size();
+}
+
+bool Engine::pop(Out &out) {
+    if (queue_.empty()) return false;
+    const auto [answer, index] = queue_.front();
+    queue_.pop_front();
+    fill(out, answer, index);  // the queue's reference is the taker's now
+    return true;
+}
+
+void Engine::take(Out &out, uint64_t timeout_ns) {
+    std::unique_lock lock(mutex_);
+    const uint64_t deadline = now_ns() + timeout_ns;
+    out = Out{};
+    for (;;) {
+        if (woken_ || stopped_) {
+            woken_ = false;
+            out.took = static_cast<int>(Took::woken);
+            return;
+        }
+        if (pop(out)) return;
+        const uint64_t now = now_ns();
+        const uint64_t due = last_watermark_ + kWatermarkInterval;
+        if (progress_ && now >= due) {
+            progress_ = false;
+            out.took = static_cast<int>(Took::progress);
+            return;
+        }
+        if (now >= deadline) return;
+        const uint64_t until = progress_ ? std::min(due, deadline) : deadline;
+        out_.wait_for(lock, std::chrono::nanoseconds(until - now));
+    }
+}
+
+void Engine::take_here(Out &out, uint64_t spin_ns, int fd) {
+    use();
+    out = Out{};
+    const uint64_t end = now_ns() + spin_ns;
+    std::unique_lock lock(mutex_);
+    here_ = true;
+    for (unsigned turn = 1;; ++turn) {
+        collect();
+        // Pieces of one answer leave in order: the sender has those that are more than one.
+        if (!queue_.empty() && queue_.front().first->pieces.size() <= 1) {
+            pop(out);
+            break;
+        }
+        if (!awaiting_ || !queue_.empty() || interrupts_.load() || stopped_) break;
+        lock.unlock();
+        pollfd readable{fd, POLLIN, 0};
+        const bool more = turn % 4 == 0 && fd >= 0 && ::poll(&readable, 1, 0) > 0;
+        if (!more) sched_yield();
+        lock.lock();
+        if (more || now_ns() > end) break;
+    }
+    here_ = false;
+    if (awaiting_) busy_.notify_one();
+    if (!queue_.empty() || progress_) out_.notify_one();
+}
+
+void Engine::take_callback(Out &out, uint64_t timeout_ns) {
+    std::unique_lock lock(mutex_);
+    out = Out{};
+    callback_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&] { return stopped_ || !callbacks_.empty(); });
+    if (stopped_) {
+        out.took = static_cast<int>(Took::woken);
+        return;
+    }
+    if (callbacks_.empty()) return;
+    fill(out, callbacks_.front(), 0);  // stays in the list until it is released: a drain waits for that
+}
+
+void Engine::release(Answer *answer) {
+    std::lock_guard lock(mutex_);
+    if (answer->callback && !callbacks_.empty() && callbacks_.front() == answer) callbacks_.pop_front();
+    drop(answer);
+}
+
+void Engine::wake() {
+    std::lock_guard lock(mutex_);
+    woken_ = true;
+    out_.notify_all();
+}
+
+void Engine::stop() {
+    {
+        std::lock_guard lock(mutex_);
+        stopped_ = true;
+    }
+    out_.notify_all();
+    callback_.notify_all();
+    busy_.notify_all();
+    if (poller_.joinable()) poller_.join();
+}
+
+size_t Engine::retained(uint64_t *seqs, size_t size) {
+    std::lock_guard lock(mutex_);
+    size_t count = 0;
+    for (const auto &[seq, answer] : retained_)
+        if (answer->done && count < size) seqs[count++] = seq;
+    return count;
+}
+
+Answer *Engine::retained_answer(uint64_t seq) {
+    std::lock_guard lock(mutex_);
+    auto found = retained_.find(seq);
+    if (found == retained_.end()) return nullptr;
+    ++found->second->references;
+    return found->second;
+}
+
+uint8_t *Engine::take_frame() {
+    std::lock_guard lock(mutex_);
+    Frame *frame = staging_.take_frame();
+    return frame ? frame->data : nullptr;
+}
+
+void Engine::give_frame(uint8_t *data) {
+    std::lock_guard lock(mutex_);
+    if (Frame *frame = staging_.frame_of(data)) staging_.give_frame(frame);
+}
+
+}  // namespace rgpu

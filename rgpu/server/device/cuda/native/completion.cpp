@@ -1,0 +1,295 @@
+// What is complete: markers behind the work of each stream, looked at by the
+// poller or by whoever waits. One marker stands for everything before it.
+#include "engine.hpp"
+
+#include <sched.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+
+namespace rgpu {
+
+namespace {
+constexpr uint64_t kMicro = 1000;
+constexpr uint64_t kPatience = 1'000'000'000;
+constexpr double kGoal = 20e6;  // ns of work that may be submitted: what a cut waits for
+constexpr size_t kLeast = 8, kMost = 768;  // below the driver's own limit, about 1024 launches
+}  // namespace
+
+uint64_t now_ns() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+}
+
+void backoff(uint64_t waited_ns) {
+    if (waited_ns < 50 * kMicro) {
+        sched_yield();
+        return;
+    }
+    timespec pause{0, static_cast<long>(std::min<uint64_t>(waited_ns / 8, 200 * kMicro))};
+    nanosleep(&pause, nullptr);
+}
+
+void Engine::use() {
+    thread_local Engine *here = nullptr;
+    if (here == this) return;
+    driver_.ctx_set_current(context_);
+    here = this;
+}
+
+void Engine::fail(CUresult result) {
+    int none = 0;
+    if (error_.compare_exchange_strong(none, result)) progress_ = true;
+}
+
+// A driver call was made for `seq` (0: a part of a call). An error of the call itself is returned, a sticky one kept.
+CUresult Engine::keep(Stream &stream, CUresult result, uint64_t seq) {
+    if (sticks(result)) {
+        std::lock_guard lock(mutex_);
+        fail(result);
+        submit(stream, seq);
+        return kSuccess;
+    }
+    if (result) return result;
+    std::lock_guard lock(mutex_);
+    submit(stream, seq);
+    return kSuccess;
+}
+
+void Engine::activate(Stream &stream) {
+    if (stream.active) return;
+    stream.active = true;
+    if (active_.empty()) {
+        busy_since_ = now_ns();
+        busy_.notify_one();
+    }
+    active_.push_back(&stream);
+}
+
+void Engine::submit(Stream &stream, uint64_t seq) {
+    ++stream.tick;
+    activate(stream);
+    if (!seq) return;
+    stream.pending.emplace_back(stream.tick, seq);
+    ++pending_;
+    if (stream.tick - stream.marked >= kMarkEvery) mark_stream(stream);
+}
+
+void Engine::mark_stream(Stream &stream) {
+    if (stream.marked == stream.tick) return;
+    CUevent event = nullptr;
+    CUresult result = kSuccess;
+    if (!spare_.empty()) {
+        event = spare_.back();
+        spare_.pop_back();
+    } else {
+        result = driver_.event_create(&event, kEventDisableTiming);
+    }
+    if (!result) result = driver_.event_record(event, stream.handle);
+    stream.marked = stream.tick;
+    if (!result) {
+        stream.markers.emplace_back(stream.tick, event);
+        return;
+    }
+    if (event) spare_.push_back(event);
+    if (sticks(result)) fail(result);
+    stream.markers.emplace_back(stream.tick, nullptr);  // nothing will tell any more: it counts as reached
+}
+
+bool Engine::collect() {
+    use();
+    bool moved = false;
+    const size_t before = pending_;
+    for (size_t i = 0; i < active_.size();) {
+        Stream &stream = *active_[i];
+        if (stream.markers.empty() && stream.marked != stream.tick) mark_stream(stream);
+        while (!stream.markers.empty()) {
+            const auto [tick, event] = stream.markers.front();
+            const CUresult result = event ? driver_.event_query(event) : error();
+            if (result == kNotReady) break;
+            if (result && sticks(result)) fail(result);
+            stream.markers.pop_front();
+            if (event) spare_.push_back(event);
+            reach(stream, tick, result);
+            moved = true;
+        }
+        if (stream.done == stream.tick) {
+            stream.active = false;
+            active_[i] = active_.back();
+            active_.pop_back();
+        } else {
+            ++i;
+        }
+    }
+    for (size_t i = 0; i < event_waits_.size();) {
+        if (unfinished(event_waits_[i])) {
+            ++i;
+            continue;
+        }
+        Answer *answer = event_waits_[i].answer;
+        event_waits_[i] = event_waits_.back();
+        event_waits_.pop_back();
+        finish(answer, kSuccess);
+        drop(answer);
+        moved = true;
+    }
+    if (!moved) return false;
+    if (!leaving_.empty()) reap();
+    measure(before - pending_);
+    if (!progress_) {
+        progress_ = true;
+        if (!here_) out_.notify_one();
+    }
+    return true;
+}
+
+void Engine::reap() {
+    std::erase_if(leaving_, [](const auto &stream) { return !stream->active; });
+}
+
+// How long a call keeps the device busy decides how many may be submitted ahead.
+void Engine::measure(size_t completed) {
+    const uint64_t now = now_ns();
+    if (completed) {
+        const double each = static_cast<double>(now - busy_since_) / static_cast<double>(completed);
+        call_ns_ = call_ns_ ? call_ns_ * 0.8 + each * 0.2 : each;
+        ahead_ = static_cast<size_t>(std::clamp(kGoal / std::max(call_ns_, 1.0), double(kLeast), double(kMost)));
+    }
+    busy_since_ = now;
+}
+
+void Engine::reach(Stream &stream, uint64_t tick, CUresult result) {
+    stream.done = tick;
+    while (!stream.pending.empty() && stream.pending.front().first <= tick) {
+        stream.done_seq = stream.pending.front().second;
+        stream.pending.pop_front();
+        --pending_;
+    }
+    while (!stream.actions.empty() && stream.actions.front().tick <= tick) {
+        Action action = stream.actions.front();
+        stream.actions.pop_front();
+        act(action, result);
+    }
+}
+
+bool Engine::unfinished(const EventWait &wait) {
+    if (error()) return false;
+    if (wait.event) return driver_.event_query(wait.event) == kNotReady;
+    if (auto found = streams_.find(wait.stream); found != streams_.end()) return found->second->done < wait.tick;
+    return std::any_of(leaving_.begin(), leaving_.end(),
+                       [&](const auto &stream) { return stream->number == wait.stream && stream->done < wait.tick; });
+}
+
+// The event gets another meaning: who waits for the old one goes by its stream.
+void Engine::settle_event(CUevent event) {
+    for (EventWait &wait : event_waits_)
+        if (wait.event == event) wait.event = nullptr;
+}
+
+bool Engine::complete_locked(uint64_t seq) {
+    for (Stream *stream : active_) {
+        const auto &pending = stream->pending;
+        auto at = std::lower_bound(pending.begin(), pending.end(), seq,
+                                   [](const auto &item, uint64_t value) { return item.second < value; });
+        if (at != pending.end() && at->second == seq) return false;
+    }
+    return std::none_of(event_waits_.begin(), event_waits_.end(),
+                        [&](const EventWait &wait) { return wait.answer->seq == seq; });
+}
+
+bool Engine::idle_locked() { return active_.empty() && event_waits_.empty() && callbacks_.empty(); }
+
+bool Engine::is_complete(uint64_t seq) {
+    std::lock_guard lock(mutex_);
+    return complete_locked(seq);
+}
+
+bool Engine::wait_complete(uint64_t seq, uint64_t timeout_ns) {
+    return wait_until([&] { return complete_locked(seq); }, now_ns() + timeout_ns, false) > 0;
+}
+
+bool Engine::drain(uint64_t timeout_ns) {
+    return wait_until([&] { return idle_locked(); }, now_ns() + timeout_ns, false) > 0;
+}
+
+size_t Engine::progress(uint64_t *pending, size_t pending_size, uint64_t *streams, size_t streams_size,
+                        size_t *pairs) {
+    std::lock_guard lock(mutex_);
+    size_t count = 0;
+    for (Stream *stream : active_)
+        if (!stream->pending.empty() && count < pending_size) pending[count++] = stream->pending.front().second;
+    for (const EventWait &wait : event_waits_)
+        if (count < pending_size) pending[count++] = wait.answer->seq;
+    *pairs = 0;
+    for (const auto &[number, stream] : streams_)
+        if (stream->done_seq && *pairs < streams_size) {
+            streams[2 * *pairs] = number;
+            streams[2 * *pairs + 1] = stream->done_seq;
+            ++*pairs;
+        }
+    return count;
+}
+
+// The body of a WATERMARK message: only streams that moved since the last one, unless `whole`. 0: nothing new.
+size_t Engine::watermark(uint8_t *body, size_t size, bool whole, int broken) {
+    const uint64_t position = applied();  // first: what is applied later is pending or not counted
+    std::lock_guard lock(mutex_);
+    uint64_t done = position;
+    for (Stream *stream : active_)
+        if (!stream->pending.empty()) done = std::min(done, stream->pending.front().second - 1);
+    for (const EventWait &wait : event_waits_) done = std::min(done, wait.answer->seq - 1);
+    const int sticky = error() ? error() : broken;
+    uint8_t *at = body + 16;
+    uint32_t count = 0;
+    for (const auto &[number, stream] : streams_) {
+        if (stream->done_seq == 0 || (!whole && stream->done_seq == stream->reported)) continue;
+        if (at + 16 > body + size) break;
+        std::memcpy(at, &number, 8);
+        std::memcpy(at + 8, &stream->done_seq, 8);
+        stream->reported = stream->done_seq;
+        at += 16;
+        ++count;
+    }
+    last_watermark_ = now_ns();
+    progress_ = false;
+    if (!whole && !count && done == last_done_ && sticky == last_error_) return 0;
+    last_done_ = done;
+    last_error_ = sticky;
+    std::memcpy(body, &done, 8);
+    std::memcpy(body + 8, &sticky, 4);
+    std::memcpy(body + 12, &count, 4);
+    return static_cast<size_t>(at - body);
+}
+
+// False: interrupted. What runs longer than the goal is not run ahead of by more than a few calls.
+bool Engine::keep_pace() {
+    if (pending_ <= ahead_ || applied() < patient_until_) return true;
+    const int got = wait_until([&] { return pending_ <= ahead_ / 2 + 1; }, now_ns() + kPatience, true);
+    // The device's work may wait for a call that was not applied yet (SEMANTICS 19).
+    if (got == 0) patient_until_ = applied() + kMarkEvery;
+    return got >= 0;
+}
+
+void Engine::poll() {
+    prctl(PR_SET_TIMERSLACK, 1000UL);  // ns: short sleeps shall be short
+    use();
+    std::unique_lock lock(mutex_);
+    while (!stopped_) {
+        if (active_.empty() && event_waits_.empty()) {
+            busy_.wait(lock);
+            continue;
+        }
+        if (!here_) collect();
+        if (awaiting_ && !here_ && now_ns() - awaited_since_ < 100 * kMicro) {
+            lock.unlock();
+            sched_yield();
+            lock.lock();
+        } else {
+            busy_.wait_for(lock, std::chrono::microseconds(awaiting_ && !here_ ? 20 : 200));
+        }
+    }
+}
+
+}  // namespace rgpu

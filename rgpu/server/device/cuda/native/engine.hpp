@@ -1,0 +1,333 @@
+// One session's hot path on one GPU: records in, driver calls, completions,
+// answers out. rgpu/server/device/cuda/engine.py is the Python side of it.
+//
+// Threads: one applies (feed, apply and every table change); one sends (take);
+// the poller; any may ask for progress or wait. `mutex_` guards streams'
+// progress, staging and answers. The tables are changed and read by the
+// applying thread, changed under the mutex because the poller reads streams.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "driver.hpp"
+#include "records.hpp"
+#include "staging.hpp"
+
+namespace rgpu {
+
+inline constexpr size_t kPiece = 1u << 20;  // longest piece of an answer's payload
+inline constexpr size_t kHeadroom = 64;     // before each piece: the sender writes the message's head there
+inline constexpr uint64_t kLegacy = 0;
+inline constexpr int kMarkEvery = 32;  // submissions between two markers of a stream
+
+uint64_t now_ns();
+
+// An awaited call on its way to its answer. Lives while it is retained or referred to.
+struct Answer {
+    uint64_t seq = 0;
+    CUresult result = kSuccess;
+    HostBuffer buffer{};
+    std::vector<uint32_t> pieces;  // their lengths; each stands kPiece + kHeadroom behind the one before
+    uint32_t arrived = 0;          // pieces that are in the buffer
+    uint32_t waits = 0;            // streams that have not got there yet
+    int references = 0;            // by actions, the queue and the sender
+    bool retained = false;         // until completed(seq)
+    bool callback = false;         // for Python, not for the link
+    bool done = false;
+
+    uint8_t *piece(uint32_t index) const { return buffer.data + index * (kPiece + kHeadroom) + kHeadroom; }
+};
+
+struct Action {  // due when its stream has reached the tick
+    enum Kind : uint8_t { slot, frame, piece, wait } kind;
+    uint64_t tick;
+    Slot staged{};
+    Frame *from = nullptr;
+    Answer *answer = nullptr;
+    uint32_t index = 0;
+};
+
+struct Stream {
+    uint64_t number = 0;
+    CUstream handle = nullptr;
+    uint64_t tick = 0;    // submissions
+    uint64_t marked = 0;  // the last marker stands behind this one
+    uint64_t done = 0;    // reached
+    uint64_t done_seq = 0;
+    uint64_t reported = 0;                                // done_seq that the last watermark said
+    std::deque<std::pair<uint64_t, uint64_t>> pending;    // (tick, seq), both growing
+    std::deque<Action> actions;                           // by tick
+    std::deque<std::pair<uint64_t, CUevent>> markers;     // by tick
+    bool active = false;
+};
+
+struct Event {
+    CUevent handle = nullptr;
+    uint64_t seq = 0;  // of its last record; 0: none
+    uint64_t stream = 0, tick = 0;
+};
+
+struct EventWait {  // a call that waits for an event's record
+    Answer *answer;
+    CUevent event;  // null once the event was recorded anew or destroyed: then the stream's tick decides
+    uint64_t stream, tick;
+};
+
+struct Function {
+    CUfunction handle = nullptr;
+    uint32_t parameters = 0;  // bytes of its parameter block
+};
+
+enum class Outcome { applied, interrupted, opened };
+enum class Came : int { all = 0, record = 1, interrupted = 2, corrupt = 3 };
+
+struct Step {  // mirrored in engine.py
+    int32_t came;
+    int32_t bad;
+    uint64_t taken;
+    uint64_t applied;
+    uint64_t offset;
+    uint64_t seq;
+    uint64_t payload_len;
+    const uint8_t *args;
+    const uint8_t *payload;
+    uint32_t args_len;
+    uint32_t thread;
+    uint16_t call;
+    uint16_t flags;
+    uint32_t awaiting;  // answers that are still to come or to be taken
+    uint64_t bugs;      // argument errors so far
+    uint64_t bug_seq;
+    int32_t bug_result;
+    uint32_t bug_call;
+};
+
+enum class Took : int { nothing = 0, answer = 1, progress = 2, woken = 3 };
+
+struct Out {  // mirrored in engine.py
+    int32_t took;
+    int32_t result;
+    uint64_t seq;
+    uint8_t *data;  // the piece; kHeadroom bytes before it may be written
+    uint64_t size;
+    uint32_t index;
+    uint32_t more;
+    Answer *answer;  // give it back with release()
+};
+
+// A copy to the device whose payload is arriving.
+struct Inflow {
+    bool open = false, skip = false;
+    uint16_t call = 0;
+    uint64_t seq = 0, left = 0, sent = 0, total = 0;
+    uint32_t crc = 0, wanted = 0;
+    size_t padding = 0;
+    Stream *stream = nullptr;
+    CUdeviceptr destination = 0;
+    uint64_t pitch = 0, width = 0, height = 0;
+    Slot slot{};
+    size_t filled = 0, capacity = 0;
+    CUresult error = kSuccess;
+};
+
+class Engine {
+   public:
+    explicit Engine(CUcontext context) : context_(context), staging_(driver_) {}
+    ~Engine();
+    std::string open(size_t ring, size_t arena);
+    void close();
+
+    // -- tables: the applying thread only ------------------------------------
+    void add_stream(uint64_t number, CUstream handle);
+    bool remove_stream(uint64_t number);  // when its work is complete
+    void add_event(uint64_t number, CUevent handle);
+    void remove_event(uint64_t number);
+    uint64_t event_recorded(uint64_t number);
+    void forget_records();
+    void add_module(uint64_t number, const Function *functions, size_t count);
+    void remove_module(uint64_t number) { modules_.erase(number); }
+    void add_range(CUdeviceptr address, uint64_t size);
+    bool remove_range(CUdeviceptr address);
+    bool contains(CUdeviceptr address, uint64_t size);
+
+    // -- records (feed.cpp) ----------------------------------------------------
+    void feed(const uint8_t *data, size_t size, Step &step);
+    void passed(uint64_t seq);        // the caller applied the record that feed() gave it
+    void position(uint64_t applied);  // the session was rebuilt up to there
+    void reset();                     // a new connection: the stream of records begins anew
+    void set_foreign(const uint64_t *seqs, size_t count);
+    void pass_all(bool on) { pass_all_ = on; }
+    void interrupt(bool on);
+    uint64_t applied() const { return applied_.load(std::memory_order_acquire); }
+
+    // -- one call, from Python (apply.cpp) --------------------------------------
+    CUresult apply(uint16_t call, uint64_t seq, const uint8_t *args, size_t args_len, const uint8_t *payload,
+                   size_t payload_len);
+    void submitted(uint64_t stream, uint64_t seq);          // the caller gave work to the stream itself
+    CUresult mark(uint64_t stream, uint64_t seq, bool all);  // a callback when that point is reached
+
+    // -- progress (completion.cpp) -----------------------------------------------
+    bool is_complete(uint64_t seq);
+    bool wait_complete(uint64_t seq, uint64_t timeout_ns);
+    bool drain(uint64_t timeout_ns);
+    size_t progress(uint64_t *pending, size_t pending_size, uint64_t *streams, size_t streams_size, size_t *pairs);
+    size_t watermark(uint8_t *body, size_t size, bool whole, int broken);
+    int error() const { return error_.load(std::memory_order_acquire); }
+    void set_broken(int result) { broken_.store(result, std::memory_order_release); }
+    void fail(CUresult result);
+
+    // -- answers (answers.cpp) ------------------------------------------------------
+    void attach();
+    void detach();
+    void take(Out &out, uint64_t timeout_ns);             // the sender's
+    void take_here(Out &out, uint64_t spin_ns, int fd);   // the applying thread's: it looks for completions itself
+    void take_callback(Out &out, uint64_t timeout_ns);
+    void release(Answer *answer);
+    void wake();
+    void stop();
+    size_t retained(uint64_t *seqs, size_t size);
+    Answer *retained_answer(uint64_t seq);
+
+    uint8_t *take_frame();
+    void give_frame(uint8_t *data);
+    void use();  // the context in this thread
+
+   private:
+    // feed.cpp
+    Bad examine(const uint8_t *data, size_t have, RecordView &view, size_t &need);
+    Came process(const RecordView &view, Step &step, Bad &bad);
+    Outcome apply_hot(const RecordView &view, Bad &bad);
+    bool streams_payload(uint16_t call) const;
+    void hand_over(const RecordView &view, Step &step);
+
+    // apply.cpp
+    CUresult call(const RecordView &view, bool callback, bool &decoded);
+    CUresult launch(const wire::Launch &call, uint64_t seq);
+    CUresult memset(const wire::Memset &call, uint64_t seq);
+    CUresult copy_out(uint64_t seq, uint64_t stream, CUdeviceptr source, uint64_t pitch, uint64_t width,
+                      uint64_t height, bool callback);
+    CUresult copy(uint64_t seq, uint64_t stream, CUdeviceptr destination, uint64_t destination_pitch,
+                  CUdeviceptr source, uint64_t source_pitch, uint64_t width, uint64_t height);
+    CUresult record_event(const wire::EventRecord &call, uint64_t seq);
+    CUresult wait_event(const wire::StreamWaitEvent &call, uint64_t seq);
+    CUresult synchronize(uint64_t seq, uint64_t stream, bool all, bool callback);
+    CUresult synchronize_event(uint64_t seq, uint64_t event, bool callback);
+    bool rectangle(CUdeviceptr address, uint64_t pitch, uint64_t width, uint64_t height);
+    Stream *stream(uint64_t number);
+    void argument_error(uint16_t call, uint64_t seq, CUresult result);
+
+    // inflow.cpp
+    bool open_inflow(const RecordView &view, Bad &bad);
+    size_t inflow(const uint8_t *data, size_t size, Frame *frame, bool &interrupted, Bad &bad);
+    bool stage(const uint8_t *data, size_t size, bool &interrupted, size_t &used);
+    void submit_slot();
+    void end_inflow();
+    CUresult put(const void *from, size_t size);
+
+    // completion.cpp
+    CUresult keep(Stream &stream, CUresult result, uint64_t seq);  // a driver call was made for seq
+    void submit(Stream &stream, uint64_t seq);
+    void activate(Stream &stream);
+    void mark_stream(Stream &stream);
+    bool collect();
+    void reach(Stream &stream, uint64_t tick, CUresult result);
+    void act(Action &action, CUresult result);
+    bool complete_locked(uint64_t seq);
+    bool idle_locked();
+    bool unfinished(const EventWait &wait);
+    void settle_event(CUevent event);
+    void reap();
+    template <typename Predicate>
+    int wait_until(Predicate predicate, uint64_t deadline, bool interruptible);
+    bool keep_pace();
+    void poll();
+    void measure(size_t completed);
+
+    // answers.cpp
+    Answer *expect(uint64_t seq, bool callback);
+    void finish(Answer *answer, CUresult result);
+    void queue_piece(Answer *answer, uint32_t index);
+    void drop(Answer *answer);
+    void observed(uint64_t seq);
+    void answer_now(uint64_t seq, CUresult result, bool callback);
+    bool pop(Out &out);
+    void fill(Out &out, Answer *answer, uint32_t index);
+
+    CUcontext context_;
+    Driver driver_;
+    std::mutex mutex_;
+    Staging staging_;
+    std::unordered_map<uint64_t, std::unique_ptr<Stream>> streams_;
+    std::unordered_map<uint64_t, Event> events_;
+    std::unordered_map<uint64_t, std::vector<Function>> modules_;
+    std::map<CUdeviceptr, uint64_t> ranges_;
+    CUdeviceptr last_range_ = 0;
+    uint64_t last_range_size_ = 0;
+    std::vector<std::unique_ptr<Stream>> leaving_;  // destroyed, with work left
+    std::vector<Stream *> active_;
+    std::vector<EventWait> event_waits_;
+    std::vector<CUevent> spare_;
+
+    std::atomic<uint64_t> applied_{0};
+    std::vector<uint8_t> gathered_;
+    bool gathered_done_ = false;
+    uint64_t offset_ = 0;
+    Inflow inflow_;
+    std::unordered_set<uint64_t> foreign_;
+    bool pass_all_ = false;
+    std::atomic<int> interrupts_{0};
+    std::atomic<int> error_{0}, broken_{0};
+    uint64_t bugs_ = 0, bug_seq_ = 0;
+    int bug_result_ = 0;
+    uint32_t bug_call_ = 0;
+    bool direct_ = false;           // inside apply(): errors are returned, nothing interrupts
+    CUresult direct_result_ = 0;
+    uint64_t patient_until_ = 0;    // position up to which a device that stands still is not waited for again
+
+    std::atomic<size_t> pending_{0};  // calls that were submitted and are not complete
+    size_t ahead_ = 256;        // how many may be
+    uint64_t busy_since_ = 0;   // last progress, or when it became busy
+    double call_ns_ = 0;        // measured: device time of a call
+
+    std::map<uint64_t, Answer *> retained_;
+    std::deque<std::pair<Answer *, uint32_t>> queue_;
+    std::deque<Answer *> callbacks_;
+    size_t awaiting_ = 0;
+    bool attached_ = false, woken_ = false, progress_ = false, stopped_ = false;
+    uint64_t last_watermark_ = 0, last_done_ = 0;
+    int last_error_ = 0;
+    std::condition_variable out_, callback_, busy_;
+    bool here_ = false;  // the applying thread waits for answers itself
+    uint64_t awaited_since_ = 0;
+    std::thread poller_;
+};
+
+void backoff(uint64_t waited_ns);
+
+// 1: it came true; 0: the deadline passed; -1: interrupted. The predicate is asked under the mutex.
+template <typename Predicate>
+int Engine::wait_until(Predicate predicate, uint64_t deadline, bool interruptible) {
+    const uint64_t began = now_ns();
+    for (uint64_t now = began;; now = now_ns()) {
+        {
+            std::lock_guard lock(mutex_);
+            if (predicate()) return 1;
+            if (collect() && predicate()) return 1;
+        }
+        if (interruptible && !direct_ && interrupts_.load(std::memory_order_acquire)) return -1;
+        if (now >= deadline) return 0;
+        backoff(now - began);
+    }
+}
+
+}  // namespace rgpu

@@ -1,0 +1,213 @@
+// The record stream: what is hot is applied here, the rest is handed over whole.
+#include "crc32.hpp"
+#include "engine.hpp"
+
+namespace rgpu {
+
+using wire::padded;
+using wire::RecordHeader;
+
+bool Engine::streams_payload(uint16_t call) const {
+    return !pass_all_ && (call == wire::MemcpyH2d::id || call == wire::Memcpy2dH2d::id);
+}
+
+// Looks at the record at `data`; `need` > `have` when more of it must come first.
+Bad Engine::examine(const uint8_t *data, size_t have, RecordView &view, size_t &need) {
+    RecordHeader &header = view.header;
+    need = sizeof header;
+    if (have < need) return Bad::none;
+    std::memcpy(&header, data, sizeof header);
+    if (Bad bad = check_header(header); bad != Bad::none) return bad;
+    need = sizeof header + header.args_len;
+    if (have < need) return Bad::none;
+    view.args = data + sizeof header;
+    if (crc32(crc32(0, data, wire::kCrcCovered), view.args, header.args_len) != header.crc) return Bad::checksum;
+    if (header.seq > applied() + 1) return Bad::gap;
+    const size_t head = sizeof header + padded(header.args_len);
+    need = head;
+    if (have < need) return Bad::none;
+    if (!all_zero(view.args + header.args_len, head - sizeof header - header.args_len)) return Bad::padding;
+    if (streams_payload(header.call)) return Bad::none;
+    need = head + padded(header.payload_len);
+    if (have < need) return Bad::none;
+    view.payload = data + head;
+    if (header.payload_len ? crc32(0, view.payload, header.payload_len) != header.payload_crc : header.payload_crc != 0)
+        return Bad::payload_checksum;
+    return all_zero(view.payload + header.payload_len, need - head - header.payload_len) ? Bad::none : Bad::padding;
+}
+
+void Engine::hand_over(const RecordView &view, Step &step) {
+    const RecordHeader &header = view.header;
+    if (wire::awaited(header.call)) foreign_.insert(header.seq);
+    step.seq = header.seq;
+    step.call = header.call;
+    step.flags = header.flags;
+    step.thread = header.thread;
+    step.args = view.args;
+    step.args_len = header.args_len;
+    step.payload = view.payload;
+    step.payload_len = header.payload_len;
+}
+
+Outcome Engine::apply_hot(const RecordView &view, Bad &bad) {
+    if (streams_payload(view.header.call)) {
+        if (!keep_pace()) return Outcome::interrupted;
+        return open_inflow(view, bad) ? Outcome::opened : Outcome::applied;
+    }
+    if (view.header.call == wire::Completed::id) {
+        wire::Completed call;
+        if (!call.read(view.args, view.header.args_len)) {
+            bad = Bad::arguments;
+            return Outcome::applied;
+        }
+        // Live this is over at once: the program knew it from the watermark. A replay waits.
+        const int got = wait_until([&] { return complete_locked(call.observed); }, ~0ull, true);
+        if (got < 0) return Outcome::interrupted;
+        std::lock_guard lock(mutex_);
+        observed(call.observed);
+        return Outcome::applied;
+    }
+    if (!keep_pace()) return Outcome::interrupted;
+    bool decoded = true;
+    const CUresult result = call(view, false, decoded);
+    if (!decoded) bad = Bad::arguments;
+    if (bad != Bad::none || result == kSuccess) return Outcome::applied;
+    if (wire::awaited(view.header.call)) answer_now(view.header.seq, result, false);
+    else argument_error(view.header.call, view.header.seq, result);
+    return Outcome::applied;
+}
+
+Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
+    const RecordHeader &header = view.header;
+    if (header.seq <= applied()) {  // it was applied before
+        if (streams_payload(header.call)) {
+            inflow_ = Inflow{};
+            inflow_.open = inflow_.skip = true;
+            inflow_.left = header.payload_len;
+            inflow_.wanted = header.payload_crc;
+            inflow_.padding = padded(header.payload_len) - header.payload_len;
+            inflow_.seq = 0;
+        }
+        return Came::all;
+    }
+    bool own = wire::hot(header.call) && !pass_all_;
+    if (header.call == wire::Completed::id) {
+        wire::Completed call;
+        if (!call.read(view.args, header.args_len)) {
+            bad = Bad::arguments;
+            return Came::corrupt;
+        }
+        if (!call.observed || call.observed >= header.seq) {
+            bad = Bad::observation;
+            return Came::corrupt;
+        }
+        if (foreign_.erase(call.observed)) own = false;
+    }
+    if (!own) {
+        hand_over(view, step);
+        return Came::record;
+    }
+    switch (apply_hot(view, bad)) {
+        case Outcome::interrupted: return Came::interrupted;
+        case Outcome::opened: return Came::all;
+        case Outcome::applied: break;
+    }
+    if (bad != Bad::none) return Came::corrupt;
+    applied_.store(header.seq, std::memory_order_release);
+    return Came::all;
+}
+
+void Engine::feed(const uint8_t *data, size_t size, Step &step) {
+    use();
+    size_t at = 0;
+    Came came = Came::all;
+    Bad bad = Bad::none;
+    if (gathered_done_) {
+        gathered_.clear();
+        if (gathered_.capacity() > (8u << 20)) gathered_.shrink_to_fit();
+        gathered_done_ = false;
+    }
+    Frame *frame = staging_.frame_of(data);
+    while (came == Came::all) {
+        if (inflow_.open) {
+            bool interrupted = false;
+            const size_t used = inflow(data + at, size - at, frame, interrupted, bad);
+            at += used;
+            offset_ += used;
+            if (bad != Bad::none) came = Came::corrupt;
+            else if (interrupted) came = Came::interrupted;
+            else if (inflow_.open) break;
+            continue;
+        }
+        if (interrupts_.load(std::memory_order_acquire)) {
+            came = Came::interrupted;
+            break;
+        }
+        RecordView view;
+        size_t need = 0;
+        if (gathered_.empty()) {
+            if (at == size) break;
+            bad = examine(data + at, size - at, view, need);
+            if (bad == Bad::none && need > size - at) {
+                gathered_.assign(data + at, data + size);
+                at = size;
+                break;
+            }
+            if (bad == Bad::none) came = process(view, step, bad);
+            if (bad != Bad::none) came = Came::corrupt;
+            if (came == Came::all || came == Came::record) {
+                at += need;
+                offset_ += need;
+            }
+            continue;
+        }
+        bad = examine(gathered_.data(), gathered_.size(), view, need);
+        if (bad == Bad::none && need > gathered_.size()) {
+            const size_t more = std::min(need - gathered_.size(), size - at);
+            if (!more) break;
+            gathered_.insert(gathered_.end(), data + at, data + at + more);
+            at += more;
+            continue;
+        }
+        if (bad == Bad::none) came = process(view, step, bad);
+        if (bad != Bad::none) came = Came::corrupt;
+        if (came == Came::all) gathered_.clear();
+        if (came == Came::record) gathered_done_ = true;
+        if (came == Came::all || came == Came::record) offset_ += need;
+    }
+    step.came = static_cast<int>(came);
+    step.bad = static_cast<int>(bad);
+    step.taken = at;
+    step.applied = applied();
+    step.offset = offset_;
+    std::lock_guard lock(mutex_);
+    step.awaiting = static_cast<uint32_t>(awaiting_ + queue_.size());
+    step.bugs = bugs_;
+    step.bug_seq = bug_seq_;
+    step.bug_result = bug_result_;
+    step.bug_call = bug_call_;
+}
+
+void Engine::passed(uint64_t seq) { applied_.store(seq, std::memory_order_release); }
+
+void Engine::position(uint64_t applied) {
+    reset();
+    applied_.store(applied, std::memory_order_release);
+}
+
+void Engine::reset() {
+    std::lock_guard lock(mutex_);
+    gathered_.clear();
+    gathered_done_ = false;
+    if (inflow_.slot.data) staging_.give_slot(inflow_.slot);
+    inflow_ = Inflow{};
+    offset_ = 0;
+}
+
+void Engine::set_foreign(const uint64_t *seqs, size_t count) { foreign_.insert(seqs, seqs + count); }
+
+void Engine::interrupt(bool on) {
+    interrupts_.fetch_add(on ? 1 : -1, std::memory_order_acq_rel);
+}
+
+}  // namespace rgpu

@@ -1,0 +1,105 @@
+"""What a device may offer beside the :class:`~rgpu.checkpoint.device.Device` protocol: a native hot path.
+
+A device with an attribute ``fast_path`` takes the bytes of the record stream
+itself, applies the hot calls (:mod:`rgpu.session.calls.hot`) without Python,
+and gives their answers. Everything else it hands back, whole, in its place in
+the order. The runtime works the same without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+from rgpu.session.record import Record
+
+
+class Came(IntEnum):
+    """Why :meth:`FastPath.feed` returned."""
+
+    ALL = 0  #: everything given was taken
+    RECORD = 1  #: a record for the caller; :meth:`FastPath.passed` when it was applied
+    INTERRUPTED = 2  #: :meth:`FastPath.interrupt`: the position is at a record's boundary
+
+
+@dataclass(slots=True)
+class Fed:
+    came: Came
+    taken: int  #: bytes of what was given
+    record: Record | None
+    awaiting: int  #: awaited calls without an answer, and answers not taken
+    bugs: int  #: calls so far whose arguments the shim should have refused
+    bug: tuple[int, int, int]  #: the last of them: (call id, seq, CUresult)
+
+
+@dataclass(slots=True)
+class Piece:
+    """A piece of an answer. ``data`` stays true until :meth:`FastPath.release`."""
+
+    seq: int
+    result: int
+    index: int
+    more: bool  #: further pieces follow
+    address: int  #: of the bytes; HEADROOM bytes before them may be written. 0: there are none
+    size: int
+    handle: int
+
+    HEADROOM = 64
+
+
+class Took(IntEnum):
+    """What :meth:`FastPath.take` came to, beside a :class:`Piece`."""
+
+    NOTHING = 0  #: the time is over
+    PROGRESS = 2  #: a watermark is due
+    WOKEN = 3  #: :meth:`FastPath.wake`
+
+
+class FastPath(Protocol):
+    """See the module docstring. One thread feeds, one takes; any may ask for progress."""
+
+    @property
+    def applied(self) -> int:
+        """Every call ≤ it was applied."""
+
+    def feed(self, data: Any) -> Fed:
+        """Take bytes of the record stream. Raises :class:`Corrupt` as the Python reader does."""
+
+    def passed(self, seq: int) -> None: ...
+    def reset(self) -> None:
+        """A new connection begins: the stream starts with a whole record."""
+
+    def position(self, applied: int, foreign: list[int]) -> None:
+        """The session was rebuilt; ``foreign``: answered calls that the program's side may still observe."""
+
+    def interrupt(self, on: bool) -> None:
+        """Make feed() return at the next boundary, until called with False as often."""
+
+    def broken(self, result: int) -> None:
+        """A sticky CUresult that came from outside the device."""
+
+    def attach(self) -> None:
+        """Answers are taken from now on; those not yet observed come again."""
+
+    def detach(self) -> None: ...
+    def take(self, seconds: float) -> Piece | Took: ...
+    def take_here(self, seconds: float, fd: int) -> Piece | None:
+        """The feeding thread's own short wait for an answer; ends when ``fd`` is readable."""
+
+    def release(self, piece: Piece) -> None: ...
+    def plaintext(self, piece: Piece, head: bytes) -> memoryview:
+        """``head`` and the piece's bytes in one run, without a copy of the latter."""
+
+    def wake(self) -> None: ...
+    def watermark(self, whole: bool, broken: int) -> bytes:
+        """The body of a WATERMARK message; empty when nothing is new."""
+
+    def room(self, size: int) -> memoryview | None:
+        """A pinned buffer to decrypt a message of ``size`` into; None: there is none now."""
+
+    def give(self, buffer: memoryview) -> None:
+        """The message in it was fed."""
+
+    def retained(self) -> list[tuple[int, int, bytes, bytes]]:
+        """(seq, result, reply, payload) of complete answers that the program may not have."""

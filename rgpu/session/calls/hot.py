@@ -1,0 +1,17 @@
+"""The hot calls: those that a device's native engine decodes and applies by itself.
+
+They leave nothing behind but memory contents and order, so
+:class:`~rgpu.session.live.LiveObjects` need not see them; this is checked
+here, once, at import. Every other call goes to the executor, whole.
+"""
+
+from __future__ import annotations
+
+from rgpu.session.calls.wire import BY_NAME, Call, Effect
+
+HOT: tuple[Call, ...] = tuple(BY_NAME[name] for name in (
+    "completed", "context_synchronize", "memset", "memcpy_h2d", "memcpy_d2h", "memcpy_d2d", "memcpy2d_h2d",
+    "memcpy2d_d2h", "memcpy2d_d2d", "launch", "stream_synchronize", "stream_wait_event", "event_record",
+    "event_synchronize",
+))
+assert all(call.effect in (Effect.NONE, Effect.WRITES) and not call.reply for call in HOT)
