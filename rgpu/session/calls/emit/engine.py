@@ -27,8 +27,8 @@ def _decoder(call: Call) -> str:
         f"struct {camel(call.name)} {{\n{struct_fields(call.args)}"
         f"    static constexpr uint16_t id = {call.id};\n"
         "    // False unless the bytes are exactly this; blobs point into them.\n"
-        "    bool read(const uint8_t *data, size_t size) {\n"
-        "        const uint8_t *at = data;\n        const uint8_t *end = data + size;\n"
+        "    bool read(const uint8_t *raw, size_t raw_size) {\n"
+        "        const uint8_t *at = raw;\n        const uint8_t *end = raw + raw_size;\n"
         f"        return {reads} && at == end;\n    }}\n}};\n\n"
     )
 

@@ -192,6 +192,11 @@ void Engine::passed(uint64_t seq) { applied_.store(seq, std::memory_order_releas
 
 void Engine::position(uint64_t applied) {
     reset();
+    {
+        std::lock_guard lock(mutex_);  // what an earlier life answered is nobody's any more
+        while (!retained_.empty()) observed(retained_.begin()->first);
+        foreign_.clear();
+    }
     applied_.store(applied, std::memory_order_release);
 }
 

@@ -68,9 +68,9 @@ struct Completed {
     uint64_t observed{};
     static constexpr uint16_t id = 2;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, observed) && at == end;
     }
 };
@@ -79,9 +79,9 @@ struct ContextSynchronize {
     uint64_t context{};
     static constexpr uint16_t id = 7;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, context) && at == end;
     }
 };
@@ -96,9 +96,9 @@ struct Memset {
     uint64_t stream{};
     static constexpr uint16_t id = 13;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, destination) && detail::get(at, end, pitch) && detail::get(at, end, width) && detail::get(at, end, height) && detail::get(at, end, element) && detail::get(at, end, value) && detail::get(at, end, stream) && at == end;
     }
 };
@@ -108,9 +108,9 @@ struct MemcpyH2d {
     uint64_t stream{};
     static constexpr uint16_t id = 14;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, destination) && detail::get(at, end, stream) && at == end;
     }
 };
@@ -121,9 +121,9 @@ struct MemcpyD2h {
     uint64_t stream{};
     static constexpr uint16_t id = 15;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, source) && detail::get(at, end, size) && detail::get(at, end, stream) && at == end;
     }
 };
@@ -135,9 +135,9 @@ struct MemcpyD2d {
     uint64_t stream{};
     static constexpr uint16_t id = 16;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, destination) && detail::get(at, end, source) && detail::get(at, end, size) && detail::get(at, end, stream) && at == end;
     }
 };
@@ -150,9 +150,9 @@ struct Memcpy2dH2d {
     uint64_t stream{};
     static constexpr uint16_t id = 17;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, destination) && detail::get(at, end, pitch) && detail::get(at, end, width) && detail::get(at, end, height) && detail::get(at, end, stream) && at == end;
     }
 };
@@ -165,9 +165,9 @@ struct Memcpy2dD2h {
     uint64_t stream{};
     static constexpr uint16_t id = 18;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, source) && detail::get(at, end, pitch) && detail::get(at, end, width) && detail::get(at, end, height) && detail::get(at, end, stream) && at == end;
     }
 };
@@ -182,9 +182,9 @@ struct Memcpy2dD2d {
     uint64_t stream{};
     static constexpr uint16_t id = 19;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, destination) && detail::get(at, end, destination_pitch) && detail::get(at, end, source) && detail::get(at, end, source_pitch) && detail::get(at, end, width) && detail::get(at, end, height) && detail::get(at, end, stream) && at == end;
     }
 };
@@ -205,9 +205,9 @@ struct Launch {
     Blob attributes{};
     static constexpr uint16_t id = 23;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, module) && detail::get(at, end, function) && detail::get(at, end, grid_x) && detail::get(at, end, grid_y) && detail::get(at, end, grid_z) && detail::get(at, end, block_x) && detail::get(at, end, block_y) && detail::get(at, end, block_z) && detail::get(at, end, shared) && detail::get(at, end, flags) && detail::get(at, end, stream) && detail::get(at, end, parameters) && detail::get(at, end, attributes) && at == end;
     }
 };
@@ -216,9 +216,9 @@ struct StreamSynchronize {
     uint64_t stream{};
     static constexpr uint16_t id = 26;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, stream) && at == end;
     }
 };
@@ -229,9 +229,9 @@ struct StreamWaitEvent {
     uint32_t flags{};
     static constexpr uint16_t id = 27;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, stream) && detail::get(at, end, event) && detail::get(at, end, flags) && at == end;
     }
 };
@@ -242,9 +242,9 @@ struct EventRecord {
     uint32_t flags{};
     static constexpr uint16_t id = 30;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, event) && detail::get(at, end, stream) && detail::get(at, end, flags) && at == end;
     }
 };
@@ -253,9 +253,9 @@ struct EventSynchronize {
     uint64_t event{};
     static constexpr uint16_t id = 31;
     // False unless the bytes are exactly this; blobs point into them.
-    bool read(const uint8_t *data, size_t size) {
-        const uint8_t *at = data;
-        const uint8_t *end = data + size;
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
         return detail::get(at, end, event) && at == end;
     }
 };

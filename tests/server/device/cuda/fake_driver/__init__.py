@@ -1,0 +1,35 @@
+"""The engine and a driver library for tests, built with the system's compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[4]
+NATIVE = ROOT / "rgpu/server/device/cuda/native"
+SHIM = ROOT / "rgpu/client/shim"
+
+
+def compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+def build(folder: Path, sanitize: str = "") -> dict[str, str]:
+    """Build ``libcuda.so.1`` and the engine into ``folder``; returns the environment that finds them."""
+    flags = [compiler() or "c++", "-std=c++20", "-O2", "-g", "-fPIC", "-shared", "-Wall", "-Wextra"]
+    if sanitize:
+        flags.append(f"-fsanitize={sanitize}")
+    jobs = [[*flags, "-Wl,-soname,libcuda.so.1", str(HERE / "driver.cpp"), "-o", str(folder / "libcuda.so.1")],
+            [*flags, "-fvisibility=hidden", f"-I{NATIVE}", f"-I{NATIVE / 'generated'}", f"-I{SHIM}",
+             *map(str, sorted(NATIVE.glob("*.cpp"))), str(SHIM / "crc32.cpp"), "-o",
+             str(folder / "librgpu_engine.so")]]
+    for job in jobs:
+        done = subprocess.run([*job, "-ldl", "-lpthread"], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(job)}\n{done.stderr}")
+    path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+    return {**os.environ, "LD_LIBRARY_PATH": path, "RGPU_ENGINE_DIR": str(folder), "RGPU_ENGINE_RING": str(32 << 20),
+            "RGPU_ENGINE_ARENA": str(16 << 20), "PYTHONPATH": str(ROOT)}

@@ -1,0 +1,329 @@
+// A driver library for tests without a GPU: the functions that the engine and
+// CudaDevice call. "Device" memory is ordinary memory at the address asked for;
+// each stream is a thread that runs its work in order. A module's image is text,
+// one kernel a line ("add_one 12": name, bytes of parameters) or a variable as
+// in PTX (".global .b8 NAME[SIZE];").
+//
+// Kernels: add_one(u64 address, u32 count) adds 1 to each u32; wait_flag(u64
+// address) runs until the u32 there is not 0; slow(u32 microseconds); wild()
+// is an illegal address.
+// FAKE_DRIVER_DELAY_US: each piece of work takes that long.
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#define API extern "C" __attribute__((visibility("default")))
+using Result = int;
+using Ptr = uint64_t;
+
+namespace {
+
+struct Kernel {
+    std::string name;
+    unsigned size;
+};
+struct Module {
+    std::vector<std::unique_ptr<Kernel>> kernels;
+    std::map<std::string, std::pair<void *, size_t>> globals;
+};
+struct Stream;
+struct Event {
+    uint64_t wanted = 0, reached = 0;
+    std::atomic<double> when{0};
+};
+
+std::mutex lock;
+std::condition_variable changed;
+std::atomic<int> sticky{0}, injected{0};
+std::atomic<long> launches{0};
+
+struct Stream {
+    std::deque<std::function<bool()>> work;  // false: not yet
+    bool blocking;
+    std::thread thread;
+    explicit Stream(bool blocking) : blocking(blocking) {
+        thread = std::thread([this] { run(); });
+        thread.detach();
+    }
+    void run() {
+        static const long delay = getenv("FAKE_DRIVER_DELAY_US") ? atol(getenv("FAKE_DRIVER_DELAY_US")) : 0;
+        std::unique_lock guard(lock);
+        for (;;) {
+            changed.wait(guard, [&] { return !work.empty(); });
+            auto &item = work.front();
+            guard.unlock();
+            if (delay) usleep(static_cast<useconds_t>(delay));
+            const bool done = sticky || item();
+            guard.lock();
+            if (!done) {
+                changed.wait_for(guard, std::chrono::microseconds(50));
+                continue;
+            }
+            work.pop_front();
+            changed.notify_all();
+        }
+    }
+};
+
+Stream *legacy() {
+    static Stream *stream = new Stream(true);
+    return stream;
+}
+Stream *of(void *handle) { return reinterpret_cast<uintptr_t>(handle) <= 2 ? legacy() : static_cast<Stream *>(handle); }
+
+Result give(void *handle, std::function<bool()> work) {
+    if (sticky) return sticky;
+    if (int error = injected.exchange(0)) return error;
+    std::lock_guard guard(lock);
+    of(handle)->work.push_back(std::move(work));
+    changed.notify_all();
+    return 0;
+}
+Result give_once(void *handle, std::function<void()> work) {
+    return give(handle, [work = std::move(work)] { return work(), true; });
+}
+
+double milliseconds() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
+}
+
+struct Copy2D {
+    size_t src_x, src_y;
+    uint32_t src_type;
+    const void *src_host;
+    Ptr src_device;
+    void *src_array;
+    size_t src_pitch, dst_x, dst_y;
+    uint32_t dst_type;
+    void *dst_host;
+    Ptr dst_device;
+    void *dst_array;
+    size_t dst_pitch, width, height;
+};
+
+Result set(Ptr to, size_t pitch, uint32_t value, size_t element, size_t width, size_t height, void *stream) {
+    return give_once(stream, [=] {
+        for (size_t row = 0; row < height; ++row)
+            for (size_t i = 0; i < width; ++i)
+                std::memcpy(reinterpret_cast<char *>(to + row * pitch + i * element), &value, element);
+    });
+}
+
+Result start(const Kernel *kernel, void *stream, void **extra) {
+    std::vector<char> parameters(*static_cast<size_t *>(extra[3]));
+    std::memcpy(parameters.data(), extra[1], parameters.size());
+    parameters.resize(64);
+    Ptr address;
+    uint32_t count;
+    std::memcpy(&address, parameters.data(), 8);
+    ++launches;
+    if (kernel->name == "add_one") {
+        std::memcpy(&count, parameters.data() + 8, 4);
+        return give_once(stream, [=] {
+            for (uint32_t i = 0; i < count; ++i) ++reinterpret_cast<uint32_t *>(address)[i];
+        });
+    }
+    if (kernel->name == "wait_flag")
+        return give(stream, [=] { return *reinterpret_cast<volatile uint32_t *>(address) != 0; });
+    if (kernel->name == "slow")
+        return give_once(stream, [=] { usleep(static_cast<useconds_t>(address & 0xFFFFFFFF)); });
+    if (kernel->name == "wild") return give_once(stream, [] { sticky = 700; });
+    return give_once(stream, [] {});
+}
+
+}  // namespace
+
+API Result fake_inject(int error) { return injected = error, 0; }
+API Result fake_reset() { return injected = 0, sticky = 0; }
+API long fake_launches() { return launches; }
+
+API Result cuInit(unsigned) { return 0; }
+API Result cuDriverGetVersion(int *version) { return *version = 13000, 0; }
+API Result cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal ? 101 : 0; }
+API Result cuDeviceGetCount(int *count) { return *count = 1, 0; }
+API Result cuDeviceGetName(char *name, int size, int) { return std::strncpy(name, "Fake", static_cast<size_t>(size)), 0; }
+API Result cuDeviceGetUuid_v2(char *uuid, int) { return std::memset(uuid, 7, 16), 0; }
+API Result cuDeviceTotalMem_v2(size_t *bytes, int) { return *bytes = size_t{1} << 30, 0; }
+API Result cuDeviceGetAttribute(int *value, int attribute, int) { return *value = attribute == 75 ? 9 : 0, 0; }
+API Result cuDevicePrimaryCtxRetain(void **context, int) { return *context = reinterpret_cast<void *>(0xC0), 0; }
+API Result cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+API Result cuCtxSetCurrent(void *) { return 0; }
+API Result cuCtxSetLimit(int, size_t) { return 0; }
+API Result cuGetErrorName(int, const char **name) { return *name = "CUDA_ERROR_FAKE", 0; }
+
+API Result cuMemAddressReserve(Ptr *at, size_t, size_t, Ptr wanted, unsigned long long) { return *at = wanted, 0; }
+API Result cuMemAddressFree(Ptr, size_t) { return 0; }
+API Result cuMemCreate(unsigned long long *handle, size_t, const void *, unsigned long long) { return *handle = 1, 0; }
+API Result cuMemRelease(unsigned long long) { return 0; }
+API Result cuMemMap(Ptr at, size_t size, size_t, unsigned long long, unsigned long long) {
+    void *got = mmap(reinterpret_cast<void *>(at), size, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    return got == reinterpret_cast<void *>(at) ? 0 : 2;
+}
+API Result cuMemUnmap(Ptr at, size_t size) { return munmap(reinterpret_cast<void *>(at), size) ? 1 : 0; }
+API Result cuMemSetAccess(Ptr, size_t, const void *, size_t) { return 0; }
+API Result cuMemHostAlloc(void **at, size_t size, unsigned) { return *at = aligned_alloc(4096, (size + 4095) / 4096 * 4096), *at ? 0 : 2; }
+API Result cuMemFreeHost(void *at) { return free(at), 0; }
+
+API Result cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return *stream = new Stream(!(flags & 1)), 0; }
+API Result cuStreamDestroy_v2(void *) { return 0; }
+API Result cuStreamSynchronize(void *stream) {
+    std::unique_lock guard(lock);
+    changed.wait(guard, [&] { return of(stream)->work.empty(); });
+    return sticky;
+}
+API Result cuStreamWaitEvent(void *stream, void *handle, unsigned) {
+    auto *event = static_cast<Event *>(handle);
+    std::unique_lock guard(lock);
+    const uint64_t wanted = event->wanted;
+    guard.unlock();
+    return give(stream, [=] {
+        std::lock_guard inner(lock);
+        return event->reached >= wanted;
+    });
+}
+API Result cuEventCreate(void **event, unsigned) { return *event = new Event, 0; }
+API Result cuEventDestroy_v2(void *) { return 0; }
+API Result cuEventRecord(void *handle, void *stream) {
+    auto *event = static_cast<Event *>(handle);
+    uint64_t mine;
+    {
+        std::lock_guard guard(lock);
+        mine = ++event->wanted;
+    }
+    return give_once(stream, [=] {
+        std::lock_guard guard(lock);
+        event->reached = mine;
+        event->when = milliseconds();
+    });
+}
+API Result cuEventQuery(void *handle) {
+    auto *event = static_cast<Event *>(handle);
+    if (sticky) return sticky;
+    std::lock_guard guard(lock);
+    return event->reached < event->wanted ? 600 : 0;
+}
+API Result cuEventSynchronize(void *handle) {
+    auto *event = static_cast<Event *>(handle);
+    std::unique_lock guard(lock);
+    changed.wait(guard, [&] { return event->reached >= event->wanted || sticky; });
+    return sticky;
+}
+API Result cuEventElapsedTime_v2(float *ms, void *from, void *to) {
+    *ms = static_cast<float>(static_cast<Event *>(to)->when - static_cast<Event *>(from)->when);
+    return 0;
+}
+API Result cuEventElapsedTime(float *ms, void *from, void *to) { return cuEventElapsedTime_v2(ms, from, to); }
+
+API Result cuMemcpyHtoDAsync_v2(Ptr to, const void *from, size_t size, void *stream) {
+    return give_once(stream, [=] { std::memcpy(reinterpret_cast<void *>(to), from, size); });
+}
+API Result cuMemcpyDtoHAsync_v2(void *to, Ptr from, size_t size, void *stream) {
+    return give_once(stream, [=] { std::memcpy(to, reinterpret_cast<void *>(from), size); });
+}
+API Result cuMemcpyDtoDAsync_v2(Ptr to, Ptr from, size_t size, void *stream) {
+    return give_once(stream, [=] { std::memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), size); });
+}
+API Result cuMemcpy2DAsync_v2(const Copy2D *given, void *stream) {
+    const Copy2D copy = *given;
+    return give_once(stream, [=] {
+        auto *from = copy.src_type == 1 ? static_cast<const char *>(copy.src_host) : reinterpret_cast<const char *>(copy.src_device);
+        auto *to = copy.dst_type == 1 ? static_cast<char *>(copy.dst_host) : reinterpret_cast<char *>(copy.dst_device);
+        for (size_t row = 0; row < copy.height; ++row)
+            std::memcpy(to + row * copy.dst_pitch, from + row * copy.src_pitch, copy.width);
+    });
+}
+API Result cuMemcpyDtoH_v2(void *to, Ptr from, size_t size) { return std::memcpy(to, reinterpret_cast<void *>(from), size), sticky.load(); }
+API Result cuMemcpyHtoD_v2(Ptr to, const void *from, size_t size) { return std::memcpy(reinterpret_cast<void *>(to), from, size), sticky.load(); }
+API Result cuMemsetD8_v2(Ptr to, unsigned char value, size_t size) { return std::memset(reinterpret_cast<void *>(to), value, size), 0; }
+API Result cuMemsetD8Async(Ptr to, unsigned char v, size_t n, void *s) { return set(to, 0, v, 1, n, 1, s); }
+API Result cuMemsetD16Async(Ptr to, unsigned short v, size_t n, void *s) { return set(to, 0, v, 2, n, 1, s); }
+API Result cuMemsetD32Async(Ptr to, unsigned v, size_t n, void *s) { return set(to, 0, v, 4, n, 1, s); }
+API Result cuMemsetD2D8Async(Ptr to, size_t p, unsigned char v, size_t w, size_t h, void *s) { return set(to, p, v, 1, w, h, s); }
+API Result cuMemsetD2D16Async(Ptr to, size_t p, unsigned short v, size_t w, size_t h, void *s) { return set(to, p, v, 2, w, h, s); }
+API Result cuMemsetD2D32Async(Ptr to, size_t p, unsigned v, size_t w, size_t h, void *s) { return set(to, p, v, 4, w, h, s); }
+
+API Result cuModuleLoadDataEx(void **handle, const void *image, unsigned, void *, void *) {
+    auto module = std::make_unique<Module>();
+    std::istringstream text(static_cast<const char *>(image));
+    for (std::string line; std::getline(text, line);) {
+        std::istringstream words(line);
+        std::string name;
+        words >> name;
+        if (name == "bad") return 218;
+        if (name == ".global") {
+            words >> name >> name;
+            const size_t bracket = name.find('['), size = std::stoul(name.substr(bracket + 1));
+            module->globals[name.substr(0, bracket)] = {calloc(1, size), size};
+        } else if (!name.empty()) {
+            auto kernel = std::make_unique<Kernel>(Kernel{name, 0});
+            words >> kernel->size;
+            module->kernels.push_back(std::move(kernel));
+        }
+    }
+    *handle = module.release();
+    return 0;
+}
+API Result cuModuleUnload(void *) { return 0; }
+API Result cuModuleGetFunctionCount(unsigned *count, void *module) {
+    return *count = static_cast<unsigned>(static_cast<Module *>(module)->kernels.size()), 0;
+}
+API Result cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) {
+    for (unsigned i = 0; i < count; ++i) functions[i] = static_cast<Module *>(module)->kernels[i].get();
+    return 0;
+}
+API Result cuFuncGetName(const char **name, void *function) { return *name = static_cast<Kernel *>(function)->name.c_str(), 0; }
+API Result cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size) {
+    if (index || !static_cast<Kernel *>(function)->size) return 1;
+    return *offset = 0, *size = static_cast<Kernel *>(function)->size, 0;
+}
+API Result cuFuncGetAttribute(int *value, int, void *) { return *value = 0, 0; }
+API Result cuFuncSetAttribute(void *, int, int) { return 0; }
+API Result cuModuleGetGlobal_v2(Ptr *address, size_t *size, void *module, const char *name) {
+    auto &globals = static_cast<Module *>(module)->globals;
+    auto found = globals.find(name);
+    if (found == globals.end()) return 500;
+    return *address = reinterpret_cast<Ptr>(found->second.first), *size = found->second.second, 0;
+}
+API Result cuLaunchKernel(void *f, unsigned gx, unsigned, unsigned, unsigned bx, unsigned, unsigned, unsigned, void *stream, void **, void **extra) {
+    return gx && bx ? start(static_cast<Kernel *>(f), stream, extra) : 1;
+}
+struct Config {
+    uint32_t dims[7];
+    void *stream;
+    const uint8_t *attributes;
+    uint32_t count;
+};
+API Result cuLaunchKernelEx(const Config *config, void *f, void **, void **extra) {
+    for (uint32_t i = 0; i < config->count; ++i)
+        if (config->attributes[72 * i] != 2 && config->attributes[72 * i] != 4) return 801;
+    return start(static_cast<Kernel *>(f), config->stream, extra);
+}
+
+API Result cuGetProcAddress_v2(const char *name, void **function, int, uint64_t, int *status) {
+    void *self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    *function = dlsym(self, (std::string(name) + "_v2").c_str());
+    if (!*function) *function = dlsym(self, name);
+    if (status) *status = *function ? 0 : 1;
+    return *function ? 0 : 500;
+}
+API Result cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(name, function, version, flags, nullptr);
+}
