@@ -405,7 +405,9 @@ class CudaDevice:
         self._reference_time += shift
 
     def close(self) -> None:
+        self.drain(1.0)  # copies under way read and write memory that is given back below
         self._host_functions.stop()
+        self.completion.stop()
         self.completion.stop()
         self._use()
         self.engine.close()

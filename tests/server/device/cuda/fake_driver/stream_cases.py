@@ -28,7 +28,7 @@ from tests.server.device.cuda.fake_driver.support import (
 )
 from tests.server.device.cuda.fake_driver.support import Agent as AgentEnd
 
-COMMON = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+COMMON: dict[str, Any] = dict(deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def started(device: Any, journal: Journal) -> tuple[SessionRuntime, Any]:
@@ -48,7 +48,7 @@ def cut(data: bytes, rng: random.Random, longest: int) -> list[bytes]:
     return pieces
 
 
-@settings(max_examples=30, **COMMON)
+@settings(max_examples=15, **COMMON)
 @given(seed=st.integers(0, 1 << 32), longest=st.sampled_from([1, 7, 41, 300, 5000, 1 << 20]))
 def test_any_cut_gives_the_same(device: Any, seed: int, longest: int) -> None:
     rng, journal = random.Random(seed), Journal()
@@ -81,7 +81,7 @@ def test_any_cut_gives_the_same(device: Any, seed: int, longest: int) -> None:
     assert answers[wait + 4][1] == bytes([4, 3, 2, 1] * 6) and answers[wait + 5][1] == bytes(range(8))
 
 
-@settings(max_examples=80, **COMMON)
+@settings(max_examples=40, **COMMON)
 @given(seed=st.integers(0, 1 << 32))
 def test_damage_is_refused_as_the_reader_refuses_it(device: Any, seed: int) -> None:
     """One bit turned: what is applied before it is the same, and so is the reason (a gap shows in the gate)."""
