@@ -334,6 +334,7 @@ CUresult Engine::mark(uint64_t stream, uint64_t seq, bool all) {
 // -- tables -----------------------------------------------------------------------
 
 void Engine::add_stream(uint64_t number, CUstream handle) {
+    remove_stream(number);  // one of that number may still be at work
     std::lock_guard lock(mutex_);
     auto stream = std::make_unique<Stream>();
     stream->number = number;

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.server.runtime import SessionRuntime
 from rgpu.session.errors import Corrupt, LinkError, TimedOut
 from rgpu.session.record import RecordReader
@@ -50,13 +51,8 @@ def cut(data: bytes, rng: random.Random, longest: int) -> list[bytes]:
 
 @settings(max_examples=15, **COMMON)
 @given(seed=st.integers(0, 1 << 32), longest=st.sampled_from([1, 7, 41, 300, 5000, 1 << 20]))
-def test_any_cut_gives_the_same(device: Any, seed: int, longest: int) -> None:
+def test_any_cut_gives_the_same(seed: int, longest: int) -> None:
     rng, journal = random.Random(seed), Journal()
-    runtime = SessionRuntime("s", 1, device)
-    runtime.attach(lambda *answer: None, 0)
-    device.engine.position(0, [])
-    for address in list(device.memory.maps):
-        device.unmap(address, device.memory.maps[address][0])
     data = rng.randbytes(rng.choice([0, 1, 8, 4095, 70000]))
     stream = (journal.opened() + journal.write(bytes(16)) + journal.add_one() + journal.write(data, BASE + 4096)
               + journal("memset", destination=BASE + 64, pitch=8, width=2, height=3, element=4, value=0x01020304,
@@ -71,6 +67,9 @@ def test_any_cut_gives_the_same(device: Any, seed: int, longest: int) -> None:
     stream += journal.read(16, stream=19) + journal.read(len(data), BASE + 4096)
     stream += journal("memcpy2d_d2h", source=BASE + 256, pitch=64, width=8, height=3, stream=18)
     stream += journal.read(24, BASE + 64) + journal.read(8, BASE + 512)
+    device = CudaDevice(0)
+    runtime = SessionRuntime("s", 1, device)
+    runtime.attach(lambda *answer: None, 0)
     feed = runtime.open_stream()
     for piece in cut(stream, rng, longest if len(stream) < 20000 else max(longest, 300)):
         feed(piece)
@@ -78,17 +77,16 @@ def test_any_cut_gives_the_same(device: Any, seed: int, longest: int) -> None:
     assert runtime.applied == wait + 5 and device.error == 0 and runtime.executor.bugs == 0
     assert answers[wait] == (0, b"") and answers[wait + 1] == (0, struct.pack("<4I", 2, 2, 2, 2))
     assert answers[wait + 2] == (0, data) and answers[wait + 3] == (0, bytes(range(24)))
-    assert answers[wait + 4][1] == bytes([4, 3, 2, 1] * 6) and answers[wait + 5][1] == bytes(range(8))
+    rows = answers[wait + 4][1]
+    assert rows == bytes([4, 3, 2, 1] * 6) and answers[wait + 5][1] == bytes(range(8))
+    device.close()
 
 
 @settings(max_examples=40, **COMMON)
 @given(seed=st.integers(0, 1 << 32))
-def test_damage_is_refused_as_the_reader_refuses_it(device: Any, seed: int) -> None:
+def test_damage_is_refused_as_the_reader_refuses_it(seed: int) -> None:
     """One bit turned: what is applied before it is the same, and so is the reason (a gap shows in the gate)."""
     rng, journal = random.Random(seed), Journal()
-    device.engine.position(0, [])
-    for address in list(device.memory.maps):
-        device.unmap(address, device.memory.maps[address][0])
     opened = journal.opened()
     stream = bytearray(journal.add_one() + journal.write(rng.randbytes(90)) + journal("event_record", event=20,
                                                                                   stream=18, flags=0))
@@ -99,6 +97,7 @@ def test_damage_is_refused_as_the_reader_refuses_it(device: Any, seed: int) -> N
         read = [record.seq for record in reader.feed(bytes(stream))]
     except Corrupt as error:
         reason = error.detail["reason"]
+    device = CudaDevice(0)
     runtime = SessionRuntime("s", 1, device)
     feed = runtime.open_stream()
     feed(opened)
@@ -110,6 +109,7 @@ def test_damage_is_refused_as_the_reader_refuses_it(device: Any, seed: int) -> N
         assert error.detail["reason"] in (reason, "gap", "checksum", "payload checksum"), (error, reason)
         assert reason, "the reader takes it"
     assert device.drain(5)
+    device.close()
 
 
 def test_a_gap_a_repetition_and_an_impossible_observation(device: Any, journal: Journal) -> None:
