@@ -408,7 +408,6 @@ class CudaDevice:
         self.drain(1.0)  # copies under way read and write memory that is given back below
         self._host_functions.stop()
         self.completion.stop()
-        self.completion.stop()
         self._use()
         self.engine.close()
         self.memory.close()
