@@ -18,6 +18,9 @@ import msgspec
 import structlog
 
 from rgpu.link.frames import SealedConnection
+from rgpu.link.module_refs import CALLS_REF, HAVE
+from rgpu.server.module_cache import ModuleCache
+from rgpu.server.module_stream import ModuleStream
 from rgpu.server.runtime import SessionRuntime
 from rgpu.session.errors import Corrupt, Fenced, RgpuError
 from rgpu.session.record import RecordReader
@@ -41,10 +44,12 @@ Report = Callable[[str, dict[str, Any]], None]
 class AgentLink:
     """See the module docstring. ``report`` is called from the link's threads."""
 
-    def __init__(self, connection: SealedConnection, runtime: SessionRuntime, report: Report) -> None:
+    def __init__(self, connection: SealedConnection, runtime: SessionRuntime, report: Report,
+                 modules: ModuleCache | None = None) -> None:
         self.connection = connection
         self.runtime = runtime
         self.report = report
+        self._stream = ModuleStream(modules, lambda kind, body: self._queue.put(("raw", (kind, body))))
         self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._progress_queued = threading.Event()
         self._closed = threading.Event()
@@ -65,18 +70,18 @@ class AgentLink:
             feeding = True
             self._attach()
             self._sender.start()
-            reader, expected = RecordReader(), 0
+            reader, stream = RecordReader(), self._stream
             while True:
                 kind, body = self.connection.recv()
-                if kind == CALLS:
-                    (offset,) = struct.unpack_from("<Q", body, 0)
-                    if offset != expected:
-                        raise Corrupt(f"the record stream jumps from {expected} to {offset}", offset=expected,
-                                      reason="gap")
-                    expected += len(body) - 8
-                    self.runtime.feed(reader.feed(body[8:]))
+                if kind in (CALLS, CALLS_REF):
+                    data = stream.take(kind, body)
+                    if data is not None:
+                        self.runtime.feed(reader.feed(data))
                 elif kind == PING:
-                    self._queue.put(("raw", (PONG, bytes(body))))
+                    if not stream.waiting:  # else what it asks about was dropped; the agent asks again
+                        self._queue.put(("raw", (PONG, bytes(body))))
+                elif kind == HAVE:
+                    stream.have(body)
                 elif kind == STATS:
                     self.report("stats", _map(body))
                 elif kind == BYE:

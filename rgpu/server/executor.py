@@ -53,6 +53,7 @@ class Executor:
         self.broken = 0
         self.broken_detail = ""
         self.bugs = 0  #: argument errors that the shim let through
+        self.loaded: Callable[[Any], None] = lambda image: None  #: told every image that was loaded
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
 
     @property
@@ -216,6 +217,7 @@ class Executor:
             reply = decoders.encode_reply("module_load", table=b"", log=error.message.encode())
             self._answer(record.seq, error.result, reply, None)
             return
+        self.loaded(record.payload)
         self._reply(record, "module_load", table=module_table.encode(table), log=text.encode())
 
     def module_unload(self, record: Record, args: Any) -> None:
