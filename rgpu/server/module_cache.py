@@ -66,7 +66,7 @@ class ModuleCache:
     counters: Counters = field(default_factory=Counters)
 
     def __post_init__(self) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._pending = 0  #: bytes in the queue or being written
         self._changed = threading.Condition()
         self._writer: threading.Thread | None = None
@@ -115,10 +115,10 @@ class ModuleCache:
         return None
 
     # -- writing ------------------------------------------------------------------------
-    def keep(self, data: Any) -> None:
+    def keep(self, data: bytes) -> None:
         """Have it written by and by, if it is large enough to be worth it.
 
-        ``data`` (bytes-like) must not change; what does not fit in the queue is let go.
+        What does not fit in the queue is let go.
         """
         if not SMALLEST <= len(data) <= self.limit:
             return

@@ -133,7 +133,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_written_by_and_by(cache: ModuleCache) -> None:
-    cache.keep(memoryview(image(1)))
+    cache.keep(image(1))
     cache.keep(image(2, 100))  # too small to be worth it
     assert cache.flush(10)
     assert names(cache) == {digest(image(1)).hex()}
