@@ -90,7 +90,9 @@ def cache(tmp_path: Path) -> ModuleCache:
 
 def replace(pool: FakePool, worker: ModuleWorker) -> ModuleWorker:
     """The session's owner is another one from now on."""
-    pool.sessions["heat"], old = worker, pool.sessions["heat"]
+    old = pool.sessions["heat"]
+    eventually(lambda: old.attached)  # killed in between, it would be waited for
+    pool.sessions["heat"] = worker
     old.kill()
     eventually(lambda: worker.attached)
     return worker
