@@ -30,6 +30,16 @@ def pool_option(command: Callable[..., Any]) -> Callable[..., Any]:
         command)
 
 
+#: The default of ``--module-cache-size``.
+MODULE_CACHE_SIZE = "4GiB"
+
+
+def module_cache_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--module-cache-size", metavar="SIZE", default=MODULE_CACHE_SIZE, show_default=True,
+                        help="Disk that a node may use to keep the kernels' images it was sent, so that no client "
+                             "sends one twice; 0 keeps none.")(command)
+
+
 def verb(command: Callable[..., Any]) -> Callable[..., Any]:
     """Turn an :class:`RgpuError` into one line on stderr (or JSON) and its class's exit code."""
 

@@ -16,6 +16,7 @@ from rgpu.session.errors import NotFound
               help="cpu, cpu:1, cuda:0, …; several times for several devices.")
 @click.option("--device-memory", metavar="SIZE", default="8GiB", show_default=True,
               help="Device memory that a cpu device offers.")
+@common.module_cache_option
 @click.option("--listen", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--control-port", default=0, help="Port for control; 0: any free one.")
 @click.option("--data-port", default=0, help="Port for calls and pages; 0: any free one.")
@@ -26,8 +27,9 @@ from rgpu.session.errors import NotFound
               help="Whether this node may be elected coordinator.")
 @common.pool_option
 @common.verb
-def command(host: str, devices: tuple[str, ...], device_memory: str, listen: str, control_port: int, data_port: int,
-            advertise_data: str, lease: float, coordinator: str, pool: str | None) -> None:
+def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, listen: str,
+            control_port: int, data_port: int, advertise_data: str, lease: float, coordinator: str,
+            pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
@@ -41,4 +43,5 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, listen: str
         raise NotFound(f"there is no pool in {files.root}; `rgpu up` or `rgpu keys init` makes one")
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
                 control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator == "auto",
-                log_level=settings.log_level, advertise_data=advertise_data))
+                log_level=settings.log_level, advertise_data=advertise_data,
+                module_cache_size=parse_size(module_cache_size)))

@@ -13,6 +13,7 @@ import click
 
 from rgpu.cli import common
 from rgpu.cli.pool import daemon_state, pool_files, wait_ready
+from rgpu.cli.settings import parse_size
 from rgpu.session.errors import AlreadyExists, PoolUnavailable
 
 
@@ -22,15 +23,17 @@ from rgpu.session.errors import AlreadyExists, PoolUnavailable
               help="Device of each node: cpu (default), cuda:0 …; given N times, node i gets the i-th.")
 @click.option("--device-memory", metavar="SIZE", default="8GiB", show_default=True,
               help="Device memory that a cpu device offers.")
+@common.module_cache_option
 @click.option("--lease", "lease", default=5.0, show_default=True, help="Seconds after which a silent node is dead.")
 @click.option("--detach", is_flag=True, help="Leave the pool running and return.")
 @common.pool_option
 @common.output_option
 @common.verb
-def command(nodes: int, devices: tuple[str, ...], device_memory: str, lease: float, detach: bool, pool: str | None,
-            output: str) -> None:
+def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cache_size: str, lease: float,
+            detach: bool, pool: str | None, output: str) -> None:
     """Start a local pool; without --detach it runs until Ctrl-C."""
     files = pool_files(common.settings(pool=pool))
+    module_cache_size = str(parse_size(module_cache_size))
     hosts = [_host(i) for i in range(nodes)]
     running = [h for h in hosts if daemon_state(files, h)["running"]]
     if running:
@@ -41,7 +44,7 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, lease: flo
     processes = {}
     for index, host in enumerate(hosts):
         device = devices[index % len(devices)] if devices else "cpu"
-        processes[host] = start_daemon(files.root, host, device, device_memory, lease)
+        processes[host] = start_daemon(files.root, host, device, device_memory, lease, module_cache_size)
     try:
         states = [wait_ready(files, host, process) for host, process in processes.items()]
     except BaseException:
@@ -52,14 +55,16 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, lease: flo
         _stay(processes)
 
 
-def start_daemon(root: Path, host: str, device: str, device_memory: str, lease: float) -> subprocess.Popen[bytes]:
+def start_daemon(root: Path, host: str, device: str, device_memory: str, lease: float,
+                 module_cache_size: str = common.MODULE_CACHE_SIZE) -> subprocess.Popen[bytes]:
     """One node daemon in a session of its own; its log is in the node's directory."""
     folder = root / "nodes" / host
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(folder / "server.log", "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", str(root), "--host", host, "--device", device,
-             "--device-memory", device_memory, "--lease", str(lease)],
+             "--device-memory", device_memory, "--lease", str(lease),
+             "--module-cache-size", module_cache_size],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 

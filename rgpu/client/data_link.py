@@ -17,6 +17,7 @@ import msgspec
 
 from rgpu.client.sending import FrameSender
 from rgpu.link.frames import SealedConnection, client_preamble, connect
+from rgpu.link.module_refs import CALLS_REF, HAVE, REFERENCE
 from rgpu.link.sealing import frame_size
 from rgpu.session.errors import Corrupt, LinkError
 
@@ -116,6 +117,24 @@ class DataLink:
         offset = self._stream
         self._stream += sum(len(buffer) for buffer in buffers)
         self.send(CALLS, struct.pack("<Q", offset), *buffers)
+
+    @property
+    def stream_offset(self) -> int:
+        """Bytes of the stream of records that were sent or named."""
+        return self._stream
+
+    def send_reference(self, length: int, digest: bytes) -> None:
+        """The next ``length`` bytes of the stream of records, by their hash."""
+        offset = self._stream
+        self._stream += length
+        self.send(CALLS_REF, REFERENCE.pack(offset, length, digest))
+
+    def send_have(self, digests: list[bytes]) -> None:
+        self.send(HAVE, *digests)
+
+    def rewind(self, offset: int) -> None:
+        """The stream goes on from an earlier place."""
+        self._stream = offset
 
     def flush(self) -> None:
         """Go on with what the socket did not take at once."""

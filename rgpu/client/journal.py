@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rgpu.client.local import NewSegment
+from rgpu.client.module_ship import Contents
 from rgpu.client.segments import InlineRun, Run, Walker
 from rgpu.client.spill import FiledRun, SpillFile
 from rgpu.session.errors import Corrupt
@@ -60,6 +61,7 @@ class Journal:
         self.walker = Walker()
         self._runs: deque[Run | FiledRun] = deque()
         self._base = 0  #: number of self._runs[0]
+        self.contents = Contents()  #: the modules' images among them
         self.first_seq = 1  #: oldest call kept
         self.protected = policy.recover  #: False for good once `unprotected` dropped something
         self.memory_bytes = 0
@@ -96,6 +98,7 @@ class Journal:
             for run in runs:
                 for segment in run.segments:
                     segment.uses += 1
+                self.contents.note(self._base + len(self._runs), run)
                 self._runs.append(run)
                 self._add(run.size)
                 self._open_size = run.size
@@ -138,9 +141,19 @@ class Journal:
             return Cursor(self._base + end, self._runs[end].size) if self._runs else Cursor(self._base, 0)
         return Cursor(self._base + low, _offset_of(self._runs[low], seq))
 
-    def take(self, cursor: Cursor, limit: int) -> list[Any]:
+    @property
+    def first_number(self) -> int:
+        """Number of the oldest run that is kept."""
+        return self._base
+
+    def run(self, number: int) -> Run | FiledRun:
+        """A run that is kept."""
+        return self._runs[number - self._base]
+
+    def take(self, cursor: Cursor, limit: int, until: tuple[int, int] | None = None) -> list[Any]:
         """Up to ``limit`` bytes of wire records from the cursor on, which moves behind them.
 
+        Not beyond ``until`` (run number, offset), which stands behind the cursor.
         The buffers are views of shared memory: use them before the next call
         that drops something.
         """
@@ -157,6 +170,10 @@ class Journal:
                 cursor.number, cursor.offset = cursor.number + 1, 0
                 continue
             count = min(left, limit)
+            if until is not None and cursor.number == until[0]:
+                count = min(count, until[1] - cursor.offset)
+                if not count:
+                    break
             found.extend(run.read(cursor.offset, count))
             cursor.offset += count
             limit -= count
@@ -198,6 +215,7 @@ class Journal:
             self._base += 1
             self.first_seq = run.last + 1
             self._let_go(run)
+        self.contents.forget(self._base)
         if shipping is not None and shipping.number < self._base:
             shipping.number, shipping.offset = self._base, 0
 

@@ -18,6 +18,7 @@ import struct
 from typing import Any
 
 from rgpu.client.local import NewSegment
+from rgpu.client.module_ship import is_content
 from rgpu.session.errors import Corrupt
 from rgpu.session.record import AWAITED, EXTERNAL, HEADER, HEADER_SIZE, MAGIC, MAX_ARGS, MAX_PAYLOAD
 
@@ -233,6 +234,9 @@ class Walker:
                     if external is None:
                         return False
                     runs.append(external)
+                    run = None
+                elif is_content(call, payload):  # alone in its run, where it is found again
+                    runs.append(InlineRun(seq, segment, at, end))
                     run = None
                 elif run is not None and run.end - run.start < RUN_BYTES:
                     run.end, run.last = end, seq

@@ -29,8 +29,10 @@ from rgpu.client.data_link import DataLink
 from rgpu.client.delivery import Deliveries
 from rgpu.client.desk import Desk, Grant
 from rgpu.client.journal import Cursor, Journal
+from rgpu.client.module_ship import ModuleShip
 from rgpu.client.returns import Returns
 from rgpu.client.upkeep import Upkeep
+from rgpu.link.module_refs import NEED, PRESENT
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
 
 log = structlog.get_logger(__name__)
@@ -94,6 +96,7 @@ class Shipper:
         self._asking = False
         self._next_ask = self._next_upkeep = self._next_look = 0.0
         self._active = 0.0  #: when calls or answers last came
+        self.modules = ModuleShip(journal)
         self.upkeep = Upkeep(self)
         self._masks: dict[int, int] = {}
         self._poll = select.epoll()
@@ -261,9 +264,9 @@ class Shipper:
         sent = False
         try:
             while link.ready and not self.journal.at_end(cursor):
-                buffers = self.journal.take(cursor, CHUNK)
-                size = sum(len(buffer) for buffer in buffers)
-                link.send_calls(buffers)
+                size = self.modules.ship(link, cursor, CHUNK)
+                if not size:
+                    break  # the worker is about to say whether it has the next image
                 self._pinged_bytes += size
                 sent = True
                 if self._pinged_bytes > PING_BYTES:
@@ -314,6 +317,11 @@ class Shipper:
             self.returns.watermark(body)
         elif kind == dl.PONG:
             self._applied(int.from_bytes(body[:8], "little"))
+        elif kind == PRESENT:
+            self.modules.present(body)
+        elif kind == NEED and self.cursor is not None:
+            self.modules.need(link, self.cursor, body)
+            self._pinged = (0, 0.0)  # the worker dropped what came behind, PING included
         elif kind == dl.NOTICE:
             self._notice(link, dl.decode_map(body))
         else:
@@ -412,6 +420,11 @@ class Shipper:
         self._pinged, self._pinged_bytes, self.acknowledged = (0, 0.0), 0, wanted - 1
         self.journal.applied(wanted - 1, self.cursor)
         self.release()
+        try:
+            self.modules.attached(self.link, self.cursor)
+        except LinkError as error:
+            self.down(self.link, error)
+            return
         self._link_ready(self.link)  # what came together with ATTACHED
 
     # -- now and then -----------------------------------------------------------------------

@@ -119,7 +119,8 @@ class Upkeep:
         shipper, journal = self._shipper, self._shipper.journal
         return {"calls": journal.last_seq, "awaited_calls": shipper.awaited, "bytes": journal.total_bytes,
                 "pid": shipper.identity.pid, "command": shipper.identity.command, "journal_bytes": journal.kept_bytes,
-                "blocked_reason": self._state[1], "divergences": len(shipper.deliveries.divergences)}
+                "blocked_reason": self._state[1], "divergences": len(shipper.deliveries.divergences),
+                **shipper.modules.statistics()}
 
     def _send_statistics(self) -> None:
         statistics = self.statistics()

@@ -22,8 +22,11 @@ import msgspec
 import structlog
 
 from rgpu.link.frames import SealedConnection
+from rgpu.link.module_refs import CALLS_REF, HAVE
 from rgpu.link.sealing import BULK
 from rgpu.server.fast_path import FastPath, Piece, Took
+from rgpu.server.module_cache import ModuleCache
+from rgpu.server.module_stream import ModuleStream
 from rgpu.server.runtime import SessionRuntime
 from rgpu.session.errors import Corrupt, Fenced, RgpuError
 
@@ -48,10 +51,12 @@ Report = Callable[[str, dict[str, Any]], None]
 class AgentLink:
     """See the module docstring. ``report`` is called from the link's threads."""
 
-    def __init__(self, connection: SealedConnection, runtime: SessionRuntime, report: Report) -> None:
+    def __init__(self, connection: SealedConnection, runtime: SessionRuntime, report: Report,
+                 modules: ModuleCache | None = None) -> None:
         self.connection = connection
         self.runtime = runtime
         self.report = report
+        self._stream = ModuleStream(modules, lambda kind, body: self._put("raw", (kind, body)))
         self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._progress_queued = threading.Event()
         self._closed = threading.Event()
@@ -75,26 +80,27 @@ class AgentLink:
             feeding = True
             self._attach()
             self._sender.start()
-            feed, expected = self.runtime.open_stream(), 0
+            feed, stream = self.runtime.open_stream(), self._stream
             fast = self.runtime.fast
             room = None if fast is None else fast.room
             while True:
                 kind, body = self.connection.recv(room=room)
-                if kind == CALLS:
-                    (offset,) = struct.unpack_from("<Q", body, 0)
-                    if offset != expected:
-                        raise Corrupt(f"the record stream jumps from {expected} to {offset}", offset=expected,
-                                      reason="gap")
-                    expected += len(body) - 8
+                if kind in (CALLS, CALLS_REF):
+                    awaiting = 0
                     try:
-                        awaiting = feed(body[8:])
+                        data = stream.take(kind, body)
+                        if data is not None:
+                            awaiting = feed(data)
                     finally:
                         if fast is not None and len(body) >= BULK - 1:
                             fast.give(body)
                     if awaiting and fast is not None and not self.connection.opener.pending:
                         self._answer_here(fast)
                 elif kind == PING:
-                    self._put("raw", (PONG, bytes(body)))
+                    if not stream.waiting:  # else what it asks about was dropped; the agent asks again
+                        self._put("raw", (PONG, bytes(body)))
+                elif kind == HAVE:
+                    stream.have(body)
                 elif kind == STATS:
                     self.report("stats", _map(body))
                 elif kind == BYE:

@@ -23,6 +23,7 @@ from rgpu.link.logging import configure_logging
 from rgpu.server import workers
 from rgpu.server.data_port import DataPort
 from rgpu.server.leadership import Leadership
+from rgpu.server.module_cache import DEFAULT_SIZE
 from rgpu.server.node import DeviceSlot, Node
 from rgpu.server.node_verbs import NodeVerbs
 from rgpu.server.pool_verbs import PoolVerbs
@@ -46,6 +47,7 @@ class Options:
     lease: float
     coordinator: bool
     log_level: str
+    module_cache_size: int = DEFAULT_SIZE  #: bytes of images kept on disk; 0: none
     advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
 
 
@@ -82,6 +84,7 @@ class Daemon:
         self.node = Node(host=self.host, directory=self.directory, store=self.files.root / "images",
                          pool_secret=self.files.secret(), slots={slot.spec: slot for slot in slots},
                          on_event=self.worker_event, log_level=options.log_level, deadline=self.deadline_fd,
+                         module_cache_size=options.module_cache_size,
                          in_time=self.in_time, watch_move=self.watch_move)
         self.control = ControlServer(self.keys, self.files.authorized,
                                      f"tcp://{options.listen}:{options.control_port or '*'}")

@@ -53,6 +53,7 @@ class Executor:
         self.broken = 0
         self.broken_detail = ""
         self.bugs = 0  #: argument errors that the shim let through
+        self.loaded: Callable[[bytes], None] = lambda image: None  #: told every image that was loaded
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
 
     @property
@@ -208,14 +209,16 @@ class Executor:
 
     # -- modules --------------------------------------------------------------
     def module_load(self, record: Record, args: Any) -> None:
+        image = bytes(record.payload)  # the buffer that it came in may be used again
         try:
-            table, text = self.device.load(args.module, bytes(record.payload), bytes(args.options), bool(args.library))
+            table, text = self.device.load(args.module, image, bytes(args.options), bool(args.library))
         except DeviceError as error:
             log.warning("an image does not load", seq=record.seq, bytes=len(record.payload), result=error.result,
                         reason=error.message[:400])
             reply = decoders.encode_reply("module_load", table=b"", log=error.message.encode())
             self._answer(record.seq, error.result, reply, None)
             return
+        self.loaded(image)
         self._reply(record, "module_load", table=module_table.encode(table), log=text.encode())
 
     def module_unload(self, record: Record, args: Any) -> None:

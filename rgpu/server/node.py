@@ -61,6 +61,7 @@ class Node:
     slots: dict[str, DeviceSlot]
     on_event: Callable[[str, str, dict[str, Any]], Awaitable[None]]
     log_level: str = "info"
+    module_cache_size: int = 0  #: bytes
     deadline: Callable[[], int] = lambda: -1  #: descriptor of the deadline page (OWNERSHIP 4)
     in_time: Callable[[], bool] = lambda: True
     data_address: tuple[str, int] = ("127.0.0.1", 0)
@@ -126,7 +127,8 @@ class Node:
         await self._drop(session)
         spec = self.choose(device, quota)
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="empty",
-                                     on_event=self.on_event, log_level=self.log_level)
+                                     on_event=self.on_event, log_level=self.log_level,
+                                     module_cache_size=self.module_cache_size)
         self.running[session], self.epochs[session] = handle, epoch
         try:
             await handle.give_deadline(self.deadline())
@@ -154,7 +156,8 @@ class Node:
         await self._discard(session)
         spec = self.choose(device, quota)
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="incoming",
-                                     on_event=self.on_event, log_level=self.log_level)
+                                     on_event=self.on_event, log_level=self.log_level,
+                                     module_cache_size=self.module_cache_size)
         self.incoming[session] = Incoming(move, handle, epoch)
         self.watch_move(session, move)  # who began the move may be gone before it ends
         await handle.give_deadline(self.deadline())

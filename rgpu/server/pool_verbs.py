@@ -296,7 +296,8 @@ def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
             "memory_bytes": view.get("memory_bytes"), "calls": stats.get("calls", view.get("position")),
             "awaited_calls": stats.get("awaited_calls"), "pid": record.program.pid,
             "worker_pid": view.get("worker_pid"), "command": record.program.command, "attached": view.get("attached"),
-            "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
+            "module_bytes": stats.get("module_bytes"), "module_bytes_saved": stats.get("module_bytes_saved"),
+            "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
 
 

@@ -32,6 +32,7 @@ from rgpu.migrate.lease_keeper import DeadlinePage
 from rgpu.migrate.leases import NODE_SLOT
 from rgpu.server.agent_link import AgentLink
 from rgpu.server.channel import Channel, listen
+from rgpu.server.module_cache import ModuleCache
 from rgpu.server.runtime import SessionRuntime
 from rgpu.server.worker_tasks import Sending, Tasks
 from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
@@ -45,6 +46,8 @@ ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 ORPHAN_SECONDS = 60.0
 #: And how long once the program has ended: a restarting daemon may still want to hear of it.
 ENDED_SECONDS = 2.0
+#: How long a worker stays for images that are still being written to the node's cache.
+WRITE_SECONDS = 2.0
 
 
 def without_randomisation() -> bool:
@@ -77,8 +80,11 @@ def make_device(spec: str, memory: int, host: str = "") -> Device:
 class Worker:
     """The worker's control side; one thread for each long task."""
 
-    def __init__(self, session: str, epoch: int, device: Device, state: str, spec: str = "", quota: int = 0) -> None:
+    def __init__(self, session: str, epoch: int, device: Device, state: str, spec: str = "", quota: int = 0,
+                 modules: ModuleCache | None = None) -> None:
         self.runtime = SessionRuntime(session, epoch, device)
+        self.modules = modules or ModuleCache(Path(os.devnull), 0)
+        self.runtime.executor.loaded = self.modules.keep
         self.spec, self.quota = spec, quota
         self.state = state  #: empty | incoming | running | paused | over
         self.channel: Channel | None = None
@@ -180,10 +186,11 @@ class Worker:
             if self.state not in ("running", "paused"):
                 connection.close()
                 raise Fenced(f"the session is {self.state} here")
-            old, self.link = self.link, AgentLink(connection, self.runtime, self._link_report)
+            link = AgentLink(connection, self.runtime, self._link_report, self.modules)
+            old, self.link = self.link, link
             if old is not None:
                 old.close()
-            self.link.start()
+            link.start()
 
     def _link_report(self, event: str, values: dict[str, Any]) -> None:
         if event == "stats":
@@ -210,7 +217,8 @@ class Worker:
                 "calls": runtime.applied, "memory_bytes": runtime.memory_bytes(), "attached": self.link is not None,
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
-                "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins()}
+                "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
+                "modules": self.modules.statistics()}
 
     # -- ownership ------------------------------------------------------------------
     def do_activate(self, epoch: int) -> None:
@@ -250,7 +258,11 @@ class Worker:
         self.runtime.stop()
         # After the answer to this request has left. Device threads may still wait for work that
         # nobody will give them, so the process ends without asking them.
-        threading.Timer(0.02, end_process).start()
+        threading.Timer(0.02, self._end).start()
+
+    def _end(self) -> None:
+        self.modules.flush(WRITE_SECONDS)
+        end_process()
 
     def do_notice(self, kind: str, values: dict[str, Any]) -> None:
         """Pass a notice (cut …) on to the agent, if one is attached."""
@@ -285,6 +297,8 @@ def main() -> None:
     parser.add_argument("--host", default="")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--state", default="empty")
+    parser.add_argument("--module-cache", type=Path, default=Path(os.devnull))
+    parser.add_argument("--module-cache-size", type=int, default=0)
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args()
     fixed = without_randomisation()
@@ -295,7 +309,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(options.socket)
     device = make_device(options.device, options.quota, options.host)
-    worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota)
+    worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota,
+                    ModuleCache(options.module_cache, options.module_cache_size))
     log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch)
     worker.serve(listener)
     end_process()

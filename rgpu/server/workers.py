@@ -154,7 +154,7 @@ class WorkerHandle:
 
 
 async def start(directory: Path, session: str, *, epoch: int, device: str, quota: int, state: str,
-                on_event: OnEvent, log_level: str = "info") -> WorkerHandle:
+                on_event: OnEvent, log_level: str = "info", module_cache_size: int = 0) -> WorkerHandle:
     """Start a worker process and connect to it. Raises :class:`TimedOut` with the end of its log."""
     folder = worker_folder(directory, session)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,7 +163,8 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
         process = subprocess.Popen(
             [sys.executable, "-m", "rgpu.server.worker", "--session", session, "--epoch", str(epoch),
              "--host", directory.name, "--device", device, "--quota", str(quota), "--socket", str(socket_path),
-             "--state", state, "--log-level", log_level],
+             "--state", state, "--log-level", log_level, "--module-cache", str(directory / "modules"),
+             "--module-cache-size", str(module_cache_size)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True)
     threading.Thread(target=process.wait, name="reap", daemon=True).start()  # no zombie is left
     try:

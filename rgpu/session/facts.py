@@ -13,6 +13,8 @@ from rgpu.session.errors import Corrupt, VersionMismatch
 VERSION = 1
 MAX_DEVICES = 64
 MAX_ATTRIBUTES = 4096
+#: Among a device's attributes, beyond every CUdevice_attribute; 1: it executes PTX and no machine code.
+ONLY_PTX = 1 << 24
 
 #: version, driver version, session number, quota, journal limit, recover, devices
 _HEAD = Struct("<IIQQQII")

@@ -26,6 +26,10 @@ namespace rgpu {
 
 // ---------------------------------------------------------------- facts
 
+// Beyond every CUdevice_attribute, so that no program can ask for it; 1: the device
+// executes PTX and no machine code (rgpu/session/facts.py, ONLY_PTX).
+inline constexpr int kOnlyPtxAttribute = 1 << 24;
+
 struct DeviceFacts {
   std::uint8_t uuid[16] = {};
   std::int32_t pci_domain = 0, pci_bus = 0, pci_device = 0;

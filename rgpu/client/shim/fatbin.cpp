@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::uint32_t kWrapperMagic = 0x466243B1;
 constexpr std::uint32_t kFatbinMagic = 0xBA55ED50;
+constexpr std::uint64_t kFlagsOffset = 40;  // in an entry's header, 8 bytes
 constexpr std::size_t kLargestText = std::size_t{1} << 30;  // of PTX
 constexpr std::uint64_t kLargestTable = 1 << 24;            // of sections
 
@@ -145,7 +146,9 @@ std::vector<Entry> entries(const Image& image) {
         std::uint64_t length = 0, next = 0;
         if (entry.header_size < sizeof entry || !add(entry.header_size, entry.size, &length)) return {};
         if (!add(offset, length, &next) || next > image.size) return {};
-        found.push_back({entry.kind, entry.architecture, entry.size});
+        const bool flagged = entry.header_size >= kFlagsOffset + 8 && length >= kFlagsOffset + 8;
+        const auto flags = flagged ? load<std::uint64_t>(image.data, offset + kFlagsOffset) : 0;
+        found.push_back({entry.kind, entry.architecture, entry.size, flags, offset, length});
         offset = next;
     }
     return found;

@@ -38,6 +38,9 @@ struct Entry {
     std::uint16_t kind;
     std::uint32_t architecture;  // 75 for sm_75
     std::uint64_t size;          // as stored, perhaps compressed
+    std::uint64_t flags;         // 0 where the header is too short to have them
+    std::uint64_t offset;        // of its header, from the image's start
+    std::uint64_t length;        // with its header
 };
 
 // The entries of a fat binary; empty where it cannot be read.

@@ -46,6 +46,16 @@ CUresult JitOptions::parse(unsigned count, const CUjit_option* options, void** v
     return CUDA_SUCCESS;
 }
 
+bool JitOptions::chooses_entry() const {
+    constexpr std::size_t kPair = sizeof(std::int32_t) + sizeof(std::int64_t);
+    for (std::size_t at = 0; at + kPair <= encoded_.size(); at += kPair) {
+        std::int32_t option = 0;
+        std::memcpy(&option, encoded_.data() + at, sizeof option);
+        if (option == CU_JIT_TARGET || option == CU_JIT_FALLBACK_STRATEGY) return true;
+    }
+    return false;
+}
+
 void JitOptions::fill(const Log& log, std::string_view text) {
     if (log.size == nullptr) return;
     const auto room = static_cast<std::size_t>(static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(*log.size)));

@@ -25,6 +25,9 @@ public:
     // (i32 option, i64 value) pairs, for the wire call's `options`.
     const std::vector<std::uint8_t>& encoded() const { return encoded_; }
 
+    // Whether one of them may decide which entry of a fat binary is taken.
+    bool chooses_entry() const;
+
     // Fills the error log (of a failed call) or the info log (of another), and
     // writes how many bytes it has. Never more than the buffer holds, NUL included.
     void deliver(std::string_view log, bool failed) const;

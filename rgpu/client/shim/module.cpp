@@ -9,12 +9,30 @@
 #include "context.hpp"
 #include "device.hpp"
 #include "module_table.hpp"
+#include "slim.hpp"
 
 namespace rgpu {
 namespace {
 
 const DeviceFacts& facts_of(const Context& context) {
     return *device_facts(context.device);
+}
+
+// Set and not "0": what the driver takes for yes.
+bool switched_on(const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr && std::atoi(value) != 0;
+}
+
+// What of a fat binary this device can use; empty: the image goes as it is.
+std::string useful_part(const image::Image& image, const JitOptions& options, const DeviceFacts& device) {
+    image::Target target;
+    target.major = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0);
+    target.minor = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0);
+    if (target.major <= 0 || options.chooses_entry()) return {};
+    target.only_ptx = device.attribute(kOnlyPtxAttribute, 0) != 0;
+    target.force_ptx = switched_on("CUDA_FORCE_PTX_JIT") || switched_on("CUDA_FORCE_JIT");
+    return image::slim(image, target);
 }
 
 std::unique_ptr<Function> make_function(Module& module, std::uint32_t index, table::FunctionRow& row) {
@@ -103,7 +121,9 @@ CUresult load_module(Context& context, const image::Image& image, const JitOptio
     call.library = library ? 1 : 0;
     call.options = blob(options.encoded());
     Answer answer;
-    const CUresult result = await(call, image.data, image.size, answer);
+    const std::string part = useful_part(image, options, device);
+    const CUresult result = part.empty() ? await(call, image.data, image.size, answer)
+                                         : await(call, part.data(), part.size(), answer);
     wire::ModuleLoadReply reply;
     const bool readable = reply.read(answer.reply.data(), answer.reply.size());
     if (readable) {

@@ -13,6 +13,7 @@ import socket
 from blake3 import blake3
 
 from rgpu.checkpoint.device import DeviceFacts
+from rgpu.session.facts import ONLY_PTX
 
 COMPUTE_CAPABILITY = (7, 5)
 DRIVER_VERSION = 13000
@@ -90,7 +91,7 @@ def make_facts(ordinal: int, memory: int, host: str = "") -> DeviceFacts:
     """Facts of device ``ordinal`` of ``host`` (default: this machine's name); ``memory`` in bytes."""
     pci = (0, ordinal + 1, 0)
     attributes = dict.fromkeys(range(1, _LAST_ATTRIBUTE + 1), 0) | _TEXTURE | _TURING
-    attributes |= {50: pci[0], 33: pci[1], 34: pci[2]}
+    attributes |= {50: pci[0], 33: pci[1], 34: pci[2], ONLY_PTX: 1}
     return DeviceFacts(
         name="rgpu CPU device (sm_75)", uuid=device_uuid(host or socket.gethostname(), ordinal),
         total_memory=memory, pci=pci, compute_capability=COMPUTE_CAPABILITY, driver_version=driver_version(),
