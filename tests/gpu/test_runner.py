@@ -210,7 +210,8 @@ def test_every_row_has_its_program() -> None:
             name = part.program if part.program.endswith(".cu") else f"{part.program}.py"
             assert (PROGRAMS / name).is_file(), f"{row.name}: {name}"
     used = {part.program.removesuffix(".cu") for row in ROWS for part in row.parts}
-    there = {path.stem for path in PROGRAMS.iterdir() if path.suffix in (".py", ".cu")} - {"common", "models", "jax_common", "core_common"}
+    there = {path.stem for path in PROGRAMS.iterdir() if path.suffix in (".py", ".cu")} - {
+        "common", "models", "jax_common", "core_common"}
     assert used == there
 
 

@@ -1,7 +1,6 @@
 """cuda.bindings: reserve, create, map, grow, unmap and map elsewhere."""
 
 import numpy as np
-
 from common import digest, says
 from core_common import check, driver
 

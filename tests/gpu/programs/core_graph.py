@@ -1,7 +1,6 @@
 """cuda.core: a graph built by its builder, with a fork and a join, launched several times."""
 
 import numpy as np
-
 from common import digest, says, skip
 from core_common import array_at, core
 

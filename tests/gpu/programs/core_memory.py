@@ -1,7 +1,6 @@
 """cuda.core: memory resources, stream-ordered allocation, pinned memory, buffers' copies, events."""
 
 import numpy as np
-
 from common import digest, says
 from core_common import array_at, check, core, driver
 

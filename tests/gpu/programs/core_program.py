@@ -3,7 +3,6 @@
 import ctypes
 
 import numpy as np
-
 from common import digest, says
 from core_common import array_at, core
 

@@ -1,8 +1,7 @@
 """Elementwise and fused kernels, broadcasting, dtypes, copies both ways."""
 
-import numpy as np
-
 import cupy as cp
+import numpy as np
 from common import digest, says
 
 host = np.random.default_rng(1).integers(-1000, 1000, (500, 301)).astype(np.float32)

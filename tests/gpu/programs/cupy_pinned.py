@@ -1,9 +1,8 @@
 """The pinned pool, asynchronous copies both ways, the memory pool."""
 
-import numpy as np
-
 import cupy as cp
 import cupyx
+import numpy as np
 from common import digest, note, says
 
 pinned = cupyx.empty_pinned(1 << 20, dtype=np.int32)

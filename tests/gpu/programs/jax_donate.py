@@ -3,7 +3,6 @@
 import functools
 
 import numpy as np
-
 from common import digest, says
 from jax_common import jax_setup
 

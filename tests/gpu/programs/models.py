@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from common import DEVICE
 from torch import nn
 from torch.nn import functional as f
-
-from common import DEVICE
 
 
 class Cnn(nn.Module):

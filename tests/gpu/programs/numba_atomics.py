@@ -1,7 +1,6 @@
 """Atomics: a histogram, maximum, compare and swap."""
 
 import numpy as np
-
 from common import digest, says
 from numba import cuda
 

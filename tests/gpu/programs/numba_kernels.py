@@ -1,7 +1,6 @@
 """Kernels, device functions, streams, constant arrays, struct-like records."""
 
 import numpy as np
-
 from common import digest, says
 from numba import cuda
 

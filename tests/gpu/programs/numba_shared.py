@@ -1,7 +1,6 @@
 """Shared memory: a tiled product, a block's sum, warps' shuffles."""
 
 import numpy as np
-
 from common import digest, says
 from numba import cuda, int64
 

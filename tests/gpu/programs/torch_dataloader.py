@@ -3,7 +3,6 @@
 import sys
 
 import torch
-
 from common import DEVICE, digest, says
 
 

@@ -27,7 +27,7 @@ def matmul(a, b, c, size, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):  #
 for size in (512, 2048):
     a, b = (torch.randint(-4, 5, (size, size), device="cuda").half() for _ in range(2))
     c = torch.empty(size, size, device="cuda")
-    matmul[lambda meta: (triton.cdiv(size, meta["M"]), triton.cdiv(size, meta["N"]))](a, b, c, size)
+    matmul[lambda meta, n=size: (triton.cdiv(n, meta["M"]), triton.cdiv(n, meta["N"]))](a, b, c, size)
     says(f"equal-{size}", bool((c == a.float() @ b.float()).all()))
     digest(str(size), c)
     note(f"best-{size}", matmul.best_config)

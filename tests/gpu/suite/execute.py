@@ -23,7 +23,6 @@ PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUPY_CACHE_DIR": "cupy",
           "NUMBA_CACHE_DIR": "numba", "CUDA_CACHE_PATH": "cuda", "TRITON_HOME": "triton-home"}
 GRACE = 8.0  #: seconds between SIGTERM and SIGKILL
-#: A process of its own group never outlives the suite: left when it is killed itself.
 _LOCK = threading.Lock()
 
 
@@ -48,6 +47,7 @@ class Executor:
         self.programs = programs
         self._base = dict(os.environ if base is None else base)
         self._built: dict[str, Path | BuildError] = {}
+        self._building: dict[str, threading.Lock] = {}
         self._sessions = 0
 
     def native(self, row: Row) -> list[Run]:
@@ -76,6 +76,8 @@ class Executor:
     def build(self, name: str) -> Path:
         """Compile a C++ program, once. Raises :class:`BuildError`."""
         with _LOCK:
+            turn = self._building.setdefault(name, threading.Lock())
+        with turn:
             if name not in self._built:
                 self._built[name] = self._compile(name)
         built = self._built[name]
@@ -89,7 +91,7 @@ class Executor:
             return BuildError("nvcc is not on PATH")
         target = self.folder / "bin" / name.removesuffix(".cu")
         target.parent.mkdir(parents=True, exist_ok=True)
-        command = [nvcc, "-O2", "-std=c++17", "-arch", architecture(), "-cudart", "static", "-o", str(target),
+        command = [nvcc, "-O2", "-std=c++17", "-arch", architecture(), "-cudart", "static", "--extended-lambda", "-o", str(target),
                    str(self.programs / name)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         (self.folder / f"{name}.build.log").write_text(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
