@@ -25,8 +25,8 @@ view = np.from_dlpack(pinned)
 view[:] = 3
 again.copy_to(pinned, stream=stream) if pinned.size == again.size else None
 says("pinned", int(np.asarray(view[:100]).astype(np.int64).sum()))
-one = stream.record(options=core.EventOptions(enable_timing=True))
-two = stream.record(options=core.EventOptions(enable_timing=True))
+timing = "timing_enabled" if hasattr(core.EventOptions, "timing_enabled") else "enable_timing"  # older versions
+one, two = (stream.record(options=core.EventOptions(**{timing: True})) for _ in range(2))
 two.sync()
 says("timed", two - one >= 0)
 says("done", (one.is_done, two.is_done))

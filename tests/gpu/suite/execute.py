@@ -91,8 +91,8 @@ class Executor:
             return BuildError("nvcc is not on PATH")
         target = self.folder / "bin" / name.removesuffix(".cu")
         target.parent.mkdir(parents=True, exist_ok=True)
-        command = [nvcc, "-O2", "-std=c++17", "-arch", architecture(), "-cudart", "static", "--extended-lambda", "-o", str(target),
-                   str(self.programs / name)]
+        command = [nvcc, "-O2", "-std=c++17", "-arch", architecture(), "-cudart", "static", "--extended-lambda", "-o",
+                   str(target), str(self.programs / name)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         (self.folder / f"{name}.build.log").write_text(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
         if done.returncode:
