@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +133,7 @@ def main() -> int:
     from tests.conftest import gpu_count
     from tests.scenarios.pool import LocalPool
 
-    rows = chosen(ROWS, options.only, options.skip)
+    rows = [replace(row, limit=min(row.limit, options.limit)) for row in chosen(ROWS, options.only, options.skip)]
     if not rows:
         print("no row has such a name; --list shows them", file=sys.stderr)
         return 2
@@ -190,6 +190,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="remote runs at a time")
     parser.add_argument("--native-jobs", type=int, default=4, help="native runs at a time")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds after which no further row begins")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for one run, if less than the row's own")
     parser.add_argument("--run-option", action="append", default=[], help="a further word for `rgpu run`")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
     parser.add_argument("--docs", type=Path, help="also write the page here (docs/compatibility.md)")

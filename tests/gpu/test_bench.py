@@ -65,7 +65,12 @@ def test_the_proxy_delays_without_reordering(tmp_path: Path) -> None:
     data = random.Random(1).randbytes(16 << 20)
     with socket.create_connection(("127.0.0.1", proxy.port)) as link:
         link.sendall(b"e")
-        sender = threading.Thread(target=lambda: (link.sendall(data), link.shutdown(socket.SHUT_WR)))
+
+        def send() -> None:
+            link.sendall(data)
+            link.shutdown(socket.SHUT_WR)
+
+        sender = threading.Thread(target=send)
         sender.start()
         got = hashlib.sha256()
         while piece := link.recv(1 << 20):

@@ -57,16 +57,23 @@ class Executor:
 
     def remote(self, row: Row, pool: Pool) -> list[Run]:
         """Every part on a session of its own. Raises :class:`BuildError`."""
-        jobs = []
+        jobs, names = [], []
         for part in row.parts:
             with _LOCK:
                 self._sessions += 1
                 name = f"{row.name}-{self._sessions}"
+            names.append(name)
             command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", name, "--memory",
                        pool.memory or row.memory, *pool.options, "--", *self.command(part), *part.arguments,
                        *part.remote]
             jobs.append((part, command, {**pool.environment, **self._environment(row, "remote", pool.environment)}))
-        return self._together(row, jobs, "remote")
+        runs = self._together(row, jobs, "remote")
+        for name, found in zip(names, runs, strict=True):
+            if found.status is None:  # its agent was killed: the session would keep its memory for a while
+                with contextlib.suppress(subprocess.SubprocessError):
+                    subprocess.run([sys.executable, "-m", "rgpu.cli.main", "kill", name], env=dict(pool.environment),
+                                   capture_output=True, timeout=20)
+        return runs
 
     def command(self, part: Part) -> list[str]:
         if part.program.endswith(".cu"):

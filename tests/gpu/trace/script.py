@@ -264,9 +264,9 @@ def capture(s: Script) -> None:
     s.must(begin(), "begin")
     s.must(begin(b), "begin")
     s.say("two captures meet", d.cuEventRecord(event, a), d.cuStreamWaitEvent(b, event, 0), states(a, b), end(), end(b))
-    mode = c.c_int(2)
-    s.say("exchange", d.cuThreadExchangeStreamCaptureMode(c.byref(mode)), mode.value,
-          d.cuThreadExchangeStreamCaptureMode(c.byref(mode)), mode.value)
+    mine = c.c_int(2)
+    s.say("exchange", d.cuThreadExchangeStreamCaptureMode(c.byref(mine)), mine.value,
+          d.cuThreadExchangeStreamCaptureMode(c.byref(mine)), mine.value)
     s.say("legacy cannot", begin(None), states(None))
     s.say("destroyed while capturing", begin(), d.cuStreamDestroy_v2(a))
     s.say("then", d.cuCtxSynchronize())
@@ -326,7 +326,12 @@ def host_functions(s: Script) -> None:
     s.say("launch", [d.cuLaunchHostFunc(a, function, None) for function in kept])
     s.say("wait", d.cuStreamSynchronize(a), list(order))
     order.clear()
-    slow = HOST_FUNCTION(lambda _: (time.sleep(0.2), order.append("slow"))[1])
+
+    def slowly(_: int | None) -> None:
+        time.sleep(0.2)
+        order.append("slow")
+
+    slow = HOST_FUNCTION(slowly)
     after = note("after")
     s.must(d.cuLaunchHostFunc(a, slow, None), "cuLaunchHostFunc")
     s.must(d.cuEventRecord(event, a), "cuEventRecord")
