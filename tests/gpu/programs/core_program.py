@@ -30,4 +30,5 @@ for name, dtype, scalar in zip(names, (np.float32, np.float64), (ctypes.c_float,
     array_at(y, source[::-1].copy(), stream)
     core.launch(stream, core.LaunchConfig(grid=64, block=256), kernel, scalar(2.0), x, y, ctypes.c_size_t(n))
     digest(name, array_at(y, np.empty_like(source), stream, back=True))
-    says(f"attributes-{name}", kernel.attributes.max_threads_per_block())
+    limit = kernel.attributes.max_threads_per_block  # a method in older versions
+    says(f"attributes-{name}", limit() if callable(limit) else limit)
