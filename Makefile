@@ -7,13 +7,15 @@ SWEEP_JOBS ?= 4
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard rgpu/client/shim/*.?pp rgpu/client/shim/generated/* \
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/*)
 
-.PHONY: help setup demo test sweep test-gpu lint clean
+.PHONY: help setup demo test sweep test-gpu compat bench-remote lint clean
 
 help:
 	@echo "make demo     set up, run a program on node A, move it to B, kill B, see it end on C"
 	@echo "make test     set up and pass all tests (under 15 minutes on two cores, no GPU)"
 	@echo "make sweep    the long tests whole; output under bench/results/"
 	@echo "make test-gpu the tests that need a CUDA GPU"
+	@echo "make compat   every framework's programs natively and remotely, on a GPU; writes docs/compatibility.md"
+	@echo "make bench-remote  what remote costs, on a GPU; ARGS=--quick for two minutes (docs/benchmarks.md)"
 	@echo "make lint     ruff, mypy, import rules"
 
 # The stamp depends on the shim's sources: an edit of them builds it again.
@@ -38,8 +40,15 @@ sweep: setup
 test-gpu: setup
 	$(BIN)/python -m pytest -q -m gpu
 
+# These run programs of frameworks that the virtual environment does not have: PYTHON is the one that has them.
+compat: setup
+	$(PYTHON) tests/gpu/compat.py --docs docs/compatibility.md $(ARGS)
+
+bench-remote: setup
+	$(PYTHON) bench/remote.py $(ARGS)
+
 lint: setup
-	$(BIN)/ruff check rgpu tests examples
+	$(BIN)/ruff check rgpu tests examples bench
 	$(BIN)/mypy rgpu
 	$(BIN)/lint-imports
 

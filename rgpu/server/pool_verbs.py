@@ -294,7 +294,7 @@ def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
              str(view.get("error_detail") or "")]
     return {"session": record.name, "state": record.state, "host": record.owner, "epoch": record.epoch,
             "memory_bytes": view.get("memory_bytes"), "calls": stats.get("calls", view.get("position")),
-            "awaited_calls": stats.get("awaited_calls"), "pid": record.program.pid,
+            "awaited_calls": stats.get("awaited_calls"), "bytes": stats.get("bytes"), "pid": record.program.pid,
             "worker_pid": view.get("worker_pid"), "command": record.program.command, "attached": view.get("attached"),
             "module_bytes": stats.get("module_bytes"), "module_bytes_saved": stats.get("module_bytes_saved"),
             "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,

@@ -1,0 +1,86 @@
+"""What the workloads share: timing, and rows as lines of JSON. They know nothing of rgpu.
+
+``{"row": NAME, "unit": UNIT, "value": V, "samples": N}`` is a measured row.
+``{"mark": NAME, "at": "begin"|"end", "steps": N}`` stands before and after steps that are counted; where
+``BENCH_MARKS`` is set, the workload then waits for a line on its standard input, so that whoever runs it can look.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+QUICK = bool(os.environ.get("BENCH_QUICK"))
+#: ``BENCH_DEVICE=cpu`` tries a workload where there is no GPU; its figures mean nothing.
+DEVICE = os.environ.get("BENCH_DEVICE", "cuda")
+
+
+def chosen(name: str) -> bool:
+    """Whether a row is asked for: the command line names none, or this one, or the begin of it."""
+    return len(sys.argv) < 2 or any(name.startswith(word) for word in sys.argv[1:])
+
+
+def row(name: str, unit: str, value: float, samples: int) -> None:
+    print(json.dumps({"row": name, "unit": unit, "value": value, "samples": samples}), flush=True)
+
+
+def digest(value: str) -> None:
+    print(json.dumps({"digest": value}), flush=True)
+
+
+def synchronize() -> None:
+    if DEVICE == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def timed(action: Callable[[], Any], count: int, repeats: int = 7, warm: int = 2) -> list[float]:
+    """Seconds for one ``action``, measured ``repeats`` times over ``count`` of them with a wait at the end."""
+    if QUICK:
+        repeats = max(3, repeats // 2)
+    for _ in range(warm):
+        action()
+    synchronize()
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        for _ in range(count):
+            action()
+        synchronize()
+        found.append((time.perf_counter() - began) / count)
+    return found
+
+
+def measured(name: str, unit: str, action: Callable[[], Any], count: int, scale: Callable[[float], float],
+             repeats: int = 7) -> None:
+    """A row: the median of :func:`timed`, in the row's unit."""
+    found = timed(action, count, repeats)
+    row(name, unit, scale(statistics.median(found)), len(found))
+
+
+def counted(name: str, action: Callable[[], Any], steps: int) -> None:
+    """Steps apart from the timed ones, between two marks."""
+    if not os.environ.get("BENCH_MARKS"):
+        return
+    synchronize()
+    for at in ("begin", "end"):
+        print(json.dumps({"mark": name, "at": at, "steps": steps}), flush=True)
+        sys.stdin.readline()
+        if at == "begin":
+            for _ in range(steps):
+                action()
+            synchronize()
+
+
+def micro(seconds: float) -> float:
+    return seconds * 1e6
+
+
+def milli(seconds: float) -> float:
+    return seconds * 1e3

@@ -1,0 +1,221 @@
+"""The suite's runner itself, with programs that need no GPU, and with a real pool of a cpu device."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.compat import Suite, chosen
+from tests.gpu.suite import report
+from tests.gpu.suite.execute import PROGRAMS, BuildError, Executor, Pool
+from tests.gpu.suite.outputs import Run, close, compare, failure, judge_native, parse
+from tests.gpu.suite.rows import ROWS, Part, Row
+from tests.scenarios.pool import LocalPool
+
+A, B = "a" * 64, "b" * 64
+
+
+def said(text: str, status: int | None = 0, err: str = "") -> Run:
+    return Run(status, 1.0, text, err)
+
+
+def test_lines_are_read() -> None:
+    printed = parse(f"digest {A}\ndigest {B} loss\nvalue x 1.5 tol 1e-3\nsays e CUDA error: x\nnote m 3 GiB\n"
+                    "refused cudaMalloc error 801\nnoise\nvalue broken\nskip no FFT")
+    assert printed.digests == {"#1": A, "loss": B} and printed.values == {"x": (1.5, 1e-3)}
+    assert printed.says == {"e": "CUDA error: x"} and printed.notes == {"m": "3 GiB"}
+    assert printed.refused == {"cudaMalloc": "error 801"} and printed.wrong == ["value broken"]
+    assert printed.skip == "no FFT"
+
+
+@pytest.mark.parametrize(("native", "remote", "result", "word"), [
+    (f"digest {A}", f"digest {A}", "same", ""),
+    (f"digest {A}", f"digest {B}", "FAIL", "digest #1"),
+    (f"digest {A}\ndigest {A} x", f"digest {A}", "FAIL", "remote none"),
+    ("value v 1.0 tol 1e-3", "value v 1.0005 tol 1e-3", "same", ""),
+    ("value v 1.0 tol 1e-3", "value v 1.01 tol 1", "FAIL", "tolerance 0.001"),
+    ("value v nan tol 1e-3", "value v 1.0 tol 1e-3", "FAIL", "nan"),
+    ("says e one", "says e two", "FAIL", "'two'"),
+    ("says e one\nnote m 1", "says e one\nnote m 2", "same", ""),
+    ("nothing", "nothing", "native", "nothing to compare"),
+    ("says e one\nvalue x", "says e one", "FAIL", "malformed"),
+])
+def test_verdicts(native: str, remote: str, result: str, word: str) -> None:
+    verdict = compare(said(native), said(remote))
+    assert verdict.result == result and word in verdict.text
+
+
+def test_a_native_failure_does_not_count() -> None:
+    verdict = judge_native(said("", 1, "x\nRuntimeError: numba and numpy\n"))
+    assert verdict and verdict.result == "native" and "fails natively too" in verdict.text
+    skipped = judge_native(said("skip no such backend", 77))
+    assert skipped and (skipped.result, skipped.text) == ("skipped", "no such backend")
+
+
+def test_a_remote_skip_is_a_failure() -> None:
+    assert compare(said(f"digest {A}"), said("skip one GPU only", 77)).result == "FAIL"
+
+
+def test_refusals_must_be_named() -> None:
+    native, remote = "says managed 5", "refused managed error 801"
+    named = said(remote, err="rgpu[1]: cuMemAllocManaged is not supported: it returns CUDA_ERROR_NOT_SUPPORTED")
+    assert compare(said(native), named, "cuMemAllocManaged").result == "refused"
+    assert compare(said(native), said(remote), "cuMemAllocManaged").result == "FAIL"
+    assert compare(said(native), named).result == "FAIL"
+    assert compare(said(native), said("", 1, named.err), "cuMemAllocManaged").result == "FAIL"
+
+
+def test_failures_are_short_and_name_the_error() -> None:
+    text = failure(said("", 1, "\n".join(["Traceback", *["  frame"] * 50, "ValueError: the reason",
+                                          *["later noise"] * 30])))
+    assert len(text.splitlines()) <= 5 and "ValueError: the reason" in text and "exit 1" in text
+    assert failure(said("", -11)).startswith("signal 11") and "limit" in failure(said("", None))
+
+
+def test_closeness() -> None:
+    assert close(float("inf"), float("inf"), 0) and not close(float("inf"), 1, 1) and not close(float("nan"), 0, 1)
+    assert close(0.0, 0.0, 0) and not close(1e-9, -1e-9, 1e-3)
+
+
+# -- running ------------------------------------------------------------------------
+FAKES = {
+    "good": f"print('digest {A}')",
+    "argued": "import sys, hashlib; print('digest', hashlib.sha256(sys.argv[1].encode()).hexdigest())",
+    "differs": "import os, hashlib; "
+               "print('digest', hashlib.sha256(str('RGPU_AGENT' in os.environ).encode()).hexdigest())",
+    "fails": "import os, sys; print('says a b')\n"
+             "if 'RGPU_AGENT' in os.environ: sys.exit('RuntimeError: only remotely')",
+    "hangs": "import os, time, subprocess, sys\nprint('says a b', flush=True)\n"
+             "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+             "open(sys.argv[1], 'w').write(str(child.pid)); time.sleep(600)",
+    "random": "import os; print('digest', os.urandom(32).hex())",
+    "cached": "import os; print('note cache', os.environ['TRITON_CACHE_DIR']); print('says mine', os.environ['MINE'])",
+    "driver": """
+import ctypes, hashlib
+d = ctypes.CDLL("libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+assert d.cuInit(0) == 0
+assert d.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and d.cuCtxSetCurrent(context) == 0
+assert d.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(4096)) == 0
+assert d.cuMemsetD8_v2(pointer, ctypes.c_ubyte(7), ctypes.c_size_t(4096)) == 0
+back = ctypes.create_string_buffer(4096)
+assert d.cuMemcpyDtoH_v2(back, pointer, ctypes.c_size_t(4096)) == 0
+print("digest", hashlib.sha256(back.raw).hexdigest())
+""",
+}
+
+
+def make(folder: Path, *names: str, **options: object) -> Row:
+    return Row("row", "fake", "a fake program", tuple(Part(name) for name in names), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def executor(tmp_path: Path) -> Executor:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, code in FAKES.items():
+        (programs / f"{name}.py").write_text(code)
+    (tmp_path / "logs").mkdir()
+    return Executor(tmp_path / "logs", programs)
+
+
+def test_a_program_that_hangs_is_ended_with_its_children(executor: Executor, tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    row = Row("row", "fake", "", (Part("hangs", (str(marker),)),), limit=1.5)
+    began = time.monotonic()
+    (run,) = executor.native(row)
+    assert run.status is None and time.monotonic() - began < 12 and "says a b" in run.out
+    state = Path(f"/proc/{marker.read_text()}/stat")
+    deadline = time.monotonic() + 5
+    while state.exists() and ") Z " not in state.read_text():
+        assert time.monotonic() < deadline, "its child lives on"
+        time.sleep(0.05)
+
+
+def test_parts_run_together_and_logs_are_kept(executor: Executor) -> None:
+    row = Row("pair", "fake", "", (Part("good"), Part("argued", ("x",))))
+    runs = executor.native(row)
+    assert [run.status for run in runs] == [0, 0] and runs[0].out != runs[1].out
+    assert sorted(p.name for p in executor.folder.glob("*.log")) == ["pair.1-good.native.log",
+                                                                    "pair.2-argued-x.native.log"]
+
+
+def test_each_side_has_caches_of_its_own(executor: Executor) -> None:
+    (run,) = executor.native(make(executor.folder, "cached", environment={"MINE": "yes"}))
+    printed = parse(run.out)
+    assert "/native/" in printed.notes["cache"] and printed.says["mine"] == "yes"
+
+
+def test_a_program_that_does_not_compile(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    (executor.programs / "bad.cu").write_text("not C++")
+    compiler = executor.programs / "nvcc"
+    compiler.write_text("#!/bin/sh\necho 'bad.cu(1): error: what is this' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{executor.programs}:/usr/bin:/bin")
+    with pytest.raises(BuildError, match="what is this"):
+        executor.native(make(executor.folder, "bad.cu"))
+    result = Suite(executor, Pool({})).row(make(executor.folder, "bad.cu"))
+    assert result.result == "native" and "what is this" in result.text
+
+
+def test_rows_without_their_gpus_or_their_time_are_not_run(executor: Executor) -> None:
+    suite = Suite(executor, Pool({}))
+    assert suite.row(make(executor.folder, "good", gpus=2)).text == "needs 2 GPUs, this machine has 1"
+    suite.deadline = 0.0
+    assert suite.row(make(executor.folder, "good")).result == "not run"
+
+
+@pytest.mark.timeout(150)
+def test_rows_on_a_real_pool(executor: Executor, tmp_path: Path) -> None:
+    """Equal, different, failing and undetermined rows, through `rgpu run`; and a driver call of a remote program."""
+    with LocalPool(tmp_path / "p", nodes=1) as local:
+        suite = Suite(executor, Pool(local.environment, "64MiB"), jobs=2)
+        rows = [Row(name, "fake", name, (Part(name),), limit=40) for name in ("good", "differs", "fails", "random")]
+        seen: list[str] = []
+        results = {r.row: r for r in suite.run(rows, lambda result: seen.append(result.row))}
+        assert sorted(seen) == sorted(results)
+        assert {name: r.result for name, r in results.items()} == {
+            "good": "same", "differs": "FAIL", "fails": "FAIL", "random": "undetermined"}
+        assert "only remotely" in results["fails"].text and "digest #1" in results["differs"].text
+        pair = suite.executor.remote(Row("pair", "fake", "", (Part("driver"), Part("driver"))), suite.pool)
+        assert [run.status for run in pair] == [0, 0], pair
+        assert pair[0].out == pair[1].out and parse(pair[0].out).digests
+
+
+# -- reports ------------------------------------------------------------------------
+def test_reports(tmp_path: Path) -> None:
+    good = report.Result("torch-a", "torch", "tensors", "same", native="runs", remote="runs", native_seconds=1.0,
+                         remote_seconds=2.5)
+    bad = report.Result("cpp-b", "cpp", "a|b", "FAIL", "exit 1 after 3 s\n" + "\n".join(f"line {i}" for i in range(9)))
+    about = {"date": "2026-01-02", "gpus": ["H200"], "python": "3.12", "versions": {"torch": "2.11"}}
+    assert len(report.line(bad).splitlines()) == 6 and "torch-a" in report.line(good)
+    text = report.markdown([good, bad], about, "make compat")
+    assert "| torch-a | tensors | runs, 1.0 s | runs, 2.5 s | same |" in text and "## torch (torch 2.11)" in text
+    assert "FAIL: exit 1 after 3 s<br>line 0" in text and "2 rows: 1 same, 1 FAIL" in text
+    report.save(tmp_path / "one.json", [good, bad], about)
+    fixed = report.Result("cpp-b", "cpp", "a|b", "same")
+    late = report.Result("torch-a", "torch", "tensors", "not run")
+    rows, again = report.load(tmp_path / "one.json")
+    merged = report.merged([rows, [fixed, late]], ["cpp-b", "torch-a"])
+    assert [(r.row, r.result) for r in merged] == [("cpp-b", "same"), ("torch-a", "same")] and again["date"]
+
+
+def test_every_row_has_its_program() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        for part in row.parts:
+            name = part.program if part.program.endswith(".cu") else f"{part.program}.py"
+            assert (PROGRAMS / name).is_file(), f"{row.name}: {name}"
+    used = {part.program.removesuffix(".cu") for row in ROWS for part in row.parts}
+    there = {path.stem for path in PROGRAMS.iterdir() if path.suffix in (".py", ".cu")} - {
+        "common", "models", "jax_common", "core_common"}
+    assert used == there
+
+
+def test_rows_are_chosen() -> None:
+    names = [row.name for row in chosen(ROWS, ["jax", "torch-gpt2*"], ["jax-s*"])]
+    assert "jax-jit" in names and "torch-gpt2-bf16" in names and "jax-scan" not in names
+    assert sys.modules["tests.gpu.suite.rows"].TORCH["CUBLAS_WORKSPACE_CONFIG"]
