@@ -303,6 +303,7 @@ class CudaDevice:
             return
         self._use()
         handle = self._stream(stream)
+        self.engine.boundary(stream)
         self._run(seq, stream, self._host_functions.enqueue(seq, handle, reached), "cuStreamWaitValue32")
 
     def host_function_done(self, seq: int) -> None:

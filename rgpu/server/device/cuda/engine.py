@@ -68,7 +68,7 @@ def _library() -> ctypes.CDLL:
         "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)), "passed": (None, e, q),
         "position": (None, e, q), "applied": (q, e), "reset": (None, e), "foreign": (None, e, p, z),
         "pass_all": (None, e, i), "interrupt": (None, e, i), "apply": (i, e, c_uint32, q, p, z, p, z),
-        "submitted": (None, e, q, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
+        "boundary": (None, e, q), "submitted": (None, e, q, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
         "wait_complete": (i, e, q, q), "drain": (i, e, q), "progress": (z, e, p, z, p, z, POINTER(z)),
         "watermark": (z, e, p, z, i, i), "error": (i, e), "fail": (None, e, i), "broken": (None, e, i),
         "attach": (None, e), "detach": (None, e), "take": (None, e, POINTER(_Out), q),

@@ -56,6 +56,7 @@ RGPU_API int rge_apply(Engine *e, uint32_t call, uint64_t seq, const uint8_t *ar
                        const uint8_t *payload, size_t payload_len) {
     return e->apply(static_cast<uint16_t>(call), seq, args, args_len, payload, payload_len);
 }
+RGPU_API void rge_boundary(Engine *e, uint64_t stream) { e->boundary(stream); }
 RGPU_API void rge_submitted(Engine *e, uint64_t stream, uint64_t seq) { e->submitted(stream, seq); }
 RGPU_API int rge_mark(Engine *e, uint64_t stream, uint64_t seq, int all) { return e->mark(stream, seq, all); }
 

@@ -192,6 +192,7 @@ CUresult Engine::wait_event(const wire::StreamWaitEvent &call, uint64_t seq) {
     auto found = events_.find(call.event);
     Stream *on = stream(call.stream);
     if (found == events_.end() || !on) return kInvalidHandle;
+    boundary(*on);
     return keep(*on, driver_.stream_wait_event(on->handle, found->second.handle, 0), seq);
 }
 
@@ -319,6 +320,18 @@ CUresult Engine::apply(uint16_t id, uint64_t seq, const uint8_t *args, size_t ar
     direct_ = false;
     inflow_ = kept;
     return direct_result_;
+}
+
+// The stream may stop at what comes next until the program does something that depends on what it was given so far:
+// a marker behind the wait would tell of that too late.
+void Engine::boundary(Stream &stream) {
+    std::lock_guard lock(mutex_);
+    if (stream.done != stream.tick) mark_stream(stream);
+}
+
+void Engine::boundary(uint64_t number) {
+    use();
+    if (Stream *on = stream(number)) boundary(*on);
 }
 
 void Engine::submitted(uint64_t number, uint64_t seq) {

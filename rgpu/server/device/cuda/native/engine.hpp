@@ -173,6 +173,7 @@ class Engine {
     // -- one call, from Python (apply.cpp) --------------------------------------
     CUresult apply(uint16_t call, uint64_t seq, const uint8_t *args, size_t args_len, const uint8_t *payload,
                    size_t payload_len);
+    void boundary(uint64_t stream);                         // work that may stop the stream comes next
     void submitted(uint64_t stream, uint64_t seq);          // the caller gave work to the stream itself
     CUresult mark(uint64_t stream, uint64_t seq, bool all);  // a callback when that point is reached
 
@@ -239,6 +240,7 @@ class Engine {
     void submit(Stream &stream, uint64_t seq);
     void activate(Stream &stream);
     void mark_stream(Stream &stream);
+    void boundary(Stream &stream);
     bool collect();
     void reach(Stream &stream, uint64_t tick, CUresult result);
     void act(Action &action, CUresult result);
