@@ -113,6 +113,9 @@ class Device(Protocol):
     def function_attributes(self, module: int, function: int) -> tuple[int, ...]:
         """The 16 attributes once the function is loaded: the table of a lazy load has -1 for some."""
 
+    def tensor_map(self, form: int, arguments: bytes) -> bytes:
+        """The 128 bytes that the driver encodes (docs/architecture.md, "Tensor maps"). Raises DeviceError."""
+
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None: ...
 
     # -- ordered work -------------------------------------------------------
@@ -131,6 +134,9 @@ class Device(Protocol):
     def fill(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int,
              element: int, value: int) -> None:
         """width counts elements of ``element`` bytes."""
+
+    def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
+        """Write a word (kind 0: 32, 1: 64 bits), or hold the stream until one compares (2, 3; flags: how)."""
 
     def record_event(self, seq: int, event: int, stream: int) -> None: ...
     def wait_event(self, seq: int, stream: int, event: int) -> None: ...

@@ -246,6 +246,9 @@ class Executor:
             block=(args.block_x, args.block_y, args.block_z), shared=args.shared, stream=args.stream,
             parameters=bytes(args.parameters), cooperative=bool(args.flags & 1), attributes=bytes(args.attributes)))
 
+    def tensor_map(self, record: Record, args: Any) -> None:
+        self._reply(record, "tensor_map", map=self.device.tensor_map(args.form, bytes(args.arguments)))
+
     # -- streams and events ---------------------------------------------------
     def stream_create(self, record: Record, args: Any) -> None:
         self.device.create_stream(args.stream, args.context, args.flags, args.priority)
@@ -258,6 +261,9 @@ class Executor:
 
     def stream_wait_event(self, record: Record, args: Any) -> None:
         self.device.wait_event(record.seq, args.stream, args.event)
+
+    def stream_memory_operation(self, record: Record, args: Any) -> None:
+        self.device.memory_operation(record.seq, args.stream, args.kind, args.address, args.value, args.flags)
 
     def event_create(self, record: Record, args: Any) -> None:
         self.device.create_event(args.event, args.context, args.flags)

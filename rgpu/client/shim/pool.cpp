@@ -172,7 +172,12 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolProps) {
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   if (CUresult r = require_session(); r) return r;
   Pool* found = find_pool(pool);
-  return found && !found->standard && retire(found) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (!found || found->standard || !retire(found)) return CUDA_ERROR_INVALID_VALUE;
+  Pools& p = pools();
+  std::lock_guard guard(p.lock);
+  for (std::size_t i = 0; i < p.current.size(); ++i)
+    if (p.current[i] == found) p.current[i] = p.standard[i];
+  return CUDA_SUCCESS;
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
@@ -227,6 +232,40 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
+}
+
+CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
+  CUmemoryPool standard = nullptr;
+  if (CUresult r = cuDeviceGetDefaultMemPool(&standard, dev); r) return r;  // also makes the tables
+  Pool* found = find_pool(pool);
+  if (!found || found->device != dev) return CUDA_ERROR_INVALID_VALUE;
+  Pools& p = pools();
+  std::lock_guard guard(p.lock);
+  p.current[static_cast<std::size_t>(dev)] = found;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* map, size_t count) {
+  if (CUresult r = require(); r) return r;
+  Pool* found = find_pool(pool);
+  if (!found || (!map && count)) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_facts(map[i].location.id))
+      return CUDA_ERROR_INVALID_VALUE;
+    // The device's own access cannot be taken away; devices do not map each other's memory.
+    if ((map[i].location.id == found->device) != (map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
+      return CUDA_ERROR_INVALID_DEVICE;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool memPool, CUmemLocation* location) {
+  if (CUresult r = require(); r) return r;
+  Pool* found = find_pool(memPool);
+  if (!found || !flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_facts(location->id))
+    return CUDA_ERROR_INVALID_VALUE;
+  *flags = location->id == found->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return CUDA_SUCCESS;
 }
 
 }  // extern "C"

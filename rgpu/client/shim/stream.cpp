@@ -218,6 +218,18 @@ CUresult cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstr
   return CUDA_SUCCESS;
 }
 
+CUresult cuStreamCopyAttributes(CUstream dstStream, CUstream srcStream) {
+  if (CUresult r = require(); r) return r;
+  StreamRef to, from;
+  if (CUresult r = resolve_stream(dstStream, to); r) return r;
+  if (CUresult r = resolve_stream(srcStream, from); r) return r;
+  if (!to.object || !from.object || to.object == from.object) return CUDA_SUCCESS;
+  std::scoped_lock guard(to.object->lock, from.object->lock);
+  to.object->attributes = from.object->attributes;
+  to.object->priority = from.object->priority;
+  return CUDA_SUCCESS;
+}
+
 // ---------------------------------------------------------------- capture: graphs are not supported yet
 
 CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus) {

@@ -250,6 +250,23 @@ class HostShadowRead(NamedTuple):
     stream: int
 
 
+class TensorMap(NamedTuple):
+    form: int
+    arguments: bytes
+
+
+class TensorMapReply(NamedTuple):
+    map: bytes
+
+
+class StreamMemoryOperation(NamedTuple):
+    stream: int
+    kind: int
+    address: int
+    value: int
+    flags: int
+
+
 class FunctionLoad(NamedTuple):
     module: int
     function: int
@@ -298,4 +315,6 @@ register(36, "host_free", Layout(HostFree, "<Q", 0), None)
 register(37, "link", Layout(Link, "<", 1), Layout(LinkReply, "<", 2))
 register(38, "host_shadow_write", Layout(HostShadowWrite, "<QQ", 0), None)
 register(39, "host_shadow_read", Layout(HostShadowRead, "<QQQ", 0), None)
+register(50, "tensor_map", Layout(TensorMap, "<I", 1), Layout(TensorMapReply, "<", 1))
+register(51, "stream_memory_operation", Layout(StreamMemoryOperation, "<QBQQI", 0), None)
 register(70, "function_load", Layout(FunctionLoad, "<QI", 0), Layout(FunctionLoadReply, "<", 1))

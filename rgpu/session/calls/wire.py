@@ -142,6 +142,10 @@ CALLS: tuple[Call, ...] = (
     Call(38, "host_shadow_write", A, E.WRITES, _args("address:addr stream:stream"), payload=True,
          doc="Bytes of a pinned range that a launch is about to read."),
     Call(39, "host_shadow_read", W, E.NONE, _args("address:addr size:u64 stream:stream"), reply_payload=True),
+    Call(50, "tensor_map", S, E.NONE, _args("form:u32 arguments:blob"), _args("map:blob"),
+         doc="cuTensorMapEncode*: a descriptor of 128 bytes; form and arguments: docs/architecture.md, Tensor maps."),
+    Call(51, "stream_memory_operation", A, E.WRITES, _args("stream:stream kind:u8 address:addr value:u64 flags:u32"),
+         doc="kind: 0, 1 write of 32, 64 bits; 2, 3 wait for 32, 64 bits; flags as the driver's."),
     Call(70, "function_load", S, E.NONE, _args("module:module function:u32"), _args("attributes:blob"),
          doc="Load a function that the driver loads lazily; attributes: 16 x i32, as in the module table."),
 )

@@ -569,6 +569,24 @@ enum CUmemAllocationGranularity_flags : int {
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
     CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
 };
+enum CUtensorMapDataType : int {
+    CU_TENSOR_MAP_DATA_TYPE_UINT8 = 0,
+};
+enum CUtensorMapInterleave : int {
+    CU_TENSOR_MAP_INTERLEAVE_NONE = 0,
+};
+enum CUtensorMapSwizzle : int {
+    CU_TENSOR_MAP_SWIZZLE_NONE = 0,
+};
+enum CUtensorMapL2promotion : int {
+    CU_TENSOR_MAP_L2_PROMOTION_NONE = 0,
+};
+enum CUtensorMapFloatOOBfill : int {
+    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0,
+};
+enum CUtensorMapIm2ColWideMode : int {
+    CU_TENSOR_MAP_IM2COL_WIDE_MODE_W = 0,
+};
 enum CUmemPool_attribute : int {
     CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1,
     CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC = 2,
@@ -841,6 +859,10 @@ struct CUmemAccessDesc {
     CUmemAccess_flags flags;
 };
 static_assert(sizeof(CUmemAccessDesc) == 12);
+struct CUtensorMap {
+    unsigned long long opaque[16];
+};
+static_assert(sizeof(CUtensorMap) == 128);
 struct CUexecAffinityParam {
     CUexecAffinityType type;
     unsigned int smCount;

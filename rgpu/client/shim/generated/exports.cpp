@@ -54,7 +54,6 @@ RGPU_REFUSED(cuDeviceGetTexture1DLinearMaxWidth)
 RGPU_REFUSED(cuDeviceGraphMemTrim)
 RGPU_REFUSED(cuDeviceRegisterAsyncNotification)
 RGPU_REFUSED(cuDeviceSetGraphMemAttribute)
-RGPU_REFUSED(cuDeviceSetMemPool)
 RGPU_REFUSED(cuDeviceTotalMem)
 RGPU_REFUSED(cuDeviceUnregisterAsyncNotification)
 RGPU_REFUSED(cuEGLApiInit)
@@ -250,10 +249,8 @@ RGPU_REFUSED(cuMemMapArrayAsync)
 RGPU_REFUSED(cuMemMapArrayAsync_ptsz)
 RGPU_REFUSED(cuMemPoolExportPointer)
 RGPU_REFUSED(cuMemPoolExportToShareableHandle)
-RGPU_REFUSED(cuMemPoolGetAccess)
 RGPU_REFUSED(cuMemPoolImportFromShareableHandle)
 RGPU_REFUSED(cuMemPoolImportPointer)
-RGPU_REFUSED(cuMemPoolSetAccess)
 RGPU_REFUSED(cuMemPrefetchAsync)
 RGPU_REFUSED(cuMemPrefetchAsync_ptsz)
 RGPU_REFUSED(cuMemPrefetchAsync_v2)
@@ -344,8 +341,6 @@ RGPU_REFUSED(cuStreamBeginCaptureToGraph)
 RGPU_REFUSED(cuStreamBeginCaptureToGraph_ptsz)
 RGPU_REFUSED(cuStreamBeginCapture_v2)
 RGPU_REFUSED(cuStreamBeginCapture_v2_ptsz)
-RGPU_REFUSED(cuStreamCopyAttributes)
-RGPU_REFUSED(cuStreamCopyAttributes_ptsz)
 RGPU_REFUSED(cuStreamEndCapture)
 RGPU_REFUSED(cuStreamEndCapture_ptsz)
 RGPU_REFUSED(cuStreamGetGreenCtx)
@@ -353,31 +348,11 @@ RGPU_REFUSED(cuStreamUpdateCaptureDependencies)
 RGPU_REFUSED(cuStreamUpdateCaptureDependencies_ptsz)
 RGPU_REFUSED(cuStreamUpdateCaptureDependencies_v2)
 RGPU_REFUSED(cuStreamUpdateCaptureDependencies_v2_ptsz)
-RGPU_REFUSED(cuStreamWaitValue32)
-RGPU_REFUSED(cuStreamWaitValue32_ptsz)
-RGPU_REFUSED(cuStreamWaitValue32_v2)
-RGPU_REFUSED(cuStreamWaitValue32_v2_ptsz)
-RGPU_REFUSED(cuStreamWaitValue64)
-RGPU_REFUSED(cuStreamWaitValue64_ptsz)
-RGPU_REFUSED(cuStreamWaitValue64_v2)
-RGPU_REFUSED(cuStreamWaitValue64_v2_ptsz)
-RGPU_REFUSED(cuStreamWriteValue32)
-RGPU_REFUSED(cuStreamWriteValue32_ptsz)
-RGPU_REFUSED(cuStreamWriteValue32_v2)
-RGPU_REFUSED(cuStreamWriteValue32_v2_ptsz)
-RGPU_REFUSED(cuStreamWriteValue64)
-RGPU_REFUSED(cuStreamWriteValue64_ptsz)
-RGPU_REFUSED(cuStreamWriteValue64_v2)
-RGPU_REFUSED(cuStreamWriteValue64_v2_ptsz)
 RGPU_REFUSED(cuSurfObjectCreate)
 RGPU_REFUSED(cuSurfObjectDestroy)
 RGPU_REFUSED(cuSurfObjectGetResourceDesc)
 RGPU_REFUSED(cuSurfRefGetArray)
 RGPU_REFUSED(cuSurfRefSetArray)
-RGPU_REFUSED(cuTensorMapEncodeIm2col)
-RGPU_REFUSED(cuTensorMapEncodeIm2colWide)
-RGPU_REFUSED(cuTensorMapEncodeTiled)
-RGPU_REFUSED(cuTensorMapReplaceAddress)
 RGPU_REFUSED(cuTexObjectCreate)
 RGPU_REFUSED(cuTexObjectDestroy)
 RGPU_REFUSED(cuTexObjectGetResourceDesc)
@@ -592,6 +567,10 @@ RGPU_API CUresult cuStreamAddCallback_ptsz(CUstream hStream, CUstreamCallback ca
     rgpu::PerThreadScope scope;
     return cuStreamAddCallback(hStream, callback, userData, flags);
 }
+RGPU_API CUresult cuStreamCopyAttributes_ptsz(CUstream dstStream, CUstream srcStream) {
+    rgpu::PerThreadScope scope;
+    return cuStreamCopyAttributes(dstStream, srcStream);
+}
 RGPU_API CUresult cuStreamDestroy(CUstream hStream) { return cuStreamDestroy_v2(hStream); }
 RGPU_API CUresult cuStreamGetAttribute_ptsz(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value) {
     rgpu::PerThreadScope scope;
@@ -653,6 +632,42 @@ RGPU_API CUresult cuStreamSynchronize_ptsz(CUstream hStream) {
 RGPU_API CUresult cuStreamWaitEvent_ptsz(CUstream hStream, CUevent hEvent, unsigned int Flags) {
     rgpu::PerThreadScope scope;
     return cuStreamWaitEvent(hStream, hEvent, Flags);
+}
+RGPU_API CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags) { return cuStreamWaitValue32_v2(stream, addr, value, flags); }
+RGPU_API CUresult cuStreamWaitValue32_ptsz(CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamWaitValue32(stream, addr, value, flags);
+}
+RGPU_API CUresult cuStreamWaitValue32_v2_ptsz(CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamWaitValue32_v2(stream, addr, value, flags);
+}
+RGPU_API CUresult cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags) { return cuStreamWaitValue64_v2(stream, addr, value, flags); }
+RGPU_API CUresult cuStreamWaitValue64_ptsz(CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamWaitValue64(stream, addr, value, flags);
+}
+RGPU_API CUresult cuStreamWaitValue64_v2_ptsz(CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamWaitValue64_v2(stream, addr, value, flags);
+}
+RGPU_API CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags) { return cuStreamWriteValue32_v2(stream, addr, value, flags); }
+RGPU_API CUresult cuStreamWriteValue32_ptsz(CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamWriteValue32(stream, addr, value, flags);
+}
+RGPU_API CUresult cuStreamWriteValue32_v2_ptsz(CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamWriteValue32_v2(stream, addr, value, flags);
+}
+RGPU_API CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags) { return cuStreamWriteValue64_v2(stream, addr, value, flags); }
+RGPU_API CUresult cuStreamWriteValue64_ptsz(CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamWriteValue64(stream, addr, value, flags);
+}
+RGPU_API CUresult cuStreamWriteValue64_v2_ptsz(CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamWriteValue64_v2(stream, addr, value, flags);
 }
 
 }  // extern "C"

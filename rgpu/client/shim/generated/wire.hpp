@@ -914,6 +914,56 @@ struct HostShadowRead {
     }
 };
 
+struct TensorMap {
+    uint32_t form{};
+    Blob arguments{};
+    static constexpr uint16_t id = 50;
+    static constexpr const char *name = "tensor_map";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 4 + 4 + size_t{arguments.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, form);
+        detail::put(out, arguments);
+    }
+};
+
+struct TensorMapReply {
+    Blob map{};
+    // False unless the bytes are exactly this; blobs point into them.
+    bool read(const uint8_t *data, size_t size) {
+        const uint8_t *at = data;
+        const uint8_t *end = data + size;
+        return detail::get(at, end, map) && at == end;
+    }
+};
+
+struct StreamMemoryOperation {
+    uint64_t stream{};
+    uint8_t kind{};
+    uint64_t address{};
+    uint64_t value{};
+    uint32_t flags{};
+    static constexpr uint16_t id = 51;
+    static constexpr const char *name = "stream_memory_operation";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 29; }
+    void write(uint8_t *out) const {
+        detail::put(out, stream);
+        detail::put(out, kind);
+        detail::put(out, address);
+        detail::put(out, value);
+        detail::put(out, flags);
+    }
+};
+
 struct FunctionLoad {
     uint64_t module{};
     uint32_t function{};
@@ -982,6 +1032,8 @@ inline const char *call_name(uint16_t id) {
         case 37: return "link";
         case 38: return "host_shadow_write";
         case 39: return "host_shadow_read";
+        case 50: return "tensor_map";
+        case 51: return "stream_memory_operation";
         case 70: return "function_load";
         default: return "?";
     }

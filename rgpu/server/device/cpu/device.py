@@ -78,6 +78,12 @@ class CpuDevice:
     def host_free(self, address: int) -> None:
         self._memory.host_free(address)
 
+    def tensor_map(self, form: int, arguments: bytes) -> bytes:
+        raise DeviceError("this device has no tensor maps", 801)
+
+    def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
+        raise DeviceError("this device has no stream memory operations", 801)
+
     def shadow_write(self, seq: int, stream: int, address: int, data: Any) -> None:
         self.copy_in(seq, stream, address, len(data), len(data), 1, data)
 

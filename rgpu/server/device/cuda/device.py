@@ -19,8 +19,12 @@ from cuda.bindings import driver
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import DeviceFacts, Done, Launch, Region
+<<<<<<< HEAD
 from rgpu.server.device.cuda import modules, pinned
 from rgpu.server.device.cuda.engine import Engine
+=======
+from rgpu.server.device.cuda import modules, pinned, tensormap
+>>>>>>> 26a4cdc (Tensor maps encoded once by the server's driver, stream memory operations on device memory, pool access)
 from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
@@ -36,6 +40,8 @@ CUDA_ERROR_NOT_READY = 600
 CUDA_ERROR_NOT_SUPPORTED = 801
 FOREVER = 1e9  #: seconds
 LEGACY = 0
+#: By the kind of a stream_memory_operation.
+_MEMORY_OPERATIONS = ("cuStreamWriteValue32", "cuStreamWriteValue64", "cuStreamWaitValue32", "cuStreamWaitValue64")
 NON_BLOCKING = 1
 
 
@@ -237,6 +243,10 @@ class CudaDevice:
         check(driver.cuFuncLoad(handle), "cuFuncLoad")
         return modules.attributes(handle)
 
+    def tensor_map(self, form: int, arguments: bytes) -> bytes:
+        self._use()
+        return tensormap.encode(form, arguments)
+
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None:
         self._use()
         number = driver.CUfunction_attribute(attribute)
@@ -290,6 +300,14 @@ class CudaDevice:
              value: int) -> None:
         self._ordered("memset", seq, destination=destination, pitch=pitch, width=width, height=height,
                       element=element, value=value, stream=stream)
+
+    def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
+        self._use()
+        if not 0 <= kind < len(_MEMORY_OPERATIONS):
+            raise DeviceError(f"stream memory operation {kind}", CUDA_ERROR_INVALID_VALUE)
+        self._check_range(address, 8 if kind & 1 else 4, 8 if kind & 1 else 4, 1)
+        name = _MEMORY_OPERATIONS[kind]
+        self._run(seq, stream, getattr(driver, name)(self._stream(stream), address, value, flags), name)
 
     def record_event(self, seq: int, event: int, stream: int) -> None:
         self._ordered("event_record", seq, event=event, stream=stream, flags=0)

@@ -13,7 +13,10 @@ FUNCTIONS = (
         "cuDeviceGetMemPool", "CUmemoryPool *pool, CUdevice dev", "cuDeviceGetMemPool 11020", LOCAL, "",
         "one pool for a device, emulated by the client's allocator",
     ),
-    function("cuDeviceSetMemPool", "CUdevice dev, CUmemoryPool pool", "cuDeviceSetMemPool 11020"),
+    function(
+        "cuDeviceSetMemPool", "CUdevice dev, CUmemoryPool pool", "cuDeviceSetMemPool 11020", LOCAL, "",
+        "answered by cuDeviceGetMemPool",
+    ),
     function(
         "cuMemAllocAsync", "CUdeviceptr *dptr, size_t bytesize, CUstream hStream", "cuMemAllocAsync 11020 ptsz 11020",
         ASYNC, "memory_map memory_allocate", "stream-ordered allocation in the session's own range",
@@ -54,7 +57,7 @@ FUNCTIONS = (
     ),
     function(
         "cuMemPoolGetAccess", "CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location",
-        "cuMemPoolGetAccess 11020",
+        "cuMemPoolGetAccess 11020", LOCAL, "", "the pool's own device has access",
     ),
     function(
         "cuMemPoolGetAttribute", "CUmemoryPool pool, CUmemPool_attribute attr, void *value",
@@ -71,7 +74,7 @@ FUNCTIONS = (
     ),
     function(
         "cuMemPoolSetAccess", "CUmemoryPool pool, const CUmemAccessDesc *map, size_t count",
-        "cuMemPoolSetAccess 11020",
+        "cuMemPoolSetAccess 11020", LOCAL, "", "the pool's own device has access",
     ),
     function(
         "cuMemPoolSetAttribute", "CUmemoryPool pool, CUmemPool_attribute attr, void *value",

@@ -37,6 +37,7 @@ FUNCTIONS = (
     ),
     function(
         "cuStreamCopyAttributes", "CUstream dstStream, CUstream srcStream", "cuStreamCopyAttributes 11000 ptsz 11000",
+        LOCAL, "", "as cuStreamGetAttribute and cuStreamSetAttribute",
     ),
     function(
         "cuStreamCreate", "CUstream *phStream, unsigned int Flags", "cuStreamCreate 2000", ASYNC, "stream_create",
@@ -113,35 +114,39 @@ FUNCTIONS = (
     ),
     function(
         "cuStreamWaitValue32", "CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags",
-        "cuStreamWaitValue32 8000 ptsz 8000",
+        "cuStreamWaitValue32 8000 ptsz 8000", ASYNC, "", alias="cuStreamWaitValue32_v2",
     ),
     function(
         "cuStreamWaitValue32_v2", "CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags",
-        "cuStreamWaitValue32 11070 ptsz 11070",
+        "cuStreamWaitValue32 11070 ptsz 11070", ASYNC, "stream_memory_operation",
+        "device memory only: a CPU that polls, or is polled, is not supported",
     ),
     function(
         "cuStreamWaitValue64", "CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags",
-        "cuStreamWaitValue64 9000 ptsz 9000",
+        "cuStreamWaitValue64 9000 ptsz 9000", ASYNC, "", alias="cuStreamWaitValue64_v2",
     ),
     function(
         "cuStreamWaitValue64_v2", "CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags",
-        "cuStreamWaitValue64 11070 ptsz 11070",
+        "cuStreamWaitValue64 11070 ptsz 11070", ASYNC, "stream_memory_operation",
+        "device memory only: a CPU that polls, or is polled, is not supported",
     ),
     function(
         "cuStreamWriteValue32", "CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags",
-        "cuStreamWriteValue32 8000 ptsz 8000",
+        "cuStreamWriteValue32 8000 ptsz 8000", ASYNC, "", alias="cuStreamWriteValue32_v2",
     ),
     function(
         "cuStreamWriteValue32_v2", "CUstream stream, CUdeviceptr addr, uint32_t value, unsigned int flags",
-        "cuStreamWriteValue32 11070 ptsz 11070",
+        "cuStreamWriteValue32 11070 ptsz 11070", ASYNC, "stream_memory_operation",
+        "device memory only: a CPU that polls, or is polled, is not supported",
     ),
     function(
         "cuStreamWriteValue64", "CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags",
-        "cuStreamWriteValue64 9000 ptsz 9000",
+        "cuStreamWriteValue64 9000 ptsz 9000", ASYNC, "", alias="cuStreamWriteValue64_v2",
     ),
     function(
         "cuStreamWriteValue64_v2", "CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags",
-        "cuStreamWriteValue64 11070 ptsz 11070",
+        "cuStreamWriteValue64 11070 ptsz 11070", ASYNC, "stream_memory_operation",
+        "device memory only: a CPU that polls, or is polled, is not supported",
     ),
     function(
         "cuThreadExchangeStreamCaptureMode", "CUstreamCaptureMode *mode", "cuThreadExchangeStreamCaptureMode 10010",

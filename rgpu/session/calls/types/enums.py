@@ -289,6 +289,12 @@ ENUMS: dict[str, dict[str, int]] = {
         "CU_MEM_ALLOC_GRANULARITY_MINIMUM": 0,
         "CU_MEM_ALLOC_GRANULARITY_RECOMMENDED": 1,
     },
+    "CUtensorMapDataType": {"CU_TENSOR_MAP_DATA_TYPE_UINT8": 0},
+    "CUtensorMapInterleave": {"CU_TENSOR_MAP_INTERLEAVE_NONE": 0},
+    "CUtensorMapSwizzle": {"CU_TENSOR_MAP_SWIZZLE_NONE": 0},
+    "CUtensorMapL2promotion": {"CU_TENSOR_MAP_L2_PROMOTION_NONE": 0},
+    "CUtensorMapFloatOOBfill": {"CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE": 0},
+    "CUtensorMapIm2ColWideMode": {"CU_TENSOR_MAP_IM2COL_WIDE_MODE_W": 0},
     "CUmemPool_attribute": {
         "CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES": 1,
         "CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC": 2,

@@ -66,6 +66,7 @@ STRUCTS: tuple[tuple[str, int, str], ...] = (
      "void *win32HandleMetaData; unsigned char compressionType; unsigned char gpuDirectRDMACapable; "
      "unsigned short usage; unsigned char reserved[4];"),
     ("CUmemAccessDesc", 12, "CUmemLocation location; CUmemAccess_flags flags;"),
+    ("CUtensorMap", 128, "unsigned long long opaque[16];"),
     ("CUexecAffinityParam", 8, "CUexecAffinityType type; unsigned int smCount;"),
     ("CUctxCigParam", 16, "CUcigDataType sharedDataType; void *sharedData;"),
     ("CUctxCreateParams", 24,

@@ -296,6 +296,7 @@ inline bool awaited(uint16_t id) {
         case 33:  // host_function
         case 37:  // link
         case 39:  // host_shadow_read
+        case 50:  // tensor_map
         case 70:  // function_load
             return true;
         default: return false;
