@@ -19,12 +19,8 @@ from cuda.bindings import driver
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import DeviceFacts, Done, Launch, Region
-<<<<<<< HEAD
-from rgpu.server.device.cuda import modules, pinned
-from rgpu.server.device.cuda.engine import Engine
-=======
 from rgpu.server.device.cuda import modules, pinned, tensormap
->>>>>>> 26a4cdc (Tensor maps encoded once by the server's driver, stream memory operations on device memory, pool access)
+from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
