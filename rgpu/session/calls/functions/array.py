@@ -101,11 +101,13 @@ FUNCTIONS = (
         "CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, uint32_t tensorRank, void "
         "*globalAddress, const uint64_t *globalDim, const uint64_t *globalStrides, const uint32_t *boxDim, "
         "const uint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, "
-        "CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill", "cuTensorMapEncodeTiled 12000", SYNC, "tensor_map",
+        "CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill",
+        "cuTensorMapEncodeTiled 12000", SYNC, "tensor_map",
         "encoded by the server's driver, once for each set of arguments",
     ),
     function(
-        "cuTensorMapReplaceAddress", "CUtensorMap *tensorMap, void *globalAddress", "cuTensorMapReplaceAddress 12000", SYNC, "tensor_map",
+        "cuTensorMapReplaceAddress", "CUtensorMap *tensorMap, void *globalAddress",
+        "cuTensorMapReplaceAddress 12000", SYNC, "tensor_map",
         "encoded by the server's driver, once for each set of arguments",
     ),
     function(
