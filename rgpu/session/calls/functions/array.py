@@ -83,8 +83,8 @@ FUNCTIONS = (
         "*pixelBoxLowerCorner, const int *pixelBoxUpperCorner, uint32_t channelsPerPixel, uint32_t "
         "pixelsPerColumn, const uint32_t *elementStrides, CUtensorMapInterleave interleave, "
         "CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill",
-        "cuTensorMapEncodeIm2col 12000", SYNC, "tensor_map",
-        "encoded by the server's driver, once for each set of arguments",
+        "cuTensorMapEncodeIm2col 12000",
+        SYNC, "tensor_map", "encoded by the server's driver, once for each set of arguments",
     ),
     function(
         "cuTensorMapEncodeIm2colWide",
@@ -93,22 +93,20 @@ FUNCTIONS = (
         "pixelBoxLowerCornerWidth, int pixelBoxUpperCornerWidth, uint32_t channelsPerPixel, uint32_t "
         "pixelsPerColumn, const uint32_t *elementStrides, CUtensorMapInterleave interleave, "
         "CUtensorMapIm2ColWideMode mode, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2Promotion, "
-        "CUtensorMapFloatOOBfill oobFill", "cuTensorMapEncodeIm2colWide 12080", SYNC, "tensor_map",
-        "encoded by the server's driver, once for each set of arguments",
+        "CUtensorMapFloatOOBfill oobFill", "cuTensorMapEncodeIm2colWide 12080",
+        SYNC, "tensor_map", "encoded by the server's driver, once for each set of arguments",
     ),
     function(
         "cuTensorMapEncodeTiled",
         "CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType, uint32_t tensorRank, void "
         "*globalAddress, const uint64_t *globalDim, const uint64_t *globalStrides, const uint32_t *boxDim, "
         "const uint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, "
-        "CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill",
-        "cuTensorMapEncodeTiled 12000", SYNC, "tensor_map",
-        "encoded by the server's driver, once for each set of arguments",
+        "CUtensorMapL2promotion l2Promotion, CUtensorMapFloatOOBfill oobFill", "cuTensorMapEncodeTiled 12000",
+        SYNC, "tensor_map", "encoded by the server's driver, once for each set of arguments",
     ),
     function(
-        "cuTensorMapReplaceAddress", "CUtensorMap *tensorMap, void *globalAddress",
-        "cuTensorMapReplaceAddress 12000", SYNC, "tensor_map",
-        "encoded by the server's driver, once for each set of arguments",
+        "cuTensorMapReplaceAddress", "CUtensorMap *tensorMap, void *globalAddress", "cuTensorMapReplaceAddress 12000",
+        SYNC, "tensor_map", "encoded by the server's driver, once for each set of arguments",
     ),
     function(
         "cuTexObjectCreate",

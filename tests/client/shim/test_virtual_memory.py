@@ -1,0 +1,123 @@
+"""Virtual memory calls, tensor maps and pools: what the shim answers itself, and what it sends."""
+
+from __future__ import annotations
+
+import textwrap
+
+VMM = """
+import struct
+
+class Prop(c.Structure):
+    _fields_ = [("type", c.c_int), ("handles", c.c_int), ("where", c.c_int), ("id", c.c_int), ("meta", P),
+                ("rest", c.c_ubyte * 8)]
+
+PROP = Prop(1, 0, 1, 0, None)
+
+def reserve(size, alignment=0, wish=0):
+    at = U64()
+    ok(cu.cuMemAddressReserve(c.byref(at), SIZE(size), SIZE(alignment), U64(wish), U64(0)))
+    return at.value
+
+def create(size):
+    handle = U64()
+    ok(cu.cuMemCreate(c.byref(handle), SIZE(size), c.byref(PROP), U64(0)))
+    return handle.value
+
+def map_at(address, size, handle):
+    return cu.cuMemMap(U64(address), SIZE(size), SIZE(0), U64(handle), U64(0))
+
+def unmap(address, size):
+    return cu.cuMemUnmap(U64(address), SIZE(size))
+"""
+
+
+def code(text: str) -> str:
+    return VMM + textwrap.dedent(text)
+
+
+def test_quota_is_held_from_create_until_the_last_of_release_and_unmap(agent, program):
+    told = program(agent, code("""
+        context()
+        G = 2 << 20
+        at = reserve(64 << 20)
+        handle = create(G)
+        made = info()[0]
+        ok(map_at(at, G, handle))
+        ok(cu.cuMemRelease(U64(handle)))
+        mapped = info()[0]
+        ok(unmap(at, G))
+        tell([made >> 20, mapped >> 20, info()[0] >> 20])
+        ok(cu.cuMemAddressFree(U64(at), SIZE(64 << 20)))
+        """)).end()
+    assert told == [[254, 254, 256]]
+    assert agent.names().count("memory_map") == agent.names().count("memory_unmap") == 1
+    mapped, = agent.args("memory_map")
+    allocated, = agent.args("memory_allocate")
+    assert (mapped.address, mapped.size) == (allocated.address, allocated.size)
+
+
+def test_neighbouring_mappings_are_one_range_for_copies(agent, program):
+    told = program(agent, code("""
+        context()
+        G = 2 << 20
+        at = reserve(64 << 20)
+        ok(map_at(at, G, create(G)))
+        ok(map_at(at + G, 2 * G, create(2 * G)))
+        base, size = U64(), SIZE()
+        ok(cu.cuMemGetAddressRange_v2(c.byref(base), c.byref(size), U64(at + G + 5)))
+        tell([base.value == at, size.value >> 20])
+        """)).end()
+    assert told == [[True, 6]]
+
+
+def test_wrong_mappings_are_codes(agent, program):
+    told = program(agent, code("""
+        context()
+        G = 2 << 20
+        at = reserve(8 * G)
+        one, two = create(G), create(G)
+        codes = [map_at(at - G, G, one), map_at(at + 1, G, one), map_at(at, G, 12345), map_at(at, 2 * G, one)]
+        ok(map_at(at, G, one))
+        codes += [map_at(at, G, two), map_at(at + G, G, one)]      # taken; a second mapping of a handle
+        codes += [unmap(at, 2 * G), unmap(at + G, G), cu.cuMemAddressFree(U64(at), SIZE(8 * G))]
+        handle = U64()
+        codes += [cu.cuMemCreate(c.byref(handle), SIZE(G + 1), c.byref(PROP), U64(0)),
+                  cu.cuMemCreate(c.byref(handle), SIZE(1 << 40), c.byref(PROP), U64(0)),
+                  cu.cuMemRelease(U64(777))]
+        tell(codes)
+        """)).end()
+    assert told == [[1, 1, 1, 1, 1, 801, 1, 1, 1, 1, 2, 1]]
+
+
+def test_reservations_honour_wishes_and_do_not_overlap(agent, program):
+    told = program(agent, code("""
+        context()
+        G = 2 << 20
+        first = reserve(4 * G)
+        wished = reserve(4 * G, 0, first + 16 * G)
+        taken = reserve(4 * G, 0, first)
+        aligned = reserve(G, 1 << 30)
+        ok(cu.cuMemAddressFree(U64(first), SIZE(4 * G)))
+        tell([(wished - first) // G, taken != first, aligned % (1 << 30), reserve(4 * G) == first])
+        """)).end()
+    assert told == [[16, True, 0, True]]
+
+
+def test_a_tensor_map_is_asked_for_once(agent, program):
+    told = program(agent, """
+        context()
+        def encode(address):
+            room = c.create_string_buffer(256)
+            at = c.addressof(room) + -c.addressof(room) % 64
+            four, two = (U64 * 2)(64, 64), (c.c_uint32 * 2)(16, 16)
+            code = cu.cuTensorMapEncodeTiled(P(at), 7, c.c_uint32(2), P(address), four, (U64 * 1)(256), two,
+                                             (c.c_uint32 * 2)(1, 1), 0, 0, 0, 0)
+            return code, c.string_at(at, 128).hex()
+        one, again, other = encode(0x1000), encode(0x1000), encode(0x2000)
+        tell([one == again, one[0], one[1] != other[1], cu.cuTensorMapEncodeTiled(None, 7, 2, None, None, None, None,
+             None, 0, 0, 0, 0)])
+        """).end()
+    assert told == [[True, 0, True, 1]]
+    asked = agent.args("tensor_map")
+    assert len(asked) == 2 and asked[0].form == 0
+    assert len(asked[0].arguments) == 4 + 4 + 8 + 16 + 8 + 8 + 8 + 16
