@@ -60,6 +60,7 @@ auto holding(Map& map, std::uint64_t address) {
 CUresult give_back(Section& section, Memory& m, std::map<std::uint64_t, Allocated>::iterator it) {
   std::vector<Range> unmap;
   m.devices[it->second.device]->free(it->first, unmap);
+  report_used(it->second.device, m.devices[it->second.device]->mapped());
   m.allocated.erase(it);
   for (const Range& range : unmap) {
     wire::MemoryUnmap call{};
@@ -154,6 +155,7 @@ CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& ad
       if (!allocator) return CUDA_ERROR_INVALID_DEVICE;
       std::vector<Range> map;
       if (auto found = allocator->allocate(size, map)) {
+        report_used(device, allocator->mapped());
         for (const Range& range : map) {
           wire::MemoryMap call{};
           call.address = range.address;
