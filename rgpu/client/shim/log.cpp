@@ -55,7 +55,8 @@ void log_unsupported(const char* name) {
   report_unsupported(name);
   // Whoever shares memory with another process is nearly always NCCL at its start: one line, for all of them.
   const std::string_view called = name;
-  for (std::string_view start : {"cuIpc", "cuMemExportToShareable", "cuMemImportFromShareable"}) {
+  for (std::string_view start : {"cuIpc", "cuMemExportToShareable", "cuMemImportFromShareable", "cuMemPoolExport",
+                                 "cuMemPoolImport"}) {
     if (!called.starts_with(start)) continue;
     log_once("between processes",
              "%s: GPU memory cannot be shared between processes, so NCCL with several processes (torchrun) is not "

@@ -42,6 +42,13 @@ for size in (1, 5 << 20, 3 << 20, 100):
     free, total = ok(d.cuMemGetInfo())
     memory = n.nvmlDeviceGetMemoryInfo(device)
     assert (memory.total, memory.free, memory.used) == (total, free, total - free), (memory, free, total)
+properties = d.CUmemAllocationProp()
+properties.type = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+properties.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+physical = ok(d.cuMemCreate(4 << 20, properties, 0))  # counts from here on, as cuMemGetInfo says
+assert n.nvmlDeviceGetMemoryInfo(device).used == memory.used + (4 << 20)
+ok(d.cuMemRelease(physical))
+assert n.nvmlDeviceGetMemoryInfo(device).used == memory.used
 (process,) = n.nvmlDeviceGetComputeRunningProcesses(device)
 assert (process.pid, process.usedGpuMemory) == (os.getpid(), total - free)
 uuid = bytes(ok(d.cuDeviceGetUuid(0)).bytes).hex()
