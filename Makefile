@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # Cases mostly wait for leases and deadlines: more of them than processors run side by side.
 SWEEP_JOBS ?= 4
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard rgpu/client/shim/*.?pp rgpu/client/shim/generated/* \
-           rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/*)
+           rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/* \
+           rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/*)
 
 .PHONY: help setup demo test sweep test-gpu compat bench-remote lint clean
 

@@ -44,7 +44,8 @@ def test_wheel(wheel: Path, tmp_path: Path) -> None:
     assert wheel.name.startswith("rgpu_live-") and wheel.name.endswith("-py3-none-linux_x86_64.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        assert {"rgpu/client/lib/libcuda.so.1", "rgpu/client/lib/libcuda.so", "rgpu/cli/main.py",
+        assert {"rgpu/client/lib/libcuda.so.1", "rgpu/client/lib/libcuda.so", "rgpu/client/lib/libnvidia-ml.so.1",
+                "rgpu/cli/main.py",
                 "rgpu/server/device/cuda/lib/librgpu_engine.so"} <= set(names)
         assert not [n for n in names if n.split("/")[0] not in ("rgpu",) and ".dist-info" not in n]
         archive.extractall(tmp_path)

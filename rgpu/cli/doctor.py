@@ -66,13 +66,12 @@ def _shim() -> Finding:
     from rgpu.client.launcher import shim_directory
 
     path = shim_directory() / "libcuda.so.1"
-    if not path.exists():
-        return Finding("client library", False, f"{path} is missing", "install the package again: pip install .")
-    version = ctypes.c_int()
+    for name in (path, path.with_name("libnvidia-ml.so.1")):
+        if not name.exists():
+            return Finding("client library", False, f"{name} is missing", "install the package again: pip install .")
     code = subprocess.run([sys.executable, "-c", f"import ctypes; l = ctypes.CDLL({str(path)!r}); "
                            "v = ctypes.c_int(); print(l.cuDriverGetVersion(ctypes.byref(v)))"],
                           capture_output=True, text=True, timeout=20)
-    del version
     return Finding("client library", code.returncode == 0, str(path), code.stderr.strip()[-200:])
 
 
@@ -105,14 +104,14 @@ def _memfd() -> Finding:
 
 
 def _gpu() -> Finding:
+    from rgpu.server import driver
+
     try:
         from rgpu.server.device.cuda.device import facts
 
         found = facts(0)
-    except ImportError:
-        return Finding("gpu", True, "none used: cuda-bindings is not installed (only GPU nodes need it)")
-    except Exception as error:  # noqa: BLE001 - no driver is a fact, not a failure
-        return Finding("gpu", True, f"none here ({str(error).splitlines()[0]}); the cpu device works without")
+    except Exception as error:  # noqa: BLE001 - no driver is a fact, not a failure: clients and cpu nodes need none
+        return Finding("gpu", True, f"none that a node here could serve: {driver.explain(error, 'cuda:0')}")
     return Finding("gpu", True, f"{found.name}, compute capability {'.'.join(map(str, found.compute_capability))}, "
                    f"driver {found.driver_version // 1000}.{found.driver_version % 1000 // 10}")
 

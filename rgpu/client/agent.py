@@ -26,10 +26,12 @@ from rgpu.client import desk as desks
 from rgpu.client.answer_ring import AgentPage, AnswerRing
 from rgpu.client.desk import Desk
 from rgpu.client.journal import Journal, Policy, prepare_directory
-from rgpu.client.local import Hello, LocalPeer, NewSegment, listen
+from rgpu.client.local import Hello, LocalPeer, NewSegment, Observe, listen
+from rgpu.client.observe import Observer
 from rgpu.client.shipper import Identity, Shipper
+from rgpu.link import versions
 from rgpu.link.keys import Endpoint, KeyPair
-from rgpu.session.errors import Corrupt, PoolUnavailable, RgpuError, TimedOut
+from rgpu.session.errors import Corrupt, PoolUnavailable, Refused, RgpuError, TimedOut, VersionMismatch
 from rgpu.session.facts import SessionFacts
 
 log = structlog.get_logger(__name__)
@@ -65,6 +67,8 @@ class Agent:
         self._complain = complain
         self._directory = Path(tempfile.mkdtemp(prefix="rgpu-"))  # mode 0700
         self._listener, self.socket_path = listen(self._directory)
+        self.observer = Observer(self.desk, lambda: {"memory": options.memory, "options": options.extra,
+                                                       "versions": versions.ours()})
         self._lock = threading.Lock()
         self._counter = 0
         self._shippers: dict[str, Shipper] = {}
@@ -132,6 +136,9 @@ class Agent:
         try:
             peer = LocalPeer(sock)
             hello, early = wait_hello(peer)
+            if isinstance(hello, Observe):
+                self._observe(peer)
+                return
             try:
                 shipper = self._open_session(peer, hello, early)
             except BaseException:
@@ -149,10 +156,20 @@ class Agent:
         try:
             shipper.run()
         finally:
+            self.observer.ended(shipper.identity.session)
             with self._lock:
                 self._shippers.pop(shipper.identity.session, None)
         if shipper.over and not shipper.ended_well:
             self._complain(f"rgpu: session {shipper.identity.session}: {shipper.over}")
+
+    def _observe(self, peer: LocalPeer) -> None:
+        """Answer a monitor. No place in the pool is an answer too, and no reason to disturb the user."""
+        try:
+            peer.observed(self.observer.answer(peer.pid).encode())
+        except RgpuError as error:
+            peer.refuse(NO_DEVICE if isinstance(error, Refused) else SYSTEM_NOT_READY, error.message)
+        finally:
+            peer.close()
 
     def _refuse(self, peer: LocalPeer | None, error: RgpuError) -> None:
         log.error("no session for a process", error=error.code, reason=error.message)
@@ -167,9 +184,10 @@ class Agent:
             "name": name, "memory": self.options.memory, "recover": self.options.recover,
             "parent": self.options.name if name != self.options.name else None,
             "program": {"pid": peer.pid, "command": hello.executable, "host": socket.gethostname()},
-            "options": self.options.extra}, CREATE_TIMEOUT)
+            "options": self.options.extra, "versions": versions.ours()}, CREATE_TIMEOUT)
         try:
             name = str(reply["session"])
+            self._check_versions(name, reply)
             facts = SessionFacts.from_dict(reply["facts"])
             owner, grant = desks.owner(reply), desks.grant(reply)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -181,9 +199,10 @@ class Agent:
         ring = AnswerRing(page, *hello.ring) if hello.ring else None
         identity = Identity(name, peer.pid, hello.executable, self._client)
         shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy), self.desk, owner, grant,
-                          lambda: self._code_of(peer.pid), ring)
+                          lambda: self._code_of(peer.pid), ring, lambda usage: self.observer.counts(name, usage))
         for segment in early:
             shipper.journal.offer(segment)
+        self.observer.began(name, peer.pid, facts, str(reply.get("driver_release") or ""))
         with self._lock:
             self._shippers[name] = shipper
             closing = self._closing
@@ -192,6 +211,14 @@ class Agent:
         peer.send_welcome(facts.encode(), page.fd)
         log.info("session created", session=name, owner=owner.host, epoch=owner.epoch, pid=peer.pid)
         return shipper
+
+    def _check_versions(self, session: str, reply: dict[str, Any]) -> None:
+        """A node that knows nothing of versions made the session: it is given back. Raises :class:`VersionMismatch`."""
+        try:
+            versions.check(reply.get("versions"), "the pool")
+        except VersionMismatch as error:
+            self.desk.quietly("session.end", {"session": session, "reason": error.message, "exit_code": None}, 5.0)
+            raise
 
     def _next_name(self) -> tuple[int, str]:
         with self._lock:
@@ -214,8 +241,8 @@ class Agent:
         return self._exit_code
 
 
-def wait_hello(peer: LocalPeer) -> tuple[Hello, list[NewSegment]]:
-    """The first message, and segments that came right behind it. Raises :class:`TimedOut`, :class:`Corrupt`."""
+def wait_hello(peer: LocalPeer) -> tuple[Hello | Observe, list[NewSegment]]:
+    """The first message, and segments that came right behind a HELLO. Raises :class:`TimedOut`, :class:`Corrupt`."""
     deadline = time.monotonic() + HELLO_TIMEOUT
     poller = select.poll()
     poller.register(peer.fileno(), select.POLLIN)
@@ -229,6 +256,6 @@ def wait_hello(peer: LocalPeer) -> tuple[Hello, list[NewSegment]]:
         poller.poll(left * 1000)
     hello, rest = messages[0], messages[1:]
     segments = [message for message in rest if isinstance(message, NewSegment)]
-    if not isinstance(hello, Hello) or len(segments) != len(rest):
+    if not isinstance(hello, Hello | Observe) or len(segments) != len(rest):
         raise Corrupt("a process did not begin with HELLO", reason="protocol")
     return hello, segments

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rgpu.client.attachment import Owner
 from rgpu.client.data_link import DataLink, attach
 from rgpu.client.desk import Desk, Grant
-from rgpu.session.errors import RgpuError
+from rgpu.session.errors import RgpuError, VersionMismatch
 
 if TYPE_CHECKING:
     from rgpu.client.shipper import Identity
@@ -30,6 +30,7 @@ class Attempt:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._cancelled = False
+        self.hopeless = False  #: no later try can do better: the two sides' versions do not fit
         self._opened, self._post = opened, post
         desk.submit(self._run, identity, grant, published)
 
@@ -40,6 +41,9 @@ class Attempt:
             connection, _, wanted = attach(self.owner.address, grant.ticket, grant.secret, identity.session,
                                            self.owner.epoch, published, identity.client, connected=self._connected)
             self._post(self._opened, self, DataLink(self.number, connection), wanted, "")
+        except VersionMismatch as error:
+            self.hopeless = True
+            self._post(self._opened, self, None, 0, error.message)
         except RgpuError as error:
             self._post(self._opened, self, None, 0, error.message)
         except Exception as error:  # noqa: BLE001 - the loop waits for an outcome

@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 
 from rgpu.client.sending import FrameSender
+from rgpu.link import versions
 from rgpu.link.frames import SealedConnection, client_preamble, connect
 from rgpu.link.module_refs import CALLS_REF, HAVE, REFERENCE
 from rgpu.link.sealing import frame_size
-from rgpu.session.errors import Corrupt, LinkError
+from rgpu.session.errors import Corrupt, LinkError, from_dict
 
 ATTACH, CALLS, BYE, PING, STATS = 1, 2, 3, 4, 5
 ATTACHED, ANSWER, WATERMARK, NOTICE, PONG = 16, 17, 18, 19, 20
@@ -59,11 +60,14 @@ def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str,
         if connection.epoch < epoch:
             raise LinkError(f"{address[0]} still holds epoch {connection.epoch} of {session}; {epoch} was seen")
         connection.send(ATTACH, _encode({"session": session, "epoch": connection.epoch, "delivered": published,
-                                         "client": client}))
+                                         "client": client, "versions": versions.ours()}))
         kind, body = connection.recv(ATTACH_TIMEOUT)
         if kind != ATTACHED:
             raise Corrupt(f"the worker answered ATTACH with a message of type {kind}", reason="protocol")
         answer = decode_map(body)
+        if isinstance(answer.get("refused"), dict):
+            raise from_dict(answer["refused"])
+        versions.check(answer.get("versions"), f"the worker at {address[0]}")
         wanted = answer.get("next")
         if answer.get("epoch") != connection.epoch or not isinstance(wanted, int) or wanted < 1:
             raise Corrupt(f"the worker answered ATTACH with {answer}", reason="protocol")

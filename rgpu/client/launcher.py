@@ -13,10 +13,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import structlog
+
 from rgpu.client.agent import Agent, Options
+from rgpu.link import versions
 from rgpu.link.control import ControlClient
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.session.errors import AlreadyExists, NotFound, PoolUnavailable, RgpuError, UsageError
+
+log = structlog.get_logger(__name__)
 
 DRIVER = "libcuda.so.1"
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGQUIT)
@@ -32,15 +37,26 @@ def shim_directory() -> Path:
     return directory
 
 
-def environment(base: Mapping[str, str], library: Path, agent: Path) -> dict[str, str]:
-    """The program's environment; what the user set is kept, behind ours."""
+def environment(base: Mapping[str, str], library: Path, agent: Path, driver_version: int | None = None
+                ) -> dict[str, str]:
+    """The program's environment; what the user set is kept, behind ours.
+
+    ``driver_version``: as cuDriverGetVersion; what the shim answers before it has a session.
+    """
     result = dict(base)
     driver = str(library / DRIVER)
     result["LD_LIBRARY_PATH"] = _join(str(library), base.get("LD_LIBRARY_PATH"), ":")
     result["LD_PRELOAD"] = _join(driver, base.get("LD_PRELOAD"), ":")
     result["RGPU_AGENT"] = str(agent)
-    result["NUMBA_CUDA_DRIVER"] = driver
-    result["TRITON_LIBCUDA_PATH"] = str(library)
+    if driver_version is not None:
+        result["RGPU_DRIVER_VERSION"] = str(driver_version)
+    result["NUMBA_CUDA_DRIVER"] = driver  # the file
+    result["TRITON_LIBCUDA_PATH"] = str(library)  # the directory, which Triton gives its compiler with -L
+    # This machine has no PCI tree to look GPUs up in, so NCCL takes them to be far apart and would fall back to host
+    # memory that GPU and CPU poll together, which cannot work here. So it tries peers first: they work, or say why not.
+    result.setdefault("NCCL_P2P_LEVEL", "SYS")
+    # What compilers started by the program read for -lcuda: inductor's C++ wrapper, cpp extensions.
+    result["LIBRARY_PATH"] = _join(str(library), base.get("LIBRARY_PATH"), ":")
     return result
 
 
@@ -60,12 +76,13 @@ def default_name(command: Sequence[str]) -> str:
 def check_pool(keys: KeyPair, endpoints: Sequence[Endpoint], name: str) -> None:
     """Before the program is started: is the pool there, does it know us, is the name free?
 
-    Raises :class:`PoolUnavailable`, :class:`AuthenticationFailed`, :class:`AlreadyExists`.
+    Raises :class:`PoolUnavailable`, :class:`AuthenticationFailed`, :class:`AlreadyExists`,
+    :class:`VersionMismatch`.
     """
     if not endpoints:
         raise PoolUnavailable("the pool has no node: start one with 'rgpu up'")
     with ControlClient(keys, endpoints) as client:
-        client.call("pool.ping", timeout=5.0)
+        versions.check(client.call("pool.ping", timeout=5.0).get("versions"), "the pool")
         try:
             found = client.call("session.owner", {"session": name}, timeout=5.0)
         except RgpuError:
@@ -95,13 +112,23 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
     agent = Agent(options, keys, endpoints, complain=lambda line: print(line, file=sys.stderr, flush=True))
     try:
         agent.start()
-        status = _run_child(command, environment(os.environ, library, agent.socket_path), agent)
+        status = _run_child(command, environment(os.environ, library, agent.socket_path, _driver_version(agent)),
+                            agent)
         agent.child_exited(status if status >= 0 else 128 - status)
     finally:
         agent.close()
     if status < 0 and reraise:
         die_by(-status)
     return status if status >= 0 else 128 - status
+
+
+def _driver_version(agent: Agent) -> int | None:
+    """Of the device that the pool would choose now; None when it has none to offer (the program may need none)."""
+    try:
+        return agent.observer.candidate().facts.driver_version
+    except RgpuError as error:
+        log.info("no device is known before the program starts", reason=error.message)
+        return None
 
 
 def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import os
+import re
 import socket
 import struct
 from collections import deque
@@ -19,8 +20,8 @@ from typing import Any
 
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, VersionMismatch
 
-HELLO, SEGMENT, GOODBYE = 1, 2, 3
-WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, STATE = 32, 33, 34, 35, 36, 37
+HELLO, SEGMENT, GOODBYE, OBSERVE, USAGE, UNSUPPORTED = 1, 2, 3, 4, 5, 6
+WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, STATE, OBSERVED = 32, 33, 34, 35, 36, 37, 38
 RUNNING, BLOCK, UNPROTECTED = 0, 1, 2  #: STATE
 STICKY = 1  #: ANSWER flag
 PROTOCOL = 1
@@ -33,8 +34,9 @@ _HEAD = struct.Struct("<II")
 _HELLO = struct.Struct("<IIIIQ")
 _SEGMENT = struct.Struct("<IIQ")
 _ANSWER = struct.Struct("<QiII")
+_FUNCTION = re.compile(rb"[A-Za-z0-9_]{1,100}")
 _SIZE_OF_FDS = socket.CMSG_SPACE(MAX_FDS * 4)
-_WITH_DESCRIPTOR = frozenset({HELLO, SEGMENT})
+_WITH_DESCRIPTOR = frozenset({HELLO, SEGMENT, USAGE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,28 @@ class Goodbye:
     reason: int
 
 
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """Asks what devices there are and what they hold; makes no session."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePage:
+    """The shim's page of bytes used; ``fd`` belongs to the receiver of this. Nothing about it is checked yet."""
+
+    fd: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """The program called a driver function that the shim refuses."""
+
+    name: str
+
+
+Message = Hello | NewSegment | Goodbye | Observe | UsagePage | Unsupported
+
+
 class LocalPeer:
     """One connected shim."""
 
@@ -89,13 +113,13 @@ class LocalPeer:
         return self.sock.fileno()
 
     # -- receiving ----------------------------------------------------------------
-    def receive(self) -> list[Hello | NewSegment | Goodbye]:
+    def receive(self) -> list[Message]:
         """What has come, without waiting; sets :attr:`eof` at the end.
 
         Raises :class:`Corrupt` for bytes that are no message; the shim is then
         not to be trusted any further.
         """
-        found: list[Hello | NewSegment | Goodbye] = []
+        found: list[Message] = []
         while not self.eof and len(found) < 256:
             try:
                 data, ancillary, flags, _ = self.sock.recvmsg(BODY_LIMIT, _SIZE_OF_FDS)
@@ -121,8 +145,8 @@ class LocalPeer:
         if flags & socket.MSG_CTRUNC or len(self._fds) > MAX_FDS:
             raise Corrupt("the shim sent more descriptors than any message has", reason="descriptors")
 
-    def _parse(self) -> list[Hello | NewSegment | Goodbye]:
-        found: list[Hello | NewSegment | Goodbye] = []
+    def _parse(self) -> list[Message]:
+        found: list[Message] = []
         at = 0
         while len(self._in) - at >= _HEAD.size:
             length, kind = _HEAD.unpack_from(self._in, at)
@@ -138,13 +162,12 @@ class LocalPeer:
             raise Corrupt("the shim sent a descriptor that belongs to no message", reason="descriptors")
         return found
 
-    def _message(self, kind: int, body: bytes) -> Hello | NewSegment | Goodbye:
+    def _message(self, kind: int, body: bytes) -> Message:
         if kind in _WITH_DESCRIPTOR and not self._fds:
             raise Corrupt(f"a message of type {kind} came without its descriptor", reason="descriptors")
         if kind == HELLO and len(body) >= _HELLO.size + 2:
             protocol, pid, ppid, wishes, starttime = _HELLO.unpack_from(body)
-            if protocol != PROTOCOL:
-                raise VersionMismatch(f"the shim speaks protocol {protocol}, this agent {PROTOCOL}")
+            _check_protocol(protocol)
             (length,) = struct.unpack_from("<H", body, _HELLO.size)
             name = body[_HELLO.size + 2:_HELLO.size + 2 + length]
             if wishes & WANTS_RING and len(self._fds) < 3:
@@ -157,6 +180,13 @@ class LocalPeer:
             return NewSegment(index, segment_kind, size, self._fds.popleft())
         if kind == GOODBYE and len(body) == 4:
             return Goodbye(int.from_bytes(body, "little"))
+        if kind == OBSERVE and len(body) == 4:
+            _check_protocol(int.from_bytes(body, "little"))
+            return Observe()
+        if kind == USAGE and not body:
+            return UsagePage(self._fds.popleft())
+        if kind == UNSUPPORTED and _FUNCTION.fullmatch(body):
+            return Unsupported(body.decode())
         raise Corrupt(f"a message of type {kind} with {len(body)} bytes from the shim", type=kind, reason="message")
 
     # -- sending ------------------------------------------------------------------
@@ -205,6 +235,9 @@ class LocalPeer:
     def send_welcome(self, facts: bytes, page: int) -> None:
         self.send(WELCOME, facts, fd=page)
 
+    def observed(self, observation: bytes) -> None:
+        self.send(OBSERVED, observation)
+
     def answer(self, seq: int, result: int, flags: int, reply: Any, payload: Any) -> None:
         self.send(ANSWER, _ANSWER.pack(seq, result, flags, len(reply)), reply, payload)
 
@@ -225,6 +258,12 @@ class LocalPeer:
         except OSError:
             pass
         self.sock.close()
+
+
+def _check_protocol(protocol: int) -> None:
+    if protocol != PROTOCOL:
+        raise VersionMismatch(f"the client library speaks protocol {protocol}, this agent {PROTOCOL}: they come from "
+                              "different installations of rgpu")
 
 
 def _text(text: str) -> bytes:

@@ -30,6 +30,7 @@ from rgpu.client.delivery import Deliveries
 from rgpu.client.desk import Desk, Grant
 from rgpu.client.journal import Cursor, Journal
 from rgpu.client.module_ship import ModuleShip
+from rgpu.client.observe import Usage
 from rgpu.client.returns import Returns
 from rgpu.client.upkeep import Upkeep
 from rgpu.link.module_refs import NEED, PRESENT
@@ -52,6 +53,7 @@ MESSAGES = 64  #: of the worker, taken in a row
 #: wake-up from it cost more than the whole of a short call. Not where the program needs the processor.
 POLL_IDLE, POLL_AWAITED = 60e-6, 200e-6
 POLLING = len(os.sched_getaffinity(0)) >= 4
+UNSUPPORTED_LIMIT = 256  #: names of refused functions that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,9 @@ class Shipper:
 
     def __init__(self, identity: Identity, peer: local.LocalPeer, page: AgentPage, eventfd: int,
                  journal: Journal, desk: Desk, owner: at.Owner, grant: Grant,
-                 exit_code: Callable[[], int | None] = lambda: None, ring: AnswerRing | None = None) -> None:
+                 exit_code: Callable[[], int | None] = lambda: None, ring: AnswerRing | None = None,
+                 counts: Callable[[Usage], None] = lambda usage: None) -> None:
+        """``counts``: told of the page where the shim keeps the bytes it uses."""
         self.identity = identity
         self.peer, self.page, self.journal, self.desk = peer, page, journal, desk
         self.grant = grant
@@ -80,7 +84,9 @@ class Shipper:
         self.acknowledged = 0  #: every call ≤ it was applied by the owner
         self.over = ""  #: why the loop ends
         self._lost = False
-        self._exit_code = exit_code
+        self._exit_code, self._counts = exit_code, counts
+        #: driver functions that the program called and the shim refuses, in that order
+        self.unsupported: dict[str, None] = {}
         self._first_owner = owner
         self._eventfd = eventfd
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -236,11 +242,23 @@ class Shipper:
                 self.journal.offer(message)
             elif isinstance(message, local.Goodbye):
                 self.over = PROGRAM_ENDED
+            elif isinstance(message, local.UsagePage):
+                self._counts(Usage(message.fd))
+            elif isinstance(message, local.Unsupported):
+                self._unsupported(message.name)
+            elif isinstance(message, local.Observe):
+                raise Corrupt("an OBSERVE on a session's connection", reason="protocol")
             else:
                 message.close()
                 raise Corrupt("a second HELLO on one connection", reason="protocol")
         if self.peer.eof:
             self.over = self.over or PROGRAM_ENDED
+
+    def _unsupported(self, name: str) -> None:
+        if name not in self.unsupported and len(self.unsupported) < UNSUPPORTED_LIMIT:
+            self.unsupported[name] = None
+            log.warning("the program called a function that is not supported", session=self.identity.session,
+                        function=name)
 
     def _take_calls(self) -> bool:
         calls = self.journal.advance()
@@ -398,12 +416,16 @@ class Shipper:
                 link.close()
             return
         self._attempt = None
+        if attempt.hopeless:
+            self._lost, self.over = True, error
+            return
         if link is None:
             log.info("attachment failed", session=self.identity.session, host=attempt.owner.host, reason=error)
             self._feed(at.LinkDown(attempt.number, error, time.monotonic()))
             return
         self.link = link
         link.on_sent(lambda: self.post(_nothing))
+        self.upkeep.tell_anew()
         self._feed(at.Attached(attempt.number, link.epoch, wanted, time.monotonic()))
 
     def _start_shipping(self, wanted: int) -> None:

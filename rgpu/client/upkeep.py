@@ -120,7 +120,11 @@ class Upkeep:
         return {"calls": journal.last_seq, "awaited_calls": shipper.awaited, "bytes": journal.total_bytes,
                 "pid": shipper.identity.pid, "command": shipper.identity.command, "journal_bytes": journal.kept_bytes,
                 "blocked_reason": self._state[1], "divergences": len(shipper.deliveries.divergences),
-                **shipper.modules.statistics()}
+                "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics()}
+
+    def tell_anew(self) -> None:
+        """Another worker is attached, which knows nothing yet."""
+        self._last_stats = {}
 
     def _send_statistics(self) -> None:
         statistics = self.statistics()

@@ -20,13 +20,15 @@ from typing import Any
 
 import msgspec
 
+from rgpu import __version__
+from rgpu.link import versions
 from rgpu.link.sealing import FRAME_LIMIT, FROM_NODE, SALT, TO_NODE, Opener, Sealer, derive_key, frame_size
 from rgpu.link.tickets import LIMIT as TICKET_LIMIT
 from rgpu.link.tickets import Ticket, verify
 from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut, VersionMismatch, from_dict
 
 MAGIC = b"RGPL"
-VERSION = 1
+VERSION = versions.DATA
 PURPOSES = {1: "calls", 2: "pages"}
 PURPOSE_NUMBERS = {name: number for number, name in PURPOSES.items()}
 PREAMBLE_TIMEOUT = 5.0  #: seconds for the whole preamble
@@ -204,14 +206,19 @@ def client_preamble(sock: socket.socket, purpose: str, ticket: bytes, secret: by
     magic, version, status = _NODE_HEAD.unpack(_read_exact(sock, _NODE_HEAD.size, deadline))
     if magic != MAGIC:
         raise LinkError("the peer is no rgpu node", reason="magic")
-    if version != VERSION:
-        raise VersionMismatch(f"the node's data link has version {version}, this side {VERSION}")
+    if not versions.fits(version, VERSION):
+        raise _mismatch("the node's", version)
     if status:
         raise _refusal(sock, deadline)
     answer = _read_exact(sock, SALT + 8, deadline)
     epoch = int.from_bytes(answer[SALT:], "little")
     keys = [derive_key(secret, salt, answer[:SALT], direction, session, epoch) for direction in (TO_NODE, FROM_NODE)]
     return Handover(keys[TO_NODE], keys[FROM_NODE], TO_NODE, session, epoch, purpose).connection(sock)
+
+
+def _mismatch(whose: str, version: int) -> VersionMismatch:
+    return VersionMismatch(f"{whose} data link speaks version {version}, this side is rgpu {__version__} and speaks "
+                           f"{VERSION}: install the same version on both", theirs=version, ours=VERSION)
 
 
 def _refusal(sock: socket.socket, deadline: float) -> RgpuError:
@@ -238,8 +245,8 @@ def server_preamble(sock: socket.socket, pool_secret: bytes, lookup: Callable[[T
     if magic != MAGIC:
         raise LinkError("the peer does not speak rgpu's data link", reason="magic")  # and is not answered
     try:
-        if version != VERSION:
-            raise VersionMismatch(f"the peer's data link has version {version}, this node {VERSION}")
+        if not versions.fits(version, VERSION):
+            raise _mismatch("the peer's", version)
         if number not in PURPOSES or length > TICKET_LIMIT:
             raise Corrupt("the preamble has an unknown purpose or too long a ticket", reason="preamble")
         rest = _read_exact(sock, length + SALT, deadline)

@@ -39,12 +39,15 @@ class Verb:
 ANY, LEADER, NAMED = Answers.ANY, Answers.LEADER, Answers.NAMED
 
 TABLE: tuple[Verb, ...] = (
-    Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, leader, endpoints}: is the node there?"),
+    Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, versions, endpoints}: is the node there?"),
     Verb("pool.stop", OPERATOR, ANY, True, "{} → {}: end this node and its workers."),
     Verb("pool.status", EVERYBODY, ANY, True, "{} → leader, registry, counts."),
     Verb("session.create", USER, LEADER, False,
-         "{name, memory, recover, parent, program: {pid, command, host}, options} → {session, owner, address, ticket, "
-         "secret, expires, epoch, facts, endpoints}"),
+         "{name, memory, recover, parent, program: {pid, command, host}, options, versions} → {session, owner, "
+         "address, ticket, secret, expires, epoch, facts, driver_release, versions, endpoints}"),
+    Verb("session.candidate", USER, ANY, True,
+         "{memory, options, versions} → {host, device, facts, driver_release, versions}: the device that a session "
+         "would get now; promises nothing."),
     Verb("session.owner", EVERYBODY, ANY, True,
          "{session} → {session, owner, address, epoch, state, alive, endpoints}"),
     Verb("session.renew_ticket", USER, ANY, True, "{session} → {ticket, secret, expires, endpoints}"),

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from rgpu.link import versions
 from rgpu.link.frames import SealedConnection
 from rgpu.link.module_refs import CALLS_REF, HAVE
 from rgpu.link.sealing import BULK
@@ -28,7 +29,7 @@ from rgpu.server.fast_path import FastPath, Piece, Took
 from rgpu.server.module_cache import ModuleCache
 from rgpu.server.module_stream import ModuleStream
 from rgpu.server.runtime import SessionRuntime
-from rgpu.session.errors import Corrupt, Fenced, RgpuError
+from rgpu.session.errors import Corrupt, Fenced, RgpuError, VersionMismatch
 
 log = structlog.get_logger(__name__)
 
@@ -125,6 +126,11 @@ class AgentLink:
         if kind != ATTACH:
             raise Corrupt(f"the first message is of type {kind}, not ATTACH", reason="protocol")
         request = _map(body)
+        try:
+            versions.check(request.get("versions"), "the client")
+        except VersionMismatch as error:
+            self.connection.send(ATTACHED, _encode({"refused": error.as_dict()}))
+            raise
         if request.get("session") != self.runtime.session or request.get("epoch") != self.runtime.epoch:
             raise Fenced(f"attach for {request.get('session')} epoch {request.get('epoch')}; here is "
                          f"{self.runtime.session} epoch {self.runtime.epoch}")
@@ -133,7 +139,7 @@ class AgentLink:
 
     def _attach(self) -> None:
         self.connection.send(ATTACHED, _encode({"epoch": self.runtime.epoch, "next": self.runtime.applied + 1,
-                                                "state": "running"}))
+                                                "state": "running", "versions": versions.ours()}))
         for seq, result, reply, payload in self.runtime.attach(self.deliver, self._published):
             self.deliver(seq, result, reply, payload)
         if self.runtime.fast is None:

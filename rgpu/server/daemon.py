@@ -20,7 +20,7 @@ from rgpu.checkpoint.device import DeviceFacts
 from rgpu.link.control import AsyncControlClient, ControlServer
 from rgpu.link.keys import Endpoint, PoolFiles
 from rgpu.link.logging import configure_logging
-from rgpu.server import workers
+from rgpu.server import driver, workers
 from rgpu.server.data_port import DataPort
 from rgpu.server.leadership import Leadership
 from rgpu.server.module_cache import DEFAULT_SIZE
@@ -28,7 +28,7 @@ from rgpu.server.node import DeviceSlot, Node
 from rgpu.server.node_verbs import NodeVerbs
 from rgpu.server.pool_verbs import PoolVerbs
 from rgpu.server.state_file import hold_name, update_endpoint, write_state
-from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError, UsageError
+from rgpu.session.errors import DeviceError, NotFound, PoolUnavailable, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +52,7 @@ class Options:
 
 
 def device_slot(spec: str, host: str, cpu_memory: int) -> DeviceSlot:
-    """Look at a device. Raises :class:`UsageError`, or what the driver says."""
+    """Look at a device. Raises :class:`UsageError`, :class:`DeviceError` with what to do."""
     kind, _, ordinal = spec.partition(":")
     if kind not in ("cpu", "cuda") or (ordinal and not ordinal.isdigit()):
         raise UsageError(f"unknown device {spec!r}: use cpu, cpu:N or cuda:N")
@@ -63,9 +63,12 @@ def device_slot(spec: str, host: str, cpu_memory: int) -> DeviceSlot:
 
         facts = make_facts(number, cpu_memory, host)
         return DeviceSlot(f"cpu:{number}", facts, cpu_memory)
-    from rgpu.server.device.cuda.device import facts as cuda_facts
+    try:
+        from rgpu.server.device.cuda.device import facts as cuda_facts
 
-    facts = cuda_facts(number)
+        facts = cuda_facts(number)
+    except (ImportError, RuntimeError, DeviceError) as error:  # RuntimeError: the bindings found no libcuda
+        raise DeviceError(driver.explain(error, f"cuda:{number}"), getattr(error, "result", 999)) from error
     # Contexts and modules need room that no session's quota counts.
     return DeviceSlot(f"cuda:{number}", facts, facts.total_memory - (2 << 30))
 

@@ -34,6 +34,7 @@ from rgpu.migrate.records import (
 from rgpu.migrate.registry.base import txn_certain
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.migrate.settle import Holding, settle
+from rgpu.server import driver
 from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError
 from rgpu.session.facts import DeviceInfo
 
@@ -110,7 +111,8 @@ class Leadership:
             devices.append(DeviceRecord(
                 device=spec, name=f.name, uuid=f.uuid, memory=slot.memory, free_memory=self.daemon.node.free(spec),
                 compute_capability=f.compute_capability, driver_version=f.driver_version, healthy=slot.healthy,
-                facts={**info.as_dict(), "driver_version": f.driver_version}))
+                facts={**info.as_dict(), "driver_version": f.driver_version,
+                       "driver_release": driver.release() if spec.startswith("cuda") else ""}))
         return devices
 
     async def _refresh_devices(self) -> None:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from rgpu import __version__
-from rgpu.link import tickets
+from rgpu.link import tickets, versions
 from rgpu.link.control import ControlServer, Request
 from rgpu.link.verbs import VERBS
+from rgpu.migrate import placement
 from rgpu.migrate.records import NodeRecord, SessionRecord
 from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, Refused, RgpuError, UnknownOutcome
 from rgpu.session.facts import SessionFacts
@@ -51,6 +52,7 @@ class PoolVerbs:
     def register(self, control: ControlServer) -> None:
         for verb, handler in {
             "pool.ping": self._ping, "pool.stop": self._stop, "session.owner": self._owner,
+            "session.candidate": self._candidate,
             "session.renew_ticket": self._renew, "session.list": self._list, "session.describe": self._describe,
             "session.logs": self._logs, "session.move_status": self._move_status, "node.list": self._node_list,
             "node.info": self._node_info,
@@ -125,6 +127,7 @@ class PoolVerbs:
 
     # -- the leader's ------------------------------------------------------------------
     async def _create(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        versions.check(args.get("versions"), "the client")
         options = dict(args.get("options") or {})
         record: SessionRecord = await self._coordinator.create_session(
             str(args["name"]), quota=int(args.get("memory") or DEFAULT_QUOTA), agent=public,
@@ -173,7 +176,8 @@ class PoolVerbs:
 
     # -- anybody's -----------------------------------------------------------------------
     async def _ping(self, request: Request) -> Any:
-        return {"host": self.daemon.host, "version": __version__, "endpoints": await self._endpoints()}
+        return {"host": self.daemon.host, "version": __version__, "versions": versions.ours(),
+                "endpoints": await self._endpoints()}
 
     async def _stop(self, request: Request) -> Any:
         self.daemon.stopping.set()
@@ -182,6 +186,18 @@ class PoolVerbs:
     async def _owner(self, request: Request) -> Any:
         held = await self.daemon.leadership.session(str(request.args["session"]))
         return await self._attachment(held.record, request.public, ticket=False)
+
+    async def _candidate(self, request: Request) -> Any:
+        """Where a session of that size would go: the placement's own answer, to nobody's favour."""
+        versions.check(request.args.get("versions"), "the client")
+        options = dict(request.args.get("options") or {})
+        quota = int(request.args.get("memory") or DEFAULT_QUOTA)
+        nodes = await self.daemon.leadership.nodes()
+        sessions = await self.daemon.leadership.sessions()
+        choice = placement.place(placement.Snapshot(tuple(nodes.values()), tuple(sessions)),
+                       placement.Request("a session", quota, host=options.get("host")))
+        return {"host": choice.host, "device": choice.device, "versions": versions.ours(),
+                **_facts(nodes[choice.host], choice.device, quota)}
 
     async def _renew(self, request: Request) -> Any:
         held = await self.daemon.leadership.session(str(request.args["session"]))
@@ -204,7 +220,8 @@ class PoolVerbs:
             granted = tickets.issue(self.daemon.node.pool_secret, record.name, public, "calls")
             value.update(ticket=granted.ticket, secret=granted.secret, expires=granted.expires)
         if with_facts and node is not None:
-            value["facts"] = _facts(record, node).as_dict()
+            value.update(_facts(node, record.device or "", record.quota, record.name, record.recover),
+                         versions=versions.ours())
         return value
 
     async def _endpoints(self, nodes: dict[str, NodeRecord] | None = None) -> list[dict[str, str]]:
@@ -276,15 +293,16 @@ class PoolVerbs:
         return {"nodes": rows}
 
 
-def _facts(record: SessionRecord, node: NodeRecord) -> SessionFacts:
+def _facts(node: NodeRecord, name: str, quota: int, session: str = "", recover: bool = True) -> dict[str, Any]:
     """What the program may know of its device; fixed when the session is made."""
-    device = node.device(record.device)
+    device = node.device(name)
     if device is None:
-        raise NotFound(f"{node.host} has no device {record.device} any more")
+        raise NotFound(f"{node.host} has no device {name} any more")
     facts = dict(device.facts)
-    return SessionFacts.from_dict({
-        "name": record.name, "number": 1, "driver_version": int(facts.pop("driver_version", 13000)),
-        "quota": record.quota, "journal_limit": JOURNAL_LIMIT, "recover": record.recover, "devices": [facts]})
+    told = SessionFacts.from_dict({
+        "name": session, "number": 1, "driver_version": int(facts.pop("driver_version", 13000)), "quota": quota,
+        "journal_limit": JOURNAL_LIMIT, "recover": recover, "devices": [facts]})
+    return {"facts": told.as_dict(), "driver_release": str(facts.get("driver_release") or "")}
 
 
 def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
@@ -298,7 +316,13 @@ def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
             "worker_pid": view.get("worker_pid"), "command": record.program.command, "attached": view.get("attached"),
             "module_bytes": stats.get("module_bytes"), "module_bytes_saved": stats.get("module_bytes_saved"),
             "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
+            "unsupported_calls": _names(stats.get("unsupported_calls")),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
+
+
+def _names(value: Any) -> list[str]:
+    """Names of functions, from an agent, which may say anything."""
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 
 def _plain(record: Any) -> dict[str, Any] | None:

@@ -266,7 +266,7 @@ def test_cpp_encoders_against_python_decoders(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_exports_compile_and_look_up(tmp_path: Path) -> None:
-    """exports.cpp alone, with every hand-written function stubbed: names, versions, variants, refusal."""
+    """exports.cpp alone, with every hand-written function stubbed: order of the names, variants, refusal."""
     stubs = "".join(f"RGPU_API CUresult {e.symbol}({e.arguments or 'void'}) "
                     f"{{ return rgpu::per_thread_default_stream ? CUresult({7000 + n}) : CUresult({5000 + n}); }}\n"
                     for n, e in enumerate(FUNCTIONS.values()) if e.hand_written)
@@ -275,14 +275,7 @@ def test_exports_compile_and_look_up(tmp_path: Path) -> None:
         '#include <cstdio>\n#include "api.hpp"\nextern "C" {\n' + stubs + '}\n'
         'void rgpu::log_unsupported(const char *name) { printf("%s\\n", name); }\n'
         'extern "C" CUresult cuGraphLaunch();\n'
-        'static void look(const char *n, int v, bool t) {\n'
-        '  bool known; auto e = rgpu::find_proc(n, v, t, &known);\n'
-        '  printf("%s %d %d\\n", n, e ? e->version : 0, known);\n'
-        '}\n'
         'int main() {\n  printf("%d\\n", cuGraphLaunch());\n'
-        '  look("cuMemAlloc", 2010, false); look("cuMemAlloc", 13000, false); look("cuCtxCreate", 12000, false);\n'
-        '  look("cuNothing", 13000, false); look("cuMemcpy", 3000, false); look("cuMemcpyHtoD", 13000, true);\n'
-        '  look("cuInit", 13000, true); look("cuMemcpyHtoD", 6000, true);\n'
         '  for (size_t n = 1; n < rgpu::kProcTableSize; n++) {\n'
         '    auto before = rgpu::kProcTable[n - 1].base;\n'
         '    if (__builtin_strcmp(before, rgpu::kProcTable[n].base) > 0) printf("unsorted\\n"); }\n'
@@ -293,8 +286,7 @@ def test_exports_compile_and_look_up(tmp_path: Path) -> None:
     ran = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
     copy = number["cuMemcpyHtoD_v2"]
     assert ran.stdout.splitlines() == [
-        "cuGraphLaunch", "801", "cuMemAlloc 2000 1", "cuMemAlloc 3020 1", "cuCtxCreate 11040 1", "cuNothing 0 0",
-        "cuMemcpy 0 1", "cuMemcpyHtoD 7000 1", "cuInit 2000 1", "cuMemcpyHtoD 3020 1",
+        "cuGraphLaunch", "801",
         f"{7000 + copy} {5000 + copy} {5000 + number['cuCtxDestroy_v2']}"]
 
 

@@ -224,6 +224,15 @@ CUresult release_context_objects(Context& context);
 void track_globals(const Module& module);
 void untrack_globals(const Module& module);
 
+// ---------------------------------------------------------------- what monitors are told
+
+inline constexpr int kMaxDevices = 64;  // of a session
+// Bytes of device memory that the program holds, by the session's number of the
+// device: what it would miss in cuMemGetInfo. Call it whenever that changes.
+void report_used(int device, std::uint64_t bytes);
+// The program called a function that is refused: named in `rgpu ps` as well.
+void report_unsupported(const char* name);
+
 // ---------------------------------------------------------------- log
 
 // One line to stderr when RGPU_SHIM_LOG is set. printf format.

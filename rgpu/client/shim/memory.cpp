@@ -48,6 +48,11 @@ Allocator* allocator_of(Memory& m, int device) {
   return device < 0 || static_cast<std::size_t>(device) >= m.devices.size() ? nullptr : m.devices[device].get();
 }
 
+// Tells the agent what cuMemGetInfo would. Lock held; after every change of the allocator.
+void tell_used(int device, const Allocator& allocator) {
+  report_used(device, allocator.quota() - allocator.available());
+}
+
 template <class Map>
 auto holding(Map& map, std::uint64_t address) {
   auto it = map.upper_bound(address);
@@ -60,6 +65,7 @@ auto holding(Map& map, std::uint64_t address) {
 CUresult give_back(Section& section, Memory& m, std::map<std::uint64_t, Allocated>::iterator it) {
   std::vector<Range> unmap;
   m.devices[it->second.device]->free(it->first, unmap);
+  tell_used(it->second.device, *m.devices[it->second.device]);
   m.allocated.erase(it);
   for (const Range& range : unmap) {
     wire::MemoryUnmap call{};
@@ -93,7 +99,10 @@ bool charge_quota(int device, std::uint64_t size) {
     Memory& m = memory();
     std::unique_lock guard(m.lock);
     Allocator* allocator = allocator_of(m, device);
-    if (allocator && allocator->charge(size)) return true;
+    if (allocator && allocator->charge(size)) {
+      tell_used(device, *allocator);
+      return true;
+    }
   } while (reclaim_deferred());
   return false;
 }
@@ -101,7 +110,10 @@ bool charge_quota(int device, std::uint64_t size) {
 void refund_quota(int device, std::uint64_t size) {
   Memory& m = memory();
   std::unique_lock guard(m.lock);
-  if (Allocator* allocator = allocator_of(m, device)) allocator->refund(size);
+  if (Allocator* allocator = allocator_of(m, device)) {
+    allocator->refund(size);
+    tell_used(device, *allocator);
+  }
 }
 
 Place place_of(std::uint64_t address) {
@@ -154,6 +166,7 @@ CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& ad
       if (!allocator) return CUDA_ERROR_INVALID_DEVICE;
       std::vector<Range> map;
       if (auto found = allocator->allocate(size, map)) {
+        tell_used(device, *allocator);
         for (const Range& range : map) {
           wire::MemoryMap call{};
           call.address = range.address;

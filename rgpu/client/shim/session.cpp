@@ -46,6 +46,7 @@ CUresult go_live(Session& s) {
   }
   s.pid = ::getpid();
   stay_loaded();
+  if (CUresult r = open_report(s); r) return r;
   s.state = Session::State::live;
   return open_session(s);
 }

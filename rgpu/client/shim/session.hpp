@@ -125,6 +125,10 @@ void after_observation();
 void bring_back_shadows();
 void free_deferred();
 
+// report.cpp
+// Gives the agent the page of bytes used, and the names of refused functions called so far.
+CUresult open_report(Session& s);
+
 // fork.cpp
 bool address_ranges_reserved(unsigned devices, std::string& why);
 

@@ -18,7 +18,7 @@ from rgpu.link.control import ControlServer, Request
 from rgpu.link.frames import SealedConnection, server_preamble
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.session.calls.wire import BY_ID, Answer
-from rgpu.session.errors import AlreadyExists, NotFound, RgpuError
+from rgpu.session.errors import AlreadyExists, NotFound, Refused, RgpuError
 from rgpu.session.facts import DeviceInfo, SessionFacts
 from rgpu.session.record import Record, RecordReader
 
@@ -72,7 +72,8 @@ class FakeWorker:
                 self.connection.close()
             self.connection = connection
             self.attached += 1
-            connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": self.applied + 1}))
+            connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": self.applied + 1,
+                                                        **self.pool.attached_more}))
             for seq in sorted(self.retained):
                 self._send_answer(connection, seq)
             self._messages(connection)
@@ -151,13 +152,17 @@ class FakePool:
         self.recover = True
         self.journal_limit = 1 << 20
         self.lifetime = 3600.0
+        self.attached_more: dict[str, Any] = {}  #: what ATTACHED says besides
+        self.created_more: dict[str, Any] = {}  #: what session.create answers besides
+        self.places = 1  #: 0: the pool has no room for a session
         self.server = ControlServer(node, self.files.authorized, "tcp://127.0.0.1:*")
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         for verb, handler in {"session.create": self.create, "session.owner": self.owner, "pool.ping": self.ping,
                               "session.end": self.note, "session.unreachable": self.note,
-                              "session.checkpoint": self.note, "session.renew_ticket": self.renew}.items():
+                              "session.candidate": self.candidate, "session.checkpoint": self.note,
+                              "session.renew_ticket": self.renew}.items():
             self.server.register(verb, handler)
         asyncio.run_coroutine_threadsafe(self.server.start(), self.loop).result(5)
         self.endpoints = [Endpoint(self.server.address, node.public, "a")]
@@ -182,7 +187,13 @@ class FakePool:
         device = DeviceInfo("cpu", bytes(16), 1 << 30, attributes={75: 7, 76: 5})
         facts = SessionFacts(name, 1, 13000, 1 << 30, self.journal_limit, self.recover, (device,))
         return {"session": name, "owner": "a", "address": list(worker.address), "epoch": 1, "facts": facts.as_dict(),
-                "recover": self.recover, **self._grant(name)}
+                "recover": self.recover, **self._grant(name), **self.created_more}
+
+    async def candidate(self, request: Request) -> Any:
+        if not self.places:
+            raise Refused("no place for a session: a is full")
+        device = DeviceInfo("candidate", bytes(16), 1 << 30, attributes={75: 7, 76: 5})
+        return {"facts": SessionFacts("", 1, 12080, 1 << 20, 0, True, (device,)).as_dict(), "driver_release": "570.1"}
 
     async def owner(self, request: Request) -> Any:
         name = request.args["session"]

@@ -67,7 +67,8 @@ def test_streams_exit_code_and_environment(pool: FakePool, library: Path) -> Non
     process = launch(pool, library, SESSION + """
 import sys
 print(sys.stdin.read().upper(), end="")
-for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "NUMBA_CUDA_DRIVER", "TRITON_LIBCUDA_PATH"):
+for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "NUMBA_CUDA_DRIVER", "TRITON_LIBCUDA_PATH", "LIBRARY_PATH",
+             "RGPU_DRIVER_VERSION"):
     print(os.environ[name])
 print("complaint", file=sys.stderr)
 sys.exit(7)
@@ -75,7 +76,8 @@ sys.exit(7)
     out, err = process.communicate("hello\n", timeout=20)
     assert process.returncode == 7 and err == "complaint\n"
     driver = f"{library}/libcuda.so.1"
-    assert out.splitlines() == ["HELLO", f"{library}:/users/own", driver, driver, str(library)]
+    assert out.splitlines() == ["HELLO", f"{library}:/users/own", driver, driver, str(library), str(library),
+                                "12080"]
     ends = pool.said("session.end")
     assert [(end["session"], end["exit_code"]) for end in ends] == [("prog", 7)]
 
@@ -84,6 +86,14 @@ def test_a_program_that_never_uses_cuda_costs_no_session(pool: FakePool, library
     process = launch(pool, library, "pass")
     process.communicate(timeout=20)
     assert process.returncode == 0 and pool.log == []
+
+
+def test_without_a_place_the_program_starts_all_the_same(pool: FakePool, library: Path) -> None:
+    """It may need no device; the shim then answers for the version that it speaks."""
+    pool.places = 0
+    process = launch(pool, library, "import os; print(os.environ.get('RGPU_DRIVER_VERSION'))")
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "None\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])

@@ -200,6 +200,8 @@ class Session:
                 self.peer.send_welcome(self.owner.facts.encode(), self.page.fd)
             elif isinstance(message, local.NewSegment):
                 self.journal.offer(message)
+            elif isinstance(message, local.UsagePage):
+                os.close(message.fd)
         self.journal.advance()
         self._apply_all()
 

@@ -35,11 +35,6 @@ struct ProcEntry {
 extern const ProcEntry kProcTable[];
 extern const size_t kProcTableSize;
 
-// The entry of `base` with the highest version that is not above `version`: of
-// the per-thread kind if that is asked for and exists. Null if there is none;
-// *known then says whether the name exists at a higher version.
-const ProcEntry *find_proc(const char *base, int version, bool per_thread, bool *known = nullptr);
-
 }  // namespace rgpu
 
 extern "C" {

@@ -42,33 +42,11 @@ struct ProcEntry {
 extern const ProcEntry kProcTable[];
 extern const size_t kProcTableSize;
 
-// The entry of `base` with the highest version that is not above `version`: of
-// the per-thread kind if that is asked for and exists. Null if there is none;
-// *known then says whether the name exists at a higher version.
-const ProcEntry *find_proc(const char *base, int version, bool per_thread, bool *known = nullptr);
-
 }  // namespace rgpu
 
 extern "C" {
 
 """
-
-_FIND = """const ProcEntry *find_proc(const char *base, int version, bool per_thread, bool *known) {
-    const ProcEntry *end = kProcTable + kProcTableSize;
-    const ProcEntry *at = std::lower_bound(
-        kProcTable, end, base, [](const ProcEntry &entry, const char *name) { return strcmp(entry.base, name) < 0; });
-    const ProcEntry *plain = nullptr;
-    const ProcEntry *thread = nullptr;
-    if (known) *known = false;
-    for (; at != end && strcmp(at->base, base) == 0; ++at) {
-        if (known) *known = true;
-        if (at->version > version) continue;
-        (at->kind == kProcPerThread ? thread : plain) = at;
-    }
-    return per_thread && thread ? thread : plain;
-}
-"""
-
 
 def _signature(entry: Function, symbol: str) -> str:
     return f"RGPU_API CUresult {symbol}({entry.arguments or 'void'})"
@@ -123,14 +101,14 @@ def exports() -> str:
     table = "".join(f'    {{"{base}", {version}, {kind}, reinterpret_cast<void *>(&{symbol})}},\n'
                     for base, kind, version, symbol in _proc_rows())
     return "".join((
-        BANNER, '#include "api.hpp"\n\n#include <algorithm>\n#include <cstring>\n\n',
+        BANNER, '#include "api.hpp"\n\n',
         '// Not implemented: logged once by name, CUDA_ERROR_NOT_SUPPORTED.\n',
         '#define RGPU_REFUSED(symbol)              \\\n    RGPU_API CUresult symbol() {          \\\n'
         '        rgpu::log_unsupported(#symbol);   \\\n        return CUDA_ERROR_NOT_SUPPORTED;  \\\n    }\n\n',
         'extern "C" {\n\n', *_stubs(), "\n", *_forwarders(), '\n}  // extern "C"\n\nnamespace rgpu {\n\n',
         "const ProcEntry kProcTable[] = {\n", table, "};\n",
-        "const size_t kProcTableSize = sizeof(kProcTable) / sizeof(kProcTable[0]);\n\n", _FIND,
-        "\n}  // namespace rgpu\n",
+        "const size_t kProcTableSize = sizeof(kProcTable) / sizeof(kProcTable[0]);\n\n"
+        "}  // namespace rgpu\n",
     ))
 
 

@@ -117,6 +117,11 @@ struct RingHeader {
 };
 static_assert(sizeof(RingHeader) == 16);
 
+// The page where the shim says how many bytes the program holds.
+inline constexpr char kUsageMagic[9] = "RGPUUSE1";
+inline constexpr size_t kUsagePageSize = 4096;
+inline constexpr size_t kUsageOffset = 64;  // u64 for each device
+
 struct SegmentHeader {
     char magic[8];
     uint32_t index;
@@ -136,12 +141,16 @@ enum Message : uint32_t {
     kHello = 1,
     kSegment = 2,
     kGoodbye = 3,
+    kObserve = 4,
+    kUsage = 5,
+    kUnsupported = 6,
     kWelcome = 32,
     kAnswer = 33,
     kWatermark = 34,
     kRelease = 35,
     kRefused = 36,
     kState = 37,
+    kObserved = 38,
 };
 inline constexpr uint32_t kAnswerSticky = 1;
 enum State : uint32_t { kRunning = 0, kJournalFull = 1, kUnprotected = 2 };
