@@ -63,6 +63,7 @@ class CudaDevice:
         self._events: dict[int, Any] = {}
         self._restored: dict[int, int | None] = {}
         self._modules: dict[int, modules.Module] = {}
+        self._unloaded: list[modules.Module] = []  #: by the program, not yet by the driver
         self._host_functions = HostFunctions(self._context, self.is_complete, self._failed)
         self._clock_offset = -time.monotonic_ns()
         self._reference = self._timing_event()
@@ -218,7 +219,17 @@ class CudaDevice:
         self.engine.remove_module(module)
         for variable in unloaded.table.globals:
             self.engine.remove_range(variable.address)
-        modules.unload(unloaded)
+        self._unloaded.append(unloaded)
+        self._end_modules()
+
+    def _end_modules(self) -> None:
+        """End what was unloaded, unless a stream may stand at a host function.
+
+        The driver waits for the device then, and the device for host_function_done, which comes later in the
+        journal. So the place is decided by the journal alone, and is the same in a replay.
+        """
+        while self._unloaded and not self._host_functions.open:
+            modules.unload(self._unloaded.pop(0))
 
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
         self._use()
@@ -322,6 +333,8 @@ class CudaDevice:
 
     def host_function_done(self, seq: int) -> None:
         self._host_functions.done(seq)
+        self._use()
+        self._end_modules()
 
     def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
         self.completion.mark(stream, seq, lambda result: done(result, None))

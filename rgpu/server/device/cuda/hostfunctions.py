@@ -75,6 +75,11 @@ class HostFunctions:
                 raise DeviceError(f"call {seq} is no open host function", CUDA_ERROR_INVALID_HANDLE)
             self._let_go(seq)
 
+    @property
+    def open(self) -> bool:
+        """Whether some host function was given to a stream and has not returned."""
+        return bool(self._open)
+
     def stop(self) -> None:
         """Let every stream go and end the thread."""
         with self._changed:

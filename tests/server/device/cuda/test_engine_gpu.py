@@ -72,10 +72,12 @@ class Session:
         return self.journal.launch(self.functions[name], parameters, stream, module=MODULE, grid_x=blocks,
                                    block_x=threads)
 
-    def answer(self) -> tuple[int, bytes]:
+    def answer(self, seq: int = 0) -> tuple[int, bytes]:
+        """Of a call; by default the last."""
         from tests.server.device.cuda.fake_driver.support import collect
 
-        return collect(self.runtime, {self.journal.seq})[self.journal.seq]
+        seq = seq or self.journal.seq
+        return collect(self.runtime, {seq})[seq]
 
 
 @pytest.fixture
@@ -119,6 +121,19 @@ def test_two_streams_and_an_event(session: Session) -> None:
     session.feed(make("event_synchronize", event=EVENT))
     assert session.answer() == (0, b"")
     assert session.runtime.watermark()[0] == make.seq
+
+
+def test_a_module_is_unloaded_behind_a_host_function(session: Session, ptx: bytes) -> None:
+    """The driver's unload waits for the device, which waits for a later call: nothing may stand still."""
+    make = session.journal
+    session.feed(make("module_load", ptx, module=77, context=16, library=0, options=b""))
+    assert session.answer()[0] == 0
+    session.feed(make("host_function", stream=STREAM))
+    function = make.seq
+    session.feed(make("module_unload", module=77) + make.write(b"behind", session.base, STREAM))
+    assert session.answer(function)[0] == 0, "the stream did not get to the host function"
+    session.feed(make("host_function_done", call=function) + make.read(6, session.base, STREAM))
+    assert session.answer() == (0, b"behind")
 
 
 def test_a_wild_copy_is_an_error_code(session: Session) -> None:
