@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,12 +73,18 @@ class Session:
         return self.journal.launch(self.functions[name], parameters, stream, module=MODULE, grid_x=blocks,
                                    block_x=threads)
 
-    def answer(self, seq: int = 0) -> tuple[int, bytes]:
-        """Of a call; by default the last."""
+    def answer(self) -> tuple[int, bytes]:
         from tests.server.device.cuda.fake_driver.support import collect
 
-        seq = seq or self.journal.seq
-        return collect(self.runtime, {seq})[seq]
+        return collect(self.runtime, {self.journal.seq})[self.journal.seq]
+
+    def wait_retained(self, seq: int) -> None:
+        """Until a call that Python applies is answered well."""
+        end = time.monotonic() + 20
+        while (found := {row[0]: row[1] for row in self.runtime.retained.unobserved()}).get(seq) is None:
+            assert time.monotonic() < end, f"call {seq} is not answered"
+            time.sleep(0.001)
+        assert found[seq] == 0
 
 
 @pytest.fixture
@@ -127,11 +134,11 @@ def test_a_module_is_unloaded_behind_a_host_function(session: Session, ptx: byte
     """The driver's unload waits for the device, which waits for a later call: nothing may stand still."""
     make = session.journal
     session.feed(make("module_load", ptx, module=77, context=16, library=0, options=b""))
-    assert session.answer()[0] == 0
+    session.wait_retained(make.seq)
     session.feed(make("host_function", stream=STREAM))
     function = make.seq
     session.feed(make("module_unload", module=77) + make.write(b"behind", session.base, STREAM))
-    assert session.answer(function)[0] == 0, "the stream did not get to the host function"
+    session.wait_retained(function)
     session.feed(make("host_function_done", call=function) + make.read(6, session.base, STREAM))
     assert session.answer() == (0, b"behind")
 
