@@ -60,7 +60,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from blake3 import blake3
@@ -76,6 +76,13 @@ KEY_WORDS = ROWS * ROW_WORDS + 2 * (LANES - 1)
 COEFFICIENTS = COLUMNS * LANES * 2 + 1
 KEY_BYTES = 32
 _CONTEXT = "rgpu 2026 page hash v2: NH key words and level 2 multipliers"
+
+
+class PageHashes(NamedTuple):
+    """What is known of a run of pages after hashing them."""
+
+    hashes: np.ndarray[Any, Any]  #: (pages, 2) uint64
+    zero: np.ndarray[Any, Any]  #: bool: the page is all zeros
 
 
 @dataclass(frozen=True)
@@ -109,10 +116,10 @@ def page_count(size: int) -> int:
 
 def hash_pages(data: Any, key: bytes) -> np.ndarray[Any, Any]:
     """(pages, 2) uint64 of a bytes-like object; the last page may be short."""
-    return examine_pages(data, key)[0]
+    return examine_pages(data, key).hashes
 
 
-def examine_pages(data: Any, key: bytes) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def examine_pages(data: Any, key: bytes) -> PageHashes:
     """:func:`hash_pages`, and for each page whether it is all zeros (bool), found on the way."""
     from rgpu.checkpoint import pagehash_native  # it takes a moment to compile: only where hashing is done
 

@@ -22,7 +22,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from rgpu.checkpoint.pagehash import COEFFICIENTS, COLUMNS, LANES, PRIME, ROW_WORDS, ROWS, HashKey
+from rgpu.checkpoint.pagehash import COEFFICIENTS, COLUMNS, LANES, PRIME, ROW_WORDS, ROWS, HashKey, PageHashes
 from rgpu.session.addresses import PAGE
 
 _WORDS = 16  #: of a vector: four columns of a row
@@ -217,7 +217,7 @@ end:
 
 
 def compile_for(cpu: str, features: str, groups: int) -> tuple[Any, Any]:
-    """(callable, what keeps its code alive). ``groups``: vectors side by side, as many as registers hold the sums of."""
+    """(callable, what keeps its code alive). ``groups``: vectors side by side, as many as the registers hold."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3)
@@ -241,8 +241,8 @@ def _compiled() -> tuple[Any, Any]:
     return compile_for(llvm.get_host_cpu_name(), features.flatten(), 4 if features.get("avx512f") else 1)
 
 
-def examine_pages(flat: np.ndarray[Any, Any], key: HashKey) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """(pages, 2) uint64 of a contiguous uint8 array, and whether each page is all zeros."""
+def examine_pages(flat: np.ndarray[Any, Any], key: HashKey) -> PageHashes:
+    """The pages of a contiguous uint8 array."""
     function, _ = _compiled()
     whole, rest = divmod(len(flat), PAGE)
     out = np.empty((whole + bool(rest), 2), np.uint64)
@@ -254,4 +254,4 @@ def examine_pages(flat: np.ndarray[Any, Any], key: HashKey) -> tuple[np.ndarray[
         last = np.zeros(PAGE, np.uint8)
         last[:rest] = flat[whole * PAGE:]
         function(last.ctypes.data, 1, rest, words, multipliers, out[whole:].ctypes.data, zero[whole:].ctypes.data)
-    return out, zero
+    return PageHashes(out, zero)

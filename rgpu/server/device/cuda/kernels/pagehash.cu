@@ -54,7 +54,7 @@ __device__ __forceinline__ void fill(Shared& shared, const Key* key) {
     __syncthreads();
 }
 
-// Volatile: each word is read once, and what is hashed is what is stored, whatever the program's kernels write meanwhile.
+// Volatile: each word is read once, so what is hashed is what is stored, whatever the program writes meanwhile.
 __device__ __forceinline__ uint4 load(u64 address) {
     uint4 v;
     asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -62,17 +62,16 @@ __device__ __forceinline__ uint4 load(u64 address) {
     return v;
 }
 
-// 16 bytes of which `left` are the region's (any number, also none); at any address.
-__device__ __noinline__ uint4 load_bytes(u64 address, long long left) {
-    u32 words[4] = {0, 0, 0, 0};
-    for (int i = 0; i < 16 && i < left; ++i) {
-        u32 byte;
-        asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(address + i));
+// 4 bytes of which `left` are the region's (any number, also none); at any address.
+__device__ __forceinline__ u32 load_bytes(u64 address, int left) {
+    u32 word = 0;
 #pragma unroll
-        for (int w = 0; w < 4; ++w)
-            if (i >> 2 == w) words[w] |= byte << 8 * (i & 3);
+    for (int i = 0; i < 4; ++i) {
+        u32 byte = 0;
+        if (i < left) asm volatile("ld.global.u8 %0, [%1];" : "=r"(byte) : "l"(address + i));
+        word |= byte << 8 * i;
     }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+    return word;
 }
 
 __device__ __forceinline__ void store(u64 address, uint4 v) {
@@ -162,13 +161,15 @@ __device__ __forceinline__ void whole_page(const Shared& shared, Column& column,
     }
 }
 
+// A page that is short or not at a multiple of 16; `left` bytes from `from` on are the region's, maybe less than none.
 template <bool COPY>
-__device__ __forceinline__ void odd_page(const Shared& shared, Column& column, u64 from, u64 to, long long left) {
+__device__ __forceinline__ void odd_page(const Shared& shared, Column& column, u64 from, u64 to, int left) {
 #pragma unroll 1
-    for (u32 r = 0; r < ROWS; ++r) {
-        const uint4 m = load_bytes(from + r * ROW_BYTES, left - r * ROW_BYTES);
+    for (u32 r = 0; r < ROWS; ++r, from += ROW_BYTES, to += ROW_BYTES, left -= ROW_BYTES) {
+        const uint4 m = make_uint4(load_bytes(from, left), load_bytes(from + 4, left - 4),
+                                   load_bytes(from + 8, left - 8), load_bytes(from + 12, left - 12));
         column.row(shared, r, m);
-        if (COPY) store(to + r * ROW_BYTES, m);
+        if (COPY) store(to, m);
     }
 }
 
@@ -183,13 +184,13 @@ __device__ __forceinline__ void hash_pages(const Segment* segments, u32 count, u
     for (u32 i = 0; i < per_warp && first + i * WARPS < pages; ++i) {
         const u64 page = first + i * WARPS;
         const Segment segment = find(segments, count, page);
-        const u64 offset = (page - segment.first) * PAGE;
-        const u64 from = segment.address + offset, to = staging + page * PAGE + lane * 16, left = segment.bytes - offset;
+        const u64 offset = (page - segment.first) * PAGE, left = segment.bytes - offset;
+        const u64 from = segment.address + offset + lane * 16, to = staging + page * PAGE + lane * 16;
+        const u32 length = left < PAGE ? u32(left) : PAGE;
         Column column;
         column.start(shared);
-        if (left >= PAGE && from % 16 == 0) whole_page<COPY>(shared, column, from + lane * 16, to);
-        else odd_page<COPY>(shared, column, from + lane * 16, to, (long long)(left < PAGE ? left : PAGE) - lane * 16);
-        const u32 length = left < PAGE ? u32(left) : PAGE;
+        if (length == PAGE && from % 16 == 0) whole_page<COPY>(shared, column, from, to);
+        else odd_page<COPY>(shared, column, from, to, int(length) - int(lane * 16));
         const u64 h0 = level2(shared, column, 0, lane, length), h1 = level2(shared, column, 1, lane, length);
         const bool any = __any_sync(0xffffffffu, column.any != 0);
         if (lane == 0) {
