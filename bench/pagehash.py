@@ -40,6 +40,7 @@ from rgpu.server.device.cuda.kernels import generate  # noqa: E402
 
 KEY = bytes(range(32))
 REPEAT = 10
+GIB = 1 << 30
 TARGET = 4.0  #: TB/s
 FILL = """
 extern "C" __global__ void fill(unsigned long long* data, unsigned long long count, unsigned long long seed) {
@@ -59,7 +60,7 @@ def attribute(number: int, device: Any) -> int:
 
 @contextmanager
 def memory(size: int) -> Iterator[int]:
-    address = int(check(driver.cuMemAlloc(size), f"cuMemAlloc of {size >> 30} GiB"))
+    address = int(check(driver.cuMemAlloc(size), f"cuMemAlloc of {size // GIB} GiB"))
     try:
         yield address
     finally:
@@ -104,7 +105,7 @@ class Kernel:
             self.functions[0], 32 * device_hash.WARPS, 0), "occupancy"))
         self.resident = self.blocks * device_hash.WARPS * multiprocessors
         self.key = device_hash.packed_key(pagehash.expand_key(KEY))
-        self.memory = int(check(driver.cuMemAlloc(1 << 16 | 17 * most_pages), "cuMemAlloc"))
+        self.memory = int(check(driver.cuMemAlloc((1 << 16) + 17 * most_pages), "cuMemAlloc"))
         check(driver.cuMemcpyHtoD(self.memory + 4096, self.key, len(self.key)), "the key")
 
     def close(self) -> None:
@@ -137,7 +138,7 @@ def sample_agrees(hasher: device_hash.PageHasher, address: int, size: int) -> bo
 def device_rows(hasher: device_hash.PageHasher, kernel: Kernel, address: int, sizes: list[int]) -> list[dict[str, Any]]:
     rows = []
     for gib in sizes:
-        size = gib << 30
+        size = gib * GIB
         kernel_ms = kernel.time(address, size)
         calls = []
         for _ in range(5):
@@ -147,12 +148,12 @@ def device_rows(hasher: device_hash.PageHasher, kernel: Kernel, address: int, si
         rows.append({"name": "hash", "size_gib": gib, "kernel_ms": round(kernel_ms, 3),
                      "kernel_tb_s": round(size / kernel_ms / 1e9, 3), "call_ms": round(min(calls), 3),
                      "call_tb_s": round(size / min(calls) / 1e9, 3), "agree": sample_agrees(hasher, address, size)})
-    half = sizes[-1] << 29
+    half = sizes[-1] * GIB // 2
     copy_ms = kernel.time(address, half, staging=address + half)
     # What the copy left, hashed again, against the hashes of what was copied.
     copied = hasher.copy_and_hash([(address, half)], address + half, KEY)
     same = np.array_equal(copied.hashes, hasher.hash([(address + half, half)], KEY).hashes)
-    rows.append({"name": "copy and hash", "size_gib": half / 2**30, "kernel_ms": round(copy_ms, 3),
+    rows.append({"name": "copy and hash", "size_gib": half / GIB, "kernel_ms": round(copy_ms, 3),
                  "kernel_tb_s": round(half / copy_ms / 1e9, 3), "agree": bool(same)})
     return rows
 
@@ -190,7 +191,7 @@ def variants(address: int, size: int, architecture: str, multiprocessors: int) -
         for per_warp in (1, 2, 4, 8, 16):
             took = kernel.time(address, size, per_warp)
             rows.append({"name": "variant", "rows_ahead": rows_ahead, "blocks_asked": blocks,
-                         "blocks_resident": kernel.blocks, "pages_per_warp": per_warp, "size_gib": size >> 30,
+                         "blocks_resident": kernel.blocks, "pages_per_warp": per_warp, "size_gib": size // GIB,
                          "kernel_ms": round(took, 3), "kernel_tb_s": round(size / took / 1e9, 3)})
         kernel.close()
     return rows
@@ -205,19 +206,19 @@ def on_gpu(ordinal: int, with_variants: bool) -> list[dict[str, Any]]:
     architecture = f"sm_{capability[0]}{capability[1]}"
     hasher = device_hash.PageHasher(context, capability, multiprocessors)
     free, _ = check(driver.cuMemGetInfo(), "cuMemGetInfo")
-    sizes = [gib for gib in (1, 16, 64) if (gib << 30) + (1 << 30) < int(free)]
+    sizes = [gib for gib in (1, 16, 64) if (gib * GIB) + GIB < int(free)]
     print(f"{check(driver.cuDeviceGetName(64, device), 'name').split(bytes(1))[0].decode()}: {multiprocessors} "
           f"multiprocessors, {hasher.loaded_from}")
     rows = load_times(capability)
-    with memory(sizes[-1] << 30) as address:
-        fill_random(address, sizes[-1] << 30, architecture)
+    with memory(sizes[-1] * GIB) as address:
+        fill_random(address, sizes[-1] * GIB, architecture)
         kernel = Kernel((generate.FOLDER / hasher.loaded_from).read_bytes() + b"\0", multiprocessors,
-                        sizes[-1] << 30 >> 16)
+                        sizes[-1] * GIB // PAGE)
         rows += device_rows(hasher, kernel, address, sizes)
         kernel.close()
         if with_variants:
-            fill_random(address, sizes[-1] << 30, architecture)
-            rows += variants(address, min(16, sizes[-1]) << 30, architecture, multiprocessors)
+            fill_random(address, sizes[-1] * GIB, architecture)
+            rows += variants(address, min(16, sizes[-1]) * GIB, architecture, multiprocessors)
     hasher.close()
     driver.cuDevicePrimaryCtxRelease(device)
     return rows
