@@ -13,12 +13,13 @@ CUresult that the driver would give) for what is wrong with the call itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from rgpu.checkpoint.pagehash import PageHashes
 from rgpu.session.addresses import GRANULE, PAGE
 from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
 
@@ -181,6 +182,16 @@ class Device(Protocol):
     def write(self, address: int, data: Any) -> None: ...
     def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
         """(pages, 2) uint64: the keyed 128-bit hash of each PAGE of the region (see pagehash)."""
+
+    def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
+        """Of many regions in one go, with which of their pages are all zeros."""
+
+    def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
+        """Hash what is copied: (address, bytes up to PAGE) of each page; page i goes to ``staging`` + PAGE · i.
+
+        ``staging``: the address of memory that the device can write, a multiple of 16; the rest of a short
+        page's place becomes zeros. The hash is that of the bytes at ``staging``, whatever runs meanwhile.
+        """
 
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two recorded timing events. Raises DeviceError (400, 600 not ready)."""

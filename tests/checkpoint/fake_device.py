@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +57,9 @@ class FakeDevice:
         if region.address not in self.memory:
             raise DeviceError("no such region", 1)
         return pagehash.hash_pages(bytes(self.memory[region.address][1]), key)
+
+    def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[pagehash.PageHashes]:
+        return [pagehash.examine_pages(self.read(region.address, region.size), key) for region in regions]
 
     def event_states(self) -> dict[int, int | None]:
         return dict(self.events)

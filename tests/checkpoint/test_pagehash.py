@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import random
 
 import numpy as np
@@ -25,11 +26,11 @@ def by_definition(data: bytes, key: bytes, length: int | None = None) -> tuple[i
     padded = data.ljust(PAGE, b"\0")
     m = [int.from_bytes(padded[i:i + 4], "little") for i in range(0, PAGE, 4)]
     coefficients = []
-    for b in range(16):
-        block = m[1024 * b:1024 * (b + 1)]
+    for column in range(32):
+        x = [m[128 * row + 4 * column + word] for row in range(128) for word in range(4)]
         for t in range(4):
-            n = sum(((block[2 * i] + k[2 * i + 2 * t]) % 2**32) * ((block[2 * i + 1] + k[2 * i + 1 + 2 * t]) % 2**32)
-                    for i in range(512)) % 2**64
+            n = sum(((x[2 * i] + k[2 * i + 2 * t]) % 2**32) * ((x[2 * i + 1] + k[2 * i + 1 + 2 * t]) % 2**32)
+                    for i in range(256)) % 2**64
             coefficients += [n % 2**32, n >> 32]
     coefficients.append(len(data) if length is None else length)
     first, second = (sum(c * x for c, x in zip(coefficients, row, strict=True)) % (2**61 - 1) for row in q)
@@ -74,10 +75,11 @@ def test_swapped_words_show(a: int, b: int) -> None:
         assert ph.hash_page(words.tobytes(), KEY) != ph.hash_page(RANDOM, KEY)
 
 
-def test_swapped_blocks_and_pages_show() -> None:
-    blocks = np.frombuffer(RANDOM, np.uint8).reshape(16, 4096)
-    seen = {ph.hash_page(np.roll(blocks, n, axis=0).tobytes(), KEY) for n in range(16)}
-    assert len(seen) == 16
+def test_swapped_rows_columns_and_pages_show() -> None:
+    rows = np.frombuffer(RANDOM, np.uint8).reshape(128, 32, 16)
+    seen = {ph.hash_page(np.roll(rows, n, axis=axis).tobytes(), KEY) for n in range(32) for axis in (0, 1)}
+    assert len(seen) == 63
+    assert ph.hash_page(rows.transpose(1, 0, 2).tobytes(), KEY) not in seen
     other = RANDOM[::-1]
     one, two = ph.hash_pages(RANDOM + other, KEY), ph.hash_pages(other + RANDOM, KEY)
     assert np.array_equal(one, two[::-1]) and not np.array_equal(one, two)
@@ -95,7 +97,7 @@ def test_zero_hashes() -> None:
 def test_keys_matter_and_are_checked() -> None:
     assert ph.hash_page(RANDOM, KEY) != ph.hash_page(RANDOM, bytes(32))
     expanded = ph.expand_key(KEY)
-    assert expanded.words.shape == (1030,) and expanded.multipliers.shape == (2, 129)
+    assert expanded.words.shape == (518,) and expanded.multipliers.shape == (2, 257)
     assert (expanded.multipliers < ph.PRIME).all()
     with pytest.raises(ValueError):
         ph.expand_key(b"short")
@@ -108,7 +110,40 @@ def test_the_definition_is_fixed() -> None:
     assert ph.hash_page(b"rgpu", KEY) == EXPECTED
 
 
-EXPECTED = (1310264998206858096, 1928952273079845098)
+EXPECTED = (1139785832667922409, 2901444808396558)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+@pytest.mark.parametrize("cpu", ["x86-64", "x86-64-v2", "haswell", "host"])
+def test_every_form_of_the_native_version(cpu: str, groups: int) -> None:
+    """For processors without AVX, with AVX2, and this one; as many columns at once as each may be given."""
+    import llvmlite.binding as llvm
+
+    from rgpu.checkpoint import pagehash_native
+
+    if platform.machine() != "x86_64":
+        pytest.skip("processor names of x86-64")
+    if cpu == "haswell" and not llvm.get_host_cpu_features().get("avx2"):
+        pytest.skip("no AVX2 here")
+    if cpu == "host":
+        function, _ = pagehash_native.compile_for(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(),
+                                                  groups)
+    else:
+        function, _ = pagehash_native.compile_for(cpu, "", groups)
+    data = np.frombuffer(RANDOM + bytes(PAGE) + RANDOM[::-1], np.uint8)
+    key, out, zero = ph.expand_key(KEY), np.zeros((3, 2), np.uint64), np.zeros(3, np.uint8)
+    function(data.ctypes.data, 3, PAGE, key.words.ctypes.data, key.multipliers.ctypes.data, out.ctypes.data,
+             zero.ctypes.data)
+    assert np.array_equal(out, ph.hash_pages_numpy(data.tobytes(), KEY)) and zero.tolist() == [0, 1, 0]
+
+
+def test_zero_flags() -> None:
+    pages = [bytes(PAGE), RANDOM, bytes(PAGE - 1) + b"\x01", b"\x80" + bytes(PAGE - 1), bytes(77)]
+    found = ph.examine_pages(b"".join(pages), KEY)
+    assert found.zero.tolist() == [True, False, False, False, True]
+    assert ph.examine_pages(b"", KEY).zero.tolist() == []
+    apart = np.frombuffer(b"".join(page.ljust(PAGE, b"\0") for page in pages), np.uint8).reshape(-1, PAGE)[::2]
+    assert ph.examine_pages(apart, KEY).zero.tolist() == [True, False, True], "an array that is not contiguous"
 
 
 def test_pack() -> None:

@@ -7,16 +7,17 @@ in :mod:`.modules`. See :class:`rgpu.checkpoint.device.Device` for the contract.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import structlog
 
 from rgpu.checkpoint import pagehash
-from rgpu.checkpoint.device import Done, Launch, ModuleTable, Region
+from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
 from rgpu.server.device.cpu import addressspace
 from rgpu.server.device.cpu.facts import make_facts
 from rgpu.server.device.cpu.memory import Memory
@@ -296,6 +297,20 @@ class CpuDevice:
 
     def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
         return pagehash.hash_pages(self._memory.state_view(region.address, region.size), key)
+
+    def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[pagehash.PageHashes]:
+        return [pagehash.examine_pages(self._memory.state_view(region.address, region.size), key) for region in regions]
+
+    def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> pagehash.PageHashes:
+        memory = (ctypes.c_uint8 * (PAGE * len(pages))).from_address(staging)
+        places = np.ctypeslib.as_array(memory).reshape(len(pages), PAGE)
+        found = []
+        for place, (address, size) in zip(places, pages, strict=True):
+            place[:size] = self._memory.state_view(address, size)
+            place[size:] = 0
+            found.append(pagehash.examine_pages(place[:size], key))
+        return pagehash.PageHashes(np.concatenate([one.hashes for one in found] or [np.empty((0, 2), np.uint64)]),
+                                   np.concatenate([one.zero for one in found] or [np.empty(0, np.bool_)]))
 
     def elapsed(self, start: int, end: int) -> float:
         with self._streams.schedule.mutex:

@@ -11,19 +11,20 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 
-from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import DeviceFacts, Done, Launch, Region
+from rgpu.checkpoint.pagehash import PageHashes
 from rgpu.server.device.cuda import modules, pinned, tensormap
 from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
+from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
 from rgpu.server.device.cuda.streams import Completion
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
@@ -52,6 +53,7 @@ class CudaDevice:
         self._context = check(driver.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
         self._use()
         self.facts = facts(ordinal)
+        self.hasher = PageHasher(self._context, self.facts.compute_capability, self.facts.attributes.get(16, 1))
         self.engine = Engine(int(self._context))
         self.fast_path = self.engine
         self.memory = Memory(ordinal, self.engine)
@@ -113,6 +115,7 @@ class CudaDevice:
     def map(self, address: int, size: int) -> None:
         self._use()
         self.memory.map(address, size)
+        self.hasher.wrote()
 
     def unmap(self, address: int, size: int) -> None:
         self._use()
@@ -384,9 +387,16 @@ class CudaDevice:
         self._use()
         source = np.frombuffer(data, np.uint8)
         check(driver.cuMemcpyHtoD(address, source.ctypes.data, source.nbytes), "cuMemcpyHtoD")
+        self.hasher.wrote()
 
     def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
-        return pagehash.hash_pages(self.read(region.address, region.size), key)
+        return self.hash_regions([region], key)[0].hashes
+
+    def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
+        return hash_regions(self.hasher, self.shadows, regions, key)
+
+    def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
+        return self.hasher.copy_and_hash(pages, staging, key)
 
     def _recorded(self, event: int) -> bool:
         """Whether it was recorded here; what was restored from elsewhere is over with that."""
@@ -437,6 +447,7 @@ class CudaDevice:
         self._host_functions.stop()
         self.completion.stop()
         self._use()
+        self.hasher.close()
         self.engine.close()
         self.memory.close()
         driver.cuDevicePrimaryCtxRelease(self._device)

@@ -193,6 +193,25 @@ def test_regions_and_page_hashes(client: Client) -> None:
     refused(1, device.write, client.base + GRANULE - 1, b"xx")
 
 
+def test_many_regions_and_copies(client: Client) -> None:
+    device, key = client.device, bytes(range(32))
+    device.host_allocate(PINNED_BASE, 5000)
+    client.write(client.base + PAGE, b"x")
+    client.write(PINNED_BASE, b"pinned")
+    assert device.drain(WAIT)
+    regions = device.regions()
+    for region, found in zip(regions, device.hash_regions(regions, key), strict=True):
+        assert np.array_equal(found.hashes, device.hash_pages(region, key))
+        assert [i for i, zero in enumerate(found.zero) if not zero] == ([1] if region.kind == "mapped" else [0])
+    staging = np.full(3 * PAGE, 0xA5, np.uint8)
+    pages = [(client.base + PAGE, PAGE), (PINNED_BASE, 5000), (client.base, PAGE)]
+    copied = device.copy_and_hash(pages, staging.ctypes.data, key)
+    assert staging.tobytes() == b"x".ljust(PAGE, b"\0") + b"pinned".ljust(PAGE, b"\0") + bytes(PAGE)
+    wanted = [pagehash.hash_page(device.read(address, size), key) for address, size in pages]
+    assert [tuple(row) for row in copied.hashes.tolist()] == wanted and copied.zero.tolist() == [False, False, True]
+    assert len(device.copy_and_hash([], staging.ctypes.data, key).zero) == 0
+
+
 def test_the_range_cannot_be_claimed_twice(device: CpuDevice) -> None:
     with pytest.raises(DeviceError, match="cannot reserve"):
         CpuDevice(1, 1 << 20, 1, engine=stub)  # type: ignore[arg-type]
