@@ -146,7 +146,7 @@ class _Reader:
         dependencies = self.take(struct.Struct(f"<{number}I"))
         if any(other >= index for other in dependencies) or len(set(dependencies)) != number:
             raise self.corrupt(f"dependencies of node {index}")
-        common = {"dependencies": dependencies, "disabled": bool(flags & DISABLED)}
+        common: dict[str, Any] = {"dependencies": dependencies, "disabled": bool(flags & DISABLED)}
         if kind == KERNEL:
             return self.kernel(common)
         if kind == COPY:

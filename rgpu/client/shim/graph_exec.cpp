@@ -106,6 +106,7 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Prob
 
 // Tells the server what was changed since the last launch. exec.lock held.
 CUresult send_changes(GraphExec& exec) {
+  exec.replaced.clear();
   if (exec.rebuild) {
     std::optional<Program> program;
     {
@@ -252,6 +253,7 @@ void replace_work(GraphExec& exec, Node& node, Work work) {
     exec.rebuild = true;
   else if (!was_client && encode_node(node, {}, false) != before)
     exec.changed.insert(&node);
+  exec.replaced.push_back(std::move(work));
 }
 
 struct Mismatch {
@@ -406,6 +408,7 @@ CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
   }
   std::vector<std::shared_ptr<void>> garbage;
   exec->program = {};
+  exec->replaced.clear();
   std::lock_guard guard(graph_lock());
   end_graph(*exec->graph, garbage);
   return CUDA_SUCCESS;

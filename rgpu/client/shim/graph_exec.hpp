@@ -44,6 +44,7 @@ struct GraphExec : Object {
   std::set<const Node*> disabled;
   Program program;
   std::set<const Node*> changed;     // not yet told to the server
+  std::vector<Work> replaced;        // let go when graph_lock() is not held: that may publish calls
   bool rebuild = false;              // a change moved work between server and client
   std::uint64_t event = 0;           // recorded behind each launch that has several steps
   std::uint64_t last_stream = ~0ull; // of the last such launch

@@ -144,6 +144,9 @@ void name_function(KernelWork& work, const Function& function) {
 
 CUresult capture(CUfunction handle, const Config& c, const StreamRef& stream, const Function& function,
                  const std::vector<std::uint8_t>& parameters, bool& taken) {
+  for (const CUlaunchAttribute& attribute : c.attributes)
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT || attribute.id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
+      return refuse_in_capture(stream, "launch attributes that name an event");
   KernelWork work;
   work.handle = handle;
   work.context = stream.context;

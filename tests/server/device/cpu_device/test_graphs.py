@@ -103,7 +103,8 @@ def test_a_graph_goes_on_after_its_end(client: Client, device: CpuDevice) -> Non
 def test_wrong_calls(client: Client, device: CpuDevice) -> None:
     device.instantiate_graph(GRAPH, 16, 0, [MemsetNode(client.base - 4096, 0, 1, 1, 0, 4)])
     for result, give in ((400, lambda: device.instantiate_graph(GRAPH, 16, 0, [])),
-                         (400, lambda: launch(client, 0, 99)), (400, lambda: device.destroy_graph(99)), (1, lambda: launch(client))):
+                         (400, lambda: launch(client, 0, 99)),
+                         (400, lambda: device.destroy_graph(99)), (1, lambda: launch(client))):
         with pytest.raises(DeviceError) as caught:
             give()
         assert caught.value.result == result
