@@ -21,6 +21,7 @@ import numpy as np
 
 from rgpu.checkpoint.pagehash import PageHashes
 from rgpu.session.addresses import GRANULE, PAGE
+from rgpu.session.graphs import Node
 from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
 
 __all__ = ["GRANULE", "PAGE", "Device", "DeviceFacts", "Done", "FunctionInfo", "GlobalVariable", "Launch",
@@ -119,7 +120,19 @@ class Device(Protocol):
 
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None: ...
 
+    def instantiate_graph(self, graph: int, context: int, flags: int, nodes: list[Node]) -> None:
+        """Make an executable graph of these nodes. ``flags``: CUgraphInstantiate_flags."""
+
+    def update_graph(self, graph: int, changes: dict[int, Node]) -> None:
+        """Other parameters for these nodes (by index), from the next launch on; launches given before keep theirs."""
+
+    def destroy_graph(self, graph: int) -> None:
+        """Launches given before go on to their end."""
+
     # -- ordered work -------------------------------------------------------
+    def launch_graph(self, seq: int, graph: int, stream: int) -> None:
+        """Behind the stream's work, and behind the graph's own earlier launches in any stream."""
+
     def launch(self, seq: int, launch: Launch) -> None: ...
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
         """Host bytes (height rows of width, packed) to device memory of that pitch.

@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.device import Device, Launch
-from rgpu.session import module_table
+from rgpu.session import graphs, module_table
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import Corrupt, DeviceError
@@ -249,6 +249,23 @@ class Executor:
     def tensor_map(self, record: Record, args: Any) -> None:
         self._reply(record, "tensor_map", map=self.device.tensor_map(args.form, bytes(args.arguments)))
 
+    # -- graphs -----------------------------------------------------------------
+    def graph_instantiate(self, record: Record, args: Any) -> None:
+        self.device.instantiate_graph(args.exec, args.context, args.flags, _read(graphs.decode, record))
+
+    def graph_exec_update(self, record: Record, args: Any) -> None:
+        changes = _read(graphs.decode_changes, record)
+        try:
+            self.device.update_graph(args.exec, changes)
+        except Corrupt as error:  # changes that do not fit the nodes
+            raise DeviceError(error.message, CUDA_ERROR_INVALID_VALUE) from error
+
+    def graph_launch(self, record: Record, args: Any) -> None:
+        self.device.launch_graph(record.seq, args.exec, args.stream)
+
+    def graph_exec_destroy(self, record: Record, args: Any) -> None:
+        self.device.destroy_graph(args.exec)
+
     # -- streams and events ---------------------------------------------------
     def stream_create(self, record: Record, args: Any) -> None:
         self.device.create_stream(args.stream, args.context, args.flags, args.priority)
@@ -289,7 +306,14 @@ class Executor:
 
 #: Calls that no one awaits but whose failure breaks a promise made to the program.
 _PROMISED = frozenset({"memory_map", "memory_allocate", "host_allocate", "context_create", "stream_create",
-                       "event_create"})
+                       "event_create", "graph_instantiate", "graph_exec_update"})
+
+
+def _read(decode: Callable[[Any], Any], record: Record) -> Any:
+    try:
+        return decode(record.payload)
+    except Corrupt as error:
+        raise DeviceError(f"journal position {record.seq}: {error.message}", CUDA_ERROR_INVALID_VALUE) from error
 
 
 def parse_link_inputs(payload: Any) -> list[tuple[int, str, bytes]]:

@@ -19,6 +19,8 @@ mapping        the map call of every range that is still mapped
 memory         allocate; ends with its own free, with the mapping below it, or
                with the last context
 host_memory    allocate
+graph_exec     instantiate, with the nodes as the updates left them; made again
+               after everything else, since its nodes may name any of it
 =============  ================================================================
 
 A call that the device refuses (a number in use, an unknown one) changes
@@ -35,7 +37,7 @@ from typing import Any
 
 import blake3
 
-from rgpu.session import module_table
+from rgpu.session import graphs, module_table
 from rgpu.session.answers import Divergence
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME, Effect
@@ -45,6 +47,7 @@ from rgpu.session.record import Record
 
 LOAD = BY_NAME["module_load"].id
 ALLOCATE = BY_NAME["memory_allocate"].id
+INSTANTIATE = BY_NAME["graph_instantiate"].id
 _KINDS = frozenset(call.object_kind for call in BY_ID.values() if call.object_kind)
 
 
@@ -78,6 +81,7 @@ class _Object:
     ended: Record | None = None
     digest: bytes = b""  #: of a module's contents
     answer: LoadAnswer | None = None
+    nodes: list[graphs.Node] = field(default_factory=list)  #: of an executable graph
     children: set[int] = field(default_factory=set)
 
 
@@ -122,16 +126,19 @@ class LiveObjects:
 
         That is the order of the journal, but for allocations, which come last:
         a device may free memory when it loses what happens to be its last
-        context, and contexts that left no trace are not replayed.
+        context, and contexts that left no trace are not replayed. Behind them
+        come executable graphs: an update may name what was made after them.
         """
         found: dict[int, Record] = {self._open.seq: self._open} if self._open else {}
         for item in list(self._objects.values()):
+            if item.kind == "graph_exec" and not item.created.payload:
+                item.created.payload = graphs.encode(item.nodes)
             found[item.created.seq] = item.created
             for record in item.settings.values():
                 found[record.seq] = record
             if item.ended is not None:
                 found[item.ended.seq] = item.ended
-        return sorted(found.values(), key=lambda record: (record.call_id == ALLOCATE, record.seq))
+        return sorted(found.values(), key=lambda record: (_LATE.get(record.call_id, 0), record.seq))
 
     def handles(self, kind: str) -> list[int]:
         """Numbers (or addresses) of the live objects of a kind, sorted. Raises KeyError for no such kind."""
@@ -300,6 +307,21 @@ class LiveObjects:
     def _event_create(self, record: Record, args: Any) -> None:
         self._create("event", args.event, record, args.context)
 
+    def _graph_instantiate(self, record: Record, args: Any) -> None:
+        nodes = graphs.decode(record.payload)
+        if self._live("context", args.context) is None:
+            return  # the device refuses it
+        if item := self._create("graph_exec", args.exec, record, args.context):
+            item.created.payload = bytes(record.payload)
+            item.nodes = nodes
+
+    def _graph_exec_update(self, record: Record, args: Any) -> None:
+        """Into the creating call at once: what stays is one call, however often a graph is updated."""
+        changes = graphs.decode_changes(record.payload)
+        if item := self._live("graph_exec", args.exec):
+            item.nodes = graphs.apply_changes(item.nodes, changes)
+            item.created.payload = b""
+
     def _host_allocate(self, record: Record, args: Any) -> None:
         self._create("host_memory", args.address, record)
 
@@ -317,6 +339,9 @@ class LiveObjects:
         for record in self.structural_calls():
             item = self._objects.get(record.seq)
             load = item if record.call_id == LOAD else None
+            if record.call_id == INSTANTIATE:
+                calls.append([record.seq, record.call_id, record.thread, record.flags, record.args, record.payload])
+                continue
             calls.append([record.seq, record.call_id, record.thread, record.flags, record.args,
                           index[load.digest] if load else -1])
             if load and load.answer:
@@ -348,8 +373,14 @@ class LiveObjects:
 
     def _apply_row(self, row: Any, payloads: list[bytes]) -> None:
         seq, call_id, thread, flags, args, payload = row
-        for value in (seq, call_id, thread, flags, payload):
+        for value in (seq, call_id, thread, flags):
             _typed(value, int)
+        if call_id == INSTANTIATE:  # its nodes are its own, and stand in the row
+            if seq <= 0 or seq in self._objects:
+                raise ValueError(f"call {call_id} at position {seq}")
+            self.apply(Record(seq, call_id, _typed(args, bytes), _typed(payload, bytes), thread, flags))
+            return
+        _typed(payload, int)
         if call_id not in _HANDLERS or seq <= 0 or seq in self._objects or (payload >= 0) != (call_id == LOAD):
             raise ValueError(f"call {call_id} at position {seq}")
         self.apply(Record(seq, call_id, _typed(args, bytes), payloads[payload] if payload >= 0 else b"", thread, flags))
@@ -399,12 +430,19 @@ _HANDLERS: dict[int, Callable[[LiveObjects, Record, Any], None]] = {
         "stream_destroy": LiveObjects._destroy_simple,
         "event_create": LiveObjects._event_create,
         "event_destroy": LiveObjects._destroy_simple,
+        "graph_instantiate": LiveObjects._graph_instantiate,
+        "graph_exec_update": LiveObjects._graph_exec_update,
+        "graph_exec_destroy": LiveObjects._destroy_simple,
         "host_allocate": LiveObjects._host_allocate,
         "host_free": LiveObjects._destroy_simple,
     }.items()
 }
 #: A call that changes objects and is not handled would be lost by every image.
 assert set(_HANDLERS) == {call.id for call in BY_ID.values() if call.effect not in (Effect.NONE, Effect.WRITES)}
+
+
+#: call id → when it comes in structural_calls(); others come first
+_LATE = {ALLOCATE: 1, INSTANTIATE: 2}
 
 
 def _kept(record: Record) -> Record:

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rgpu.session import module_table
+from rgpu.session import graphs, module_table
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME, Effect
 from rgpu.session.errors import Corrupt
@@ -137,6 +137,18 @@ class NaiveDevice:
         if a.module in self.modules:
             self.modules[a.module][a.function, a.attribute] = a.value
 
+    def graph_instantiate(self, a: Any, r: Record) -> None:
+        if a.context in self.contexts:
+            self.owned.setdefault(("graph", a.exec), (a.context, graphs.decode(r.payload)))
+
+    def graph_exec_update(self, a: Any, r: Record) -> None:
+        if found := self.owned.get(("graph", a.exec)):
+            context, nodes = found
+            self.owned["graph", a.exec] = context, graphs.apply_changes(nodes, graphs.decode_changes(r.payload))
+
+    def graph_exec_destroy(self, a: Any, r: Record) -> None:
+        self.owned.pop(("graph", a.exec), None)
+
     def launch(self, a: Any, r: Record) -> None: ...
 
     def memset(self, a: Any, r: Record) -> None: ...
@@ -230,6 +242,20 @@ class Compaction(RuleBasedStateMachine):
         self.give(*["host_allocate"] if how else ["host_free"],
                   **({"address": address, "size": 4096, "flags": 0} if how else {"address": address}))
 
+    @rule(n=numbers, c=contexts, value=st.integers(0, 9))
+    def instantiate(self, n: int, c: int, value: int) -> None:
+        nodes = [graphs.EmptyNode(), graphs.MemsetNode(1 << 45, 1, 1, 1, value, 1, dependencies=(0,))]
+        self.give("graph_instantiate", graphs.encode(nodes), exec=n, context=c, flags=0)
+
+    @rule(n=numbers, value=st.integers(0, 9))
+    def update_graph(self, n: int, value: int) -> None:
+        changes: dict[int, graphs.Node] = {1: graphs.MemsetNode(1 << 45, 1, 1, 1, value, 1)}
+        self.give("graph_exec_update", graphs.encode_changes(changes), exec=n)
+
+    @rule(n=numbers)
+    def destroy_graph(self, n: int) -> None:
+        self.give("graph_exec_destroy", exec=n)
+
     @rule()
     def work(self) -> None:
         self.give("memset", destination=1 << 45, pitch=0, width=1, height=1, element=1, value=0, stream=0)
@@ -260,6 +286,7 @@ class Compaction(RuleBasedStateMachine):
         assert live.handles("context") == sorted(device.contexts)
         assert live.handles("stream") == sorted(n for kind, n in device.owned if kind == "stream")
         assert live.handles("event") == sorted(n for kind, n in device.owned if kind == "event")
+        assert live.handles("graph_exec") == sorted(n for kind, n in device.owned if kind == "graph")
         assert live.handles("module") == sorted(device.modules)
         assert live.handles("memory") == sorted(device.memory)
         assert live.handles("host_memory") == sorted(device.host)
@@ -301,6 +328,9 @@ def test_random_sessions(seed: int) -> None:
         lambda: machine.map(at()),
         lambda: machine.unmap(at(), random.choice([MIB2, MIB2, 2 * MIB2])),
         lambda: machine.allocate(at(), random.choice([0, 512])),
+        lambda: machine.instantiate(few(), random.randint(1, 3), random.randint(0, 9)),
+        lambda: machine.update_graph(few(), random.randint(0, 9)),
+        lambda: machine.destroy_graph(few()),
         lambda: machine.free(at(), random.choice([0, 512]), "memory_free"),
         machine.saved_and_restored,
     ]
@@ -412,6 +442,21 @@ def test_a_replayed_load_is_compared() -> None:
     live.apply(call(2, "module_unload", module=16))
     assert live.load_differs(1, 0, _answer(0x400)) is None
     assert live.load_differs(1, 0, _answer(0x800)) is not None, "dead modules decide addresses too"
+
+
+def test_a_graph_comes_after_what_its_updates_name() -> None:
+    """The updated node names a module that was loaded after the graph was made."""
+    kernel = graphs.KernelNode(16, 0, (1, 1, 1), (1, 1, 1), 0, False, b"x", b"")
+    live = _objects(call(1, "context_create", context=1, device=0, flags=0, primary=0),
+                    call(2, "graph_instantiate", graphs.encode([kernel]), exec=20, context=1, flags=0), _load(3, 17))
+    live.answered(3, 0, _answer(5))
+    other = graphs.KernelNode(17, 0, (1, 1, 1), (1, 1, 1), 0, False, b"y", b"")
+    for seq in range(4, 200):
+        live.apply(call(seq, "graph_exec_update", graphs.encode_changes({0: other}), exec=20))
+    _, load, graph = live.structural_calls()
+    assert (load.seq, graph.seq) == (3, 2) and graphs.decode(graph.payload) == [other]
+    live.apply(call(200, "graph_exec_destroy", exec=20))
+    assert [r.seq for r in live.structural_calls()] == [1, 3]
 
 
 def test_an_unknown_kind() -> None:

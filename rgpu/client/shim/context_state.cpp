@@ -1,6 +1,7 @@
 // cuCtx* that ask about a context or set what only the client needs to know.
 #include <algorithm>
 
+#include "capturing.hpp"
 #include "api.hpp"
 #include "context.hpp"
 #include "device.hpp"
@@ -173,6 +174,7 @@ CUresult cuCtxResetPersistingL2Cache() {
 CUresult cuCtxSynchronize() {
     Context* context = nullptr;
     if (CUresult r = current(context); r) return r;
+    if (CUresult r = context_asked(*context); r) return r;
     if (CUresult r = await(wire::ContextSynchronize{.context = context->number}); r) return r;
     return require();  // an execution error that the wait brought to light
 }

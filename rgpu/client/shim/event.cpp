@@ -1,4 +1,5 @@
 // Events: recording, queries from the watermark, waits, elapsed time.
+#include "capturing.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 
@@ -30,6 +31,10 @@ CUresult record_event(CUevent handle, CUstream stream_handle, unsigned flags) {
   Event* event = find(handle);
   if (!event || event->context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
   if (flags & ~static_cast<unsigned>(CU_EVENT_RECORD_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  if (capture_matters()) {
+    bool taken = false;
+    if (CUresult r = capture_record(stream, *event, flags, taken); r || taken) return r;
+  }
   wire::EventRecord call{};
   call.event = event->number;
   call.stream = stream.number;
@@ -50,6 +55,7 @@ CUresult elapsed(float* milliseconds, CUevent start_handle, CUevent end_handle) 
   if (!start || !end) return CUDA_ERROR_INVALID_HANDLE;
   if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
   for (Event* event : {start, end}) {
+    if (CUresult r = event_asked(*event); r) return r;
     std::lock_guard guard(event->lock);
     if (!event->record || (event->flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_HANDLE;
   }
@@ -103,6 +109,7 @@ CUresult cuEventDestroy_v2(CUevent hEvent) {
   if (CUresult r = require_session(); r) return r;
   Event* event = find(hEvent);
   if (!event || !retire(event)) return CUDA_ERROR_INVALID_HANDLE;
+  event_gone(*event);
   wire::EventDestroy call{};
   call.event = event->number;
   return submit(call);
@@ -118,6 +125,7 @@ CUresult cuEventQuery(CUevent hEvent) {
   if (CUresult r = require(); r) return r;
   Event* event = find(hEvent);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (CUresult r = event_asked(*event); r) return r;
   if (finished(*event)) return require();
   flush();
   return CUDA_ERROR_NOT_READY;
@@ -127,6 +135,7 @@ CUresult cuEventSynchronize(CUevent hEvent) {
   if (CUresult r = require(); r) return r;
   Event* event = find(hEvent);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (CUresult r = event_asked(*event); r) return r;
   if (finished(*event)) return require();
   wire::EventSynchronize call{};
   call.event = event->number;

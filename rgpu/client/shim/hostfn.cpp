@@ -1,6 +1,7 @@
 // Host functions and stream callbacks. The worker answers `host_function` when
 // the stream gets there; the shim's callback thread then runs the program's
 // function and publishes host_function_done, which lets the stream go on.
+#include "capturing.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 
@@ -83,6 +84,12 @@ extern "C" {
 
 CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
   if (!fn) return CUDA_ERROR_INVALID_VALUE;
+  if (capture_open()) {
+    StreamRef stream;
+    bool taken = false;
+    if (CUresult r = resolve_stream(hStream, stream); r) return r;
+    if (CUresult r = capture_work(stream, HostWork{fn, userData}, taken); r || taken) return r;
+  }
   return enqueue(hStream, [=](CUresult status) {
     if (!status) fn(userData);  // not run after an error, as on a driver
   });
@@ -90,6 +97,11 @@ CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
 
 CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags) {
   if (!callback || flags) return CUDA_ERROR_INVALID_VALUE;
+  if (capture_open()) {
+    StreamRef stream;
+    if (CUresult r = resolve_stream(hStream, stream); r) return r;
+    if (CUresult r = refuse_in_capture(stream, "cuStreamAddCallback"); r) return r;
+  }
   return enqueue(hStream, [=](CUresult status) { callback(hStream, status, userData); });
 }
 

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "capturing.hpp"
 #include "device.hpp"
 #include "memory.hpp"
 #include "module.hpp"
@@ -117,23 +118,60 @@ std::vector<std::uint64_t> pinned_pointers(const std::vector<std::uint8_t>& para
   return found;
 }
 
-CUresult launch(CUfunction handle, const Config& c, void** kernel_params, void** extra) {
-  Context* context = nullptr;
-  if (CUresult r = current(context); r) return r;
-  StreamRef stream;
-  if (CUresult r = resolve_stream(c.stream, stream); r) return r;
-  auto* function = static_cast<Function*>(find_object(handle, Kind::function));
+// Everything that a driver checks at the call, and the parameters packed.
+CUresult prepare(CUfunction handle, const Config& c, const Context& context, void** kernel_params, void** extra,
+                 Function*& function, std::vector<std::uint8_t>& parameters) {
+  function = static_cast<Function*>(find_object(handle, Kind::function));
   if (!function) {
     auto* kernel = static_cast<Kernel*>(find_object(handle, Kind::kernel));
     if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
     if (CUresult r = function_of(*kernel, function); r) return r;
   }
-  const DeviceFacts* device = device_facts(context->device);
+  const DeviceFacts* device = device_facts(context.device);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
   if (CUresult r = check(c, *function, *device); r) return r;
   if (CUresult r = check_cooperative(c, handle, *device); r) return r;
+  return pack(*function, kernel_params, extra, parameters);
+}
+
+// The node keeps what names the kernel on the wire; the function's own object may go before it.
+void name_function(KernelWork& work, const Function& function) {
+  work.module = function.module->number;
+  work.function = function.index;
+  work.table = function.parameters;
+  work.use = std::make_shared<ModuleUse>(work.module);
+}
+
+CUresult capture(CUfunction handle, const Config& c, const StreamRef& stream, const Function& function,
+                 const std::vector<std::uint8_t>& parameters, bool& taken) {
+  for (const CUlaunchAttribute& attribute : c.attributes)
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT || attribute.id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
+      return refuse_in_capture(stream, "launch attributes that name an event");
+  KernelWork work;
+  work.handle = handle;
+  work.context = stream.context;
+  std::copy_n(c.grid, 3, work.grid);
+  std::copy_n(c.block, 3, work.block);
+  work.shared = c.shared;
+  work.cooperative = c.cooperative;
+  work.attributes = c.attributes;
+  work.parameters = parameters;
+  name_function(work, function);
+  return capture_work(stream, std::move(work), taken);
+}
+
+CUresult launch(CUfunction handle, const Config& c, void** kernel_params, void** extra) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(c.stream, stream); r) return r;
+  Function* function = nullptr;
   std::vector<std::uint8_t> parameters;
-  if (CUresult r = pack(*function, kernel_params, extra, parameters); r) return r;
+  if (CUresult r = prepare(handle, c, *context, kernel_params, extra, function, parameters); r) return r;
+  if (capture_open()) {
+    bool taken = false;
+    if (CUresult r = capture(handle, c, stream, *function, parameters, taken); r || taken) return r;
+  }
   const auto pinned = pinned_pointers(parameters);
   if (!pinned.empty())
     if (CUresult r = upload_shadows(stream, pinned); r) return r;
@@ -192,6 +230,16 @@ CUresult take_attributes(const CUlaunchConfig& config, Config& c) {
 }
 
 }  // namespace
+
+CUresult fill_kernel_work(KernelWork& work, void** kernel_params, void** extra) {
+  Config c{{work.grid[0], work.grid[1], work.grid[2]}, {work.block[0], work.block[1], work.block[2]},
+           work.shared, nullptr, work.cooperative, {}};
+  Function* function = nullptr;
+  if (CUresult r = prepare(work.handle, c, *work.context, kernel_params, extra, function, work.parameters); r) return r;
+  name_function(work, *function);
+  return CUDA_SUCCESS;
+}
+
 }  // namespace rgpu
 
 using namespace rgpu;

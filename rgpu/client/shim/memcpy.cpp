@@ -5,6 +5,7 @@
 // the host are awaited. Arrays are not supported.
 #include <cstring>
 
+#include "capturing.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 
@@ -157,6 +158,29 @@ CUresult on_host(const Copy& c, const StreamRef& stream) {
   return CUDA_SUCCESS;
 }
 
+// A capturing stream takes the copy as a node: its source is read at every launch.
+CUresult capture(const Copy& c, const StreamRef& stream, bool& taken) {
+  CopyWork work;
+  CUDA_MEMCPY3D& p = work.copy;
+  p.srcMemoryType = c.source.host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  p.dstMemoryType = c.destination.host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  if (c.source.host)
+    p.srcHost = bytes(c.source.address);
+  else
+    p.srcDevice = c.source.address;
+  if (c.destination.host)
+    p.dstHost = bytes(c.destination.address);
+  else
+    p.dstDevice = c.destination.address;
+  p.srcPitch = c.source.pitch;
+  p.dstPitch = c.destination.pitch;
+  p.srcHeight = p.dstHeight = p.Height = c.height;
+  p.WidthInBytes = c.width;
+  p.Depth = 1;
+  work.context = stream.context;
+  return capture_work(stream, work, taken);
+}
+
 CUresult run(Copy& c, CUstream handle) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
@@ -167,6 +191,10 @@ CUresult run(Copy& c, CUstream handle) {
   if (c.height > std::numeric_limits<std::uint64_t>::max() / c.width) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = resolve(c.destination, c); r) return r;
   if (CUresult r = resolve(c.source, c); r) return r;
+  if (capture_open()) {
+    bool taken = false;
+    if (CUresult r = capture(c, stream, taken); r || taken) return r;
+  }
   if (c.source.host) return c.destination.host ? on_host(c, stream) : to_device(c, stream);
   return c.destination.host ? to_host(c, stream) : on_device(c, stream);
 }
@@ -263,6 +291,7 @@ using namespace rgpu;
 extern "C" {
 
 CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
+  if (CUresult r = unsafe_call(); r) return r;
   return linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, nullptr);
 }
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) {
@@ -270,6 +299,7 @@ CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstr
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount) {
+  if (CUresult r = unsafe_call(); r) return r;
   return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, nullptr);
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount, CUstream hStream) {
@@ -277,6 +307,7 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void* srcHost, size_t
 }
 
 CUresult cuMemcpyDtoH_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount) {
+  if (CUresult r = unsafe_call(); r) return r;
   return linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr);
 }
 CUresult cuMemcpyDtoHAsync_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "capturing.hpp"
 #include "device.hpp"
 #include "session.hpp"
 
@@ -279,6 +280,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   if (!dptr || !bytesize) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = unsafe_call(); r) return r;
   std::uint64_t address = 0;
   if (CUresult r = allocate_device(*context, bytesize, address); r) return r;
   *dptr = address;
@@ -290,6 +292,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInByt
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   if (!dptr || !pPitch || !WidthInBytes || !Height) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = unsafe_call(); r) return r;
   if (ElementSizeBytes != 4 && ElementSizeBytes != 8 && ElementSizeBytes != 16) return CUDA_ERROR_INVALID_VALUE;
   std::size_t pitch, size;
   if (__builtin_add_overflow(WidthInBytes, kAlignment - 1, &pitch)) return CUDA_ERROR_INVALID_VALUE;
@@ -305,7 +308,9 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInByt
 CUresult cuMemFree_v2(CUdeviceptr dptr) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
-  return dptr ? free_device(dptr) : CUDA_SUCCESS;
+  if (CUresult r = unsafe_call(); r) return r;
+  if (!dptr || free_graph_memory(dptr)) return CUDA_SUCCESS;
+  return free_device(dptr);
 }
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {

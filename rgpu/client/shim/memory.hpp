@@ -60,6 +60,8 @@ void refund_quota(int device, std::uint64_t size);
 Place virtual_place(std::uint64_t address);  // Kind::host when nothing is mapped there by cuMemMap
 
 // pool.cpp
+// Frees an allocation when all that is published now is complete.
+void free_when_complete(std::uint64_t address);
 bool reclaim_deferred();  // waits for the work that deferred frees wait for; false: there were none
 
 // pinned.cpp

@@ -1,4 +1,5 @@
 // The cuMemset family: one wire call for all of them.
+#include "capturing.hpp"
 #include "memory.hpp"
 
 namespace rgpu {
@@ -17,6 +18,12 @@ CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::u
   if (destination % element) return CUDA_ERROR_INVALID_VALUE;
   Place place;
   if (CUresult r = check_device_rows(destination, pitch, bytes, height, &place); r) return r;
+  if (capture_open()) {
+    MemsetWork work{{destination, height > 1 ? pitch : bytes, value, element, width, height, nullptr}};
+    work.set.ctx = static_cast<CUcontext>(context->handle);
+    bool taken = false;
+    if (CUresult r = capture_work(stream, work, taken); r || taken) return r;
+  }
   const bool shadow = place.kind == Place::Kind::pinned;
   if (shadow)
     if (CUresult r = upload_shadows(stream, {destination}); r) return r;

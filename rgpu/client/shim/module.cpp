@@ -1,4 +1,5 @@
 // cuModule*: loads are awaited, every query is answered from the load's table.
+#include "graph.hpp"
 #include "module.hpp"
 
 #include <algorithm>
@@ -155,6 +156,7 @@ CUresult load_module(Context& context, const image::Image& image, const JitOptio
 CUresult unload_module(Module& module) {
     const std::uint64_t number = module.number;
     if (!end_handles(module)) return CUDA_ERROR_INVALID_HANDLE;
+    if (module_held_by_graphs(number)) return CUDA_SUCCESS;
     return submit(wire::ModuleUnload{.module = number});
 }
 
@@ -165,7 +167,10 @@ void forget_modules(Context& context) {
         auto* module = static_cast<Module*>(object);
         if (module->context == &context) modules.push_back(module);
     });
-    for (Module* module : modules) end_handles(*module);
+    for (Module* module : modules) {
+        forget_module(module->number);
+        end_handles(*module);
+    }
 }
 
 CUresult find_global(const Module& module, const char* name, CUdeviceptr* address, size_t* bytes) {

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "capturing.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 
@@ -223,6 +224,7 @@ CUresult allocate_pinned(void** pp, std::size_t size, unsigned flags) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   if (!pp || !size || (flags & ~7u)) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = unsafe_call(); r) return r;
   auto range = std::make_shared<Pinned>();
   Section section;
   if (section.status()) return section.status();
@@ -370,6 +372,7 @@ CUresult cuMemFreeHost(void* p) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   if (!p) return CUDA_SUCCESS;
+  if (CUresult r = unsafe_call(); r) return r;
   auto range = range_of(reinterpret_cast<std::uint64_t>(p));
   if (!range || range->registered || range->address != reinterpret_cast<std::uint64_t>(p)) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = wait_for_all(*range->context); r) return r;

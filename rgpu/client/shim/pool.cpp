@@ -4,6 +4,7 @@
 #include <cstring>
 #include <deque>
 
+#include "capturing.hpp"
 #include "device.hpp"
 #include "memory.hpp"
 #include "session.hpp"
@@ -71,6 +72,10 @@ CUresult allocate_async(CUdeviceptr* out, std::size_t size, CUstream handle) {
     *out = 0;
     return CUDA_SUCCESS;
   }
+  if (capture_open()) {
+    bool taken = false;
+    if (CUresult r = capture_allocate(stream, size, out, taken); r || taken) return r;
+  }
   std::uint64_t address = 0;
   if (CUresult r = allocate_device(*stream.context, size, address); r) return r;
   *out = address;
@@ -92,6 +97,16 @@ void free_deferred() {
     });
   }
   for (std::uint64_t address : ready) free_hidden(address);
+}
+
+void free_when_complete(std::uint64_t address) {
+  if (!hide_device(address)) return;
+  Pools& p = pools();
+  {
+    std::lock_guard guard(p.lock);
+    p.deferred.push_back({address, ~0ull, idle() ? 0 : published()});
+  }
+  free_deferred();
 }
 
 bool reclaim_deferred() {
@@ -132,6 +147,11 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
   StreamRef stream;
   if (CUresult r = resolve_stream(hStream, stream); r) return r;
   if (!dptr) return CUDA_SUCCESS;
+  if (capture_open()) {
+    bool taken = false;
+    if (CUresult r = capture_free(stream, dptr, taken); r || taken) return r;
+  }
+  if (free_graph_memory(dptr)) return CUDA_SUCCESS;
   if (!hide_device(dptr)) return CUDA_ERROR_INVALID_VALUE;
   Pools& p = pools();
   {

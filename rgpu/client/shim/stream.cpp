@@ -1,6 +1,7 @@
 // Streams: creation, queries from the watermark, waits.
 #include <algorithm>
 
+#include "capturing.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 
@@ -81,18 +82,6 @@ CUresult ask(CUstream handle, T* out, T (*answer)(const StreamRef&)) {
   return CUDA_SUCCESS;
 }
 
-CUresult no_capture(CUstream handle, CUstreamCaptureStatus* status, uint64_t* id) {
-  if (CUresult r = require(); r) return r;
-  StreamRef stream;
-  if (CUresult r = resolve_stream(handle, stream); r) return r;
-  if (!status) return CUDA_ERROR_INVALID_VALUE;
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (id) *id = 0;
-  return CUDA_SUCCESS;
-}
-
-thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-
 }  // namespace
 }  // namespace rgpu
 
@@ -110,6 +99,7 @@ CUresult cuStreamDestroy_v2(CUstream hStream) {
   if (CUresult r = require_session(); r) return r;
   Stream* stream = find(hStream);
   if (!stream || stream->per_thread || !retire(stream)) return CUDA_ERROR_INVALID_HANDLE;
+  stream_gone(*stream);
   wire::StreamDestroy call{};
   call.stream = stream->number;
   return submit(call);
@@ -119,6 +109,7 @@ CUresult cuStreamSynchronize(CUstream hStream) {
   if (CUresult r = require(); r) return r;
   StreamRef stream;
   if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (CUresult r = stream_asked(stream); r) return r;
   if (finished(stream)) return require();
   const auto streams = covered(stream);  // what was given before the wait
   wire::StreamSynchronize call{};
@@ -136,6 +127,7 @@ CUresult cuStreamQuery(CUstream hStream) {
   if (CUresult r = require(); r) return r;
   StreamRef stream;
   if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (CUresult r = stream_asked(stream); r) return r;
   if (finished(stream)) return require();
   flush();
   return CUDA_ERROR_NOT_READY;
@@ -148,6 +140,10 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   Event* event = find(hEvent);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (Flags & ~static_cast<unsigned>(CU_EVENT_WAIT_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  if (capture_matters()) {
+    bool taken = false;
+    if (CUresult r = capture_wait(stream, *event, Flags, taken); r || taken) return r;
+  }
   wire::StreamWaitEvent call{};
   call.stream = stream.number;
   call.event = event->number;
@@ -227,43 +223,6 @@ CUresult cuStreamCopyAttributes(CUstream dstStream, CUstream srcStream) {
   std::scoped_lock guard(to.object->lock, from.object->lock);
   to.object->attributes = from.object->attributes;
   to.object->priority = from.object->priority;
-  return CUDA_SUCCESS;
-}
-
-// ---------------------------------------------------------------- capture: graphs are not supported yet
-
-CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus) {
-  return no_capture(hStream, captureStatus, nullptr);
-}
-
-CUresult cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, uint64_t* id_out) {
-  return no_capture(hStream, captureStatus_out, id_out);
-}
-
-CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, uint64_t* id_out,
-                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
-                                   size_t* numDependencies_out) {
-  CUresult r = no_capture(hStream, captureStatus_out, id_out);
-  if (r) return r;
-  if (graph_out) *graph_out = nullptr;
-  if (dependencies_out) *dependencies_out = nullptr;
-  if (numDependencies_out) *numDependencies_out = 0;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, uint64_t* id_out,
-                                   CUgraph* graph_out, const CUgraphNode** dependencies_out,
-                                   const CUgraphEdgeData** edgeData_out, size_t* numDependencies_out) {
-  CUresult r = cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out,
-                                         numDependencies_out);
-  if (!r && edgeData_out) *edgeData_out = nullptr;
-  return r;
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
-    return CUDA_ERROR_INVALID_VALUE;
-  std::swap(*mode, capture_mode);
   return CUDA_SUCCESS;
 }
 

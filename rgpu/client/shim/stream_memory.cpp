@@ -2,6 +2,7 @@
 // memory is refused: a stream that waits for the program's CPU, or a CPU that
 // polls for a stream, is the one use of mapped memory that is not supported
 // (SEMANTICS 7).
+#include "capturing.hpp"
 #include "device.hpp"
 #include "memory.hpp"
 #include "session.hpp"
@@ -31,6 +32,8 @@ CUresult enqueue(Operation kind, CUstream handle, CUdeviceptr address, std::uint
     log_once("stream memory", "cuStreamWriteValue, cuStreamWaitValue: only words in the memory of a GPU are supported");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
+  if (capture_open())
+    if (CUresult r = refuse_in_capture(stream, "stream memory operations"); r) return r;
   wire::StreamMemoryOperation call{};
   call.stream = stream.number;
   call.kind = kind;

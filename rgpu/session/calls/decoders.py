@@ -250,6 +250,25 @@ class HostShadowRead(NamedTuple):
     stream: int
 
 
+class GraphInstantiate(NamedTuple):
+    exec: int
+    context: int
+    flags: int
+
+
+class GraphExecUpdate(NamedTuple):
+    exec: int
+
+
+class GraphLaunch(NamedTuple):
+    exec: int
+    stream: int
+
+
+class GraphExecDestroy(NamedTuple):
+    exec: int
+
+
 class TensorMap(NamedTuple):
     form: int
     arguments: bytes
@@ -315,6 +334,10 @@ register(36, "host_free", Layout(HostFree, "<Q", 0), None)
 register(37, "link", Layout(Link, "<", 1), Layout(LinkReply, "<", 2))
 register(38, "host_shadow_write", Layout(HostShadowWrite, "<QQ", 0), None)
 register(39, "host_shadow_read", Layout(HostShadowRead, "<QQQ", 0), None)
+register(40, "graph_instantiate", Layout(GraphInstantiate, "<QQQ", 0), None)
+register(41, "graph_exec_update", Layout(GraphExecUpdate, "<Q", 0), None)
+register(42, "graph_launch", Layout(GraphLaunch, "<QQ", 0), None)
+register(43, "graph_exec_destroy", Layout(GraphExecDestroy, "<Q", 0), None)
 register(50, "tensor_map", Layout(TensorMap, "<I", 1), Layout(TensorMapReply, "<", 1))
 register(51, "stream_memory_operation", Layout(StreamMemoryOperation, "<QBQQI", 0), None)
 register(70, "function_load", Layout(FunctionLoad, "<QI", 0), Layout(FunctionLoadReply, "<", 1))

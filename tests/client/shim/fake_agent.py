@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rgpu.session import facts, module_table
+from rgpu.session import facts, graphs, module_table
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.record import AWAITED, EXTERNAL, HEADER, Record, RecordReader, padded
@@ -79,6 +79,8 @@ class FakeAgent:
         self._held: list[Record] = []
         self._marked = 0
         self._passed: list[int] = []
+        self._graphs: dict[int, list[graphs.Node]] = {}
+        self._dead_graphs: dict[int, list[graphs.Node]] = {}
         self._segments: dict[int, Segment] = {}
         self._log: Segment | None = None
         self._memory: dict[int, bytearray] = {}
@@ -111,6 +113,10 @@ class FakeAgent:
 
     def args(self, name: str) -> list[Any]:
         return [decoders.decode(r.call_id, r.args) for r in self.records if BY_ID[r.call_id].name == name]
+
+    def graph_nodes(self, number: int) -> list[graphs.Node]:
+        """Of an executable graph, destroyed or not, as the last update left them."""
+        return self._graphs.get(number) or self._dead_graphs[number]
 
     def wait_for(self, name: str, count: int = 1, timeout: float = 20) -> None:
         with self._changed:
@@ -305,12 +311,43 @@ class FakeAgent:
                 memory[at:at + size] = args.value.to_bytes(4, "little")[:args.element] * args.width
         elif call.name == "launch":
             self._launch(bytes(args.parameters))
+        elif call.name.startswith("graph_"):
+            self._graph(call.name, args, record.payload)
         elif call.name == "host_free":
             self._memory.pop(args.address)
         if call.answer is Answer.WAIT and self.hold:
             self._held.append(record)
         elif call.answer is not Answer.ASYNC and not self.silent:
             self._answer(sock, record)
+
+    def _graph(self, name: str, args: Any, payload: bytes) -> None:
+        if name == "graph_instantiate":
+            assert args.exec not in self._graphs
+            self._graphs[args.exec] = graphs.decode(payload)
+        elif name == "graph_exec_update":
+            self._graphs[args.exec] = graphs.apply_changes(self._graphs[args.exec], graphs.decode_changes(payload))
+        elif name == "graph_exec_destroy":
+            self._dead_graphs[args.exec] = self._graphs.pop(args.exec)
+        else:
+            for node in self._graphs[args.exec]:
+                self._run_node(node)
+
+    def _run_node(self, node: graphs.Node) -> None:
+        if node.disabled:
+            return
+        if isinstance(node, graphs.KernelNode):
+            self._launch(node.parameters)
+        elif isinstance(node, graphs.MemsetNode):
+            for row in range(node.height):
+                memory, at = self._bytes(node.destination + row * node.pitch, node.width * node.element)
+                memory[at:at + node.width * node.element] = node.value.to_bytes(4, "little")[:node.element] * node.width
+        elif isinstance(node, graphs.CopyNode):
+            for destination, source in node.layers():
+                for row in range(node.height):
+                    memory, at = self._bytes(source + row * node.source_pitch, node.width)
+                    data = bytes(memory[at:at + node.width])
+                    memory, at = self._bytes(destination + row * node.destination_pitch, node.width)
+                    memory[at:at + node.width] = data
 
     def _launch(self, parameters: bytes) -> None:
         """The kernel adds the int to each of the 16 bytes at the pointer."""

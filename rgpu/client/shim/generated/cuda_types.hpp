@@ -18,6 +18,8 @@ using CUarray = struct CUarray_st *;
 using CUgraph = struct CUgraph_st *;
 using CUgraphNode = struct CUgraphNode_st *;
 using CUgraphDeviceNode = struct CUgraphDeviceUpdatableNode_st *;
+using CUgraphExec = struct CUgraphExec_st *;
+using CUuserObject = struct CUuserObject_st *;
 using CUmemoryPool = struct CUmemPoolHandle_st *;
 using CUlinkState = struct CUlinkState_st *;
 using CUgreenCtx = struct CUgreenCtx_st *;
@@ -606,6 +608,67 @@ enum CUfunctionLoadingState : int {
     CU_FUNCTION_LOADING_STATE_LOADED = 1,
     CU_FUNCTION_LOADING_STATE_MAX = 2,
 };
+enum CUgraphNodeType : int {
+    CU_GRAPH_NODE_TYPE_KERNEL = 0,
+    CU_GRAPH_NODE_TYPE_MEMCPY = 1,
+    CU_GRAPH_NODE_TYPE_MEMSET = 2,
+    CU_GRAPH_NODE_TYPE_HOST = 3,
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
+    CU_GRAPH_NODE_TYPE_EMPTY = 5,
+    CU_GRAPH_NODE_TYPE_WAIT_EVENT = 6,
+    CU_GRAPH_NODE_TYPE_EVENT_RECORD = 7,
+    CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL = 8,
+    CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT = 9,
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+    CU_GRAPH_NODE_TYPE_MEM_FREE = 11,
+    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP = 12,
+    CU_GRAPH_NODE_TYPE_CONDITIONAL = 13,
+};
+enum CUgraphInstantiate_flags : int {
+    CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1,
+    CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2,
+    CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH = 4,
+    CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY = 8,
+};
+enum CUgraphInstantiateResult : int {
+    CUDA_GRAPH_INSTANTIATE_SUCCESS = 0,
+    CUDA_GRAPH_INSTANTIATE_ERROR = 1,
+    CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE = 2,
+    CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED = 3,
+    CUDA_GRAPH_INSTANTIATE_MULTIPLE_CTXS_NOT_SUPPORTED = 4,
+    CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED = 5,
+};
+enum CUgraphExecUpdateResult : int {
+    CU_GRAPH_EXEC_UPDATE_SUCCESS = 0,
+    CU_GRAPH_EXEC_UPDATE_ERROR = 1,
+    CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED = 2,
+    CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED = 3,
+    CU_GRAPH_EXEC_UPDATE_ERROR_FUNCTION_CHANGED = 4,
+    CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED = 5,
+    CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED = 6,
+    CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE = 7,
+    CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED = 8,
+};
+enum CUgraphMem_attribute : int {
+    CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
+    CU_GRAPH_MEM_ATTR_USED_MEM_HIGH = 1,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH = 3,
+};
+enum CUgraphChildGraphNodeOwnership : int {
+    CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE = 0,
+    CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE = 1,
+};
+enum CUstreamUpdateCaptureDependencies_flags : int {
+    CU_STREAM_ADD_CAPTURE_DEPENDENCIES = 0,
+    CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1,
+};
+enum CUuserObject_flags : int {
+    CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
+};
+enum CUuserObjectRetain_flags : int {
+    CU_GRAPH_USER_OBJECT_MOVE = 1,
+};
 enum CUarray_format : int {
     CU_AD_FORMAT_UNSIGNED_INT8 = 1,
     CU_AD_FORMAT_UNSIGNED_INT16 = 2,
@@ -886,8 +949,123 @@ struct CUgraphEdgeData {
     unsigned char reserved[5];
 };
 static_assert(sizeof(CUgraphEdgeData) == 8);
+struct CUDA_KERNEL_NODE_PARAMS_v1 {
+    CUfunction func;
+    unsigned int gridDimX;
+    unsigned int gridDimY;
+    unsigned int gridDimZ;
+    unsigned int blockDimX;
+    unsigned int blockDimY;
+    unsigned int blockDimZ;
+    unsigned int sharedMemBytes;
+    void **kernelParams;
+    void **extra;
+};
+static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS_v1) == 56);
+struct CUDA_KERNEL_NODE_PARAMS_v2 {
+    CUfunction func;
+    unsigned int gridDimX;
+    unsigned int gridDimY;
+    unsigned int gridDimZ;
+    unsigned int blockDimX;
+    unsigned int blockDimY;
+    unsigned int blockDimZ;
+    unsigned int sharedMemBytes;
+    void **kernelParams;
+    void **extra;
+    CUkernel kern;
+    CUcontext ctx;
+};
+static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS_v2) == 72);
+struct CUDA_MEMSET_NODE_PARAMS_v1 {
+    CUdeviceptr dst;
+    size_t pitch;
+    unsigned int value;
+    unsigned int elementSize;
+    size_t width;
+    size_t height;
+};
+static_assert(sizeof(CUDA_MEMSET_NODE_PARAMS_v1) == 40);
+struct CUDA_MEMSET_NODE_PARAMS_v2 {
+    CUdeviceptr dst;
+    size_t pitch;
+    unsigned int value;
+    unsigned int elementSize;
+    size_t width;
+    size_t height;
+    CUcontext ctx;
+};
+static_assert(sizeof(CUDA_MEMSET_NODE_PARAMS_v2) == 48);
+struct CUDA_HOST_NODE_PARAMS_v1 {
+    CUhostFn fn;
+    void *userData;
+};
+static_assert(sizeof(CUDA_HOST_NODE_PARAMS_v1) == 16);
+struct CUDA_MEMCPY_NODE_PARAMS {
+    int flags;
+    int reserved;
+    CUcontext copyCtx;
+    CUDA_MEMCPY3D copyParams;
+};
+static_assert(sizeof(CUDA_MEMCPY_NODE_PARAMS) == 216);
+struct CUDA_CHILD_GRAPH_NODE_PARAMS {
+    CUgraph graph;
+    CUgraphChildGraphNodeOwnership ownership;
+};
+static_assert(sizeof(CUDA_CHILD_GRAPH_NODE_PARAMS) == 16);
+struct CUDA_EVENT_NODE_PARAMS {
+    CUevent event;
+};
+static_assert(sizeof(CUDA_EVENT_NODE_PARAMS) == 8);
+struct CUDA_MEM_ALLOC_NODE_PARAMS_v1 {
+    CUmemPoolProps poolProps;
+    const CUmemAccessDesc *accessDescs;
+    size_t accessDescCount;
+    size_t bytesize;
+    CUdeviceptr dptr;
+};
+static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS_v1) == 120);
+struct CUDA_MEM_FREE_NODE_PARAMS {
+    CUdeviceptr dptr;
+};
+static_assert(sizeof(CUDA_MEM_FREE_NODE_PARAMS) == 8);
+union CUgraphNodeParamsValue {
+    long long reserved1[29];
+    CUDA_KERNEL_NODE_PARAMS_v2 kernel;
+    CUDA_MEMCPY_NODE_PARAMS memcpy;
+    CUDA_MEMSET_NODE_PARAMS_v2 memset;
+    CUDA_HOST_NODE_PARAMS_v1 host;
+    CUDA_CHILD_GRAPH_NODE_PARAMS graph;
+    CUDA_EVENT_NODE_PARAMS eventWait;
+    CUDA_EVENT_NODE_PARAMS eventRecord;
+    CUDA_MEM_ALLOC_NODE_PARAMS_v1 alloc;
+    CUDA_MEM_FREE_NODE_PARAMS free;
+};
+static_assert(sizeof(CUgraphNodeParamsValue) == 232);
+struct CUgraphNodeParams {
+    CUgraphNodeType type;
+    int reserved0[3];
+    CUgraphNodeParamsValue value;
+    long long reserved2;
+};
+static_assert(sizeof(CUgraphNodeParams) == 256);
+struct CUDA_GRAPH_INSTANTIATE_PARAMS {
+    uint64_t flags;
+    CUstream hUploadStream;
+    CUgraphNode hErrNode_out;
+    CUgraphInstantiateResult result_out;
+};
+static_assert(sizeof(CUDA_GRAPH_INSTANTIATE_PARAMS) == 32);
+struct CUgraphExecUpdateResultInfo {
+    CUgraphExecUpdateResult result;
+    CUgraphNode errorNode;
+    CUgraphNode errorFromNode;
+};
+static_assert(sizeof(CUgraphExecUpdateResultInfo) == 24);
 using CUstreamAttrID = CUlaunchAttributeID;
 using CUstreamAttrValue = CUlaunchAttributeValue;
+using CUkernelNodeAttrID = CUlaunchAttributeID;
+using CUkernelNodeAttrValue = CUlaunchAttributeValue;
 inline const auto CU_STREAM_LEGACY = reinterpret_cast<CUstream>(uintptr_t{1});
 inline const auto CU_STREAM_PER_THREAD = reinterpret_cast<CUstream>(uintptr_t{2});
 inline const auto CU_MEMHOSTALLOC_PORTABLE = 1u;

@@ -43,14 +43,11 @@ RGPU_REFUSED(cuDevResourceGenerateDesc)
 RGPU_REFUSED(cuDevSmResourceSplitByCount)
 RGPU_REFUSED(cuDeviceGetDevResource)
 RGPU_REFUSED(cuDeviceGetExecAffinitySupport)
-RGPU_REFUSED(cuDeviceGetGraphMemAttribute)
 RGPU_REFUSED(cuDeviceGetHostAtomicCapabilities)
 RGPU_REFUSED(cuDeviceGetNvSciSyncAttributes)
 RGPU_REFUSED(cuDeviceGetP2PAtomicCapabilities)
 RGPU_REFUSED(cuDeviceGetTexture1DLinearMaxWidth)
-RGPU_REFUSED(cuDeviceGraphMemTrim)
 RGPU_REFUSED(cuDeviceRegisterAsyncNotification)
-RGPU_REFUSED(cuDeviceSetGraphMemAttribute)
 RGPU_REFUSED(cuDeviceTotalMem)
 RGPU_REFUSED(cuDeviceUnregisterAsyncNotification)
 RGPU_REFUSED(cuEGLApiInit)
@@ -85,97 +82,18 @@ RGPU_REFUSED(cuGLUnmapBufferObject)
 RGPU_REFUSED(cuGLUnmapBufferObjectAsync)
 RGPU_REFUSED(cuGLUnregisterBufferObject)
 RGPU_REFUSED(cuGraphAddBatchMemOpNode)
-RGPU_REFUSED(cuGraphAddChildGraphNode)
-RGPU_REFUSED(cuGraphAddDependencies)
-RGPU_REFUSED(cuGraphAddDependencies_v2)
-RGPU_REFUSED(cuGraphAddEmptyNode)
-RGPU_REFUSED(cuGraphAddEventRecordNode)
-RGPU_REFUSED(cuGraphAddEventWaitNode)
 RGPU_REFUSED(cuGraphAddExternalSemaphoresSignalNode)
 RGPU_REFUSED(cuGraphAddExternalSemaphoresWaitNode)
-RGPU_REFUSED(cuGraphAddHostNode)
-RGPU_REFUSED(cuGraphAddKernelNode)
-RGPU_REFUSED(cuGraphAddKernelNode_v2)
-RGPU_REFUSED(cuGraphAddMemAllocNode)
-RGPU_REFUSED(cuGraphAddMemFreeNode)
-RGPU_REFUSED(cuGraphAddMemcpyNode)
-RGPU_REFUSED(cuGraphAddMemsetNode)
-RGPU_REFUSED(cuGraphAddNode)
-RGPU_REFUSED(cuGraphAddNode_v2)
 RGPU_REFUSED(cuGraphBatchMemOpNodeGetParams)
 RGPU_REFUSED(cuGraphBatchMemOpNodeSetParams)
-RGPU_REFUSED(cuGraphChildGraphNodeGetGraph)
-RGPU_REFUSED(cuGraphClone)
 RGPU_REFUSED(cuGraphConditionalHandleCreate)
-RGPU_REFUSED(cuGraphCreate)
-RGPU_REFUSED(cuGraphDebugDotPrint)
-RGPU_REFUSED(cuGraphDestroy)
-RGPU_REFUSED(cuGraphDestroyNode)
-RGPU_REFUSED(cuGraphEventRecordNodeGetEvent)
-RGPU_REFUSED(cuGraphEventRecordNodeSetEvent)
-RGPU_REFUSED(cuGraphEventWaitNodeGetEvent)
-RGPU_REFUSED(cuGraphEventWaitNodeSetEvent)
 RGPU_REFUSED(cuGraphExecBatchMemOpNodeSetParams)
-RGPU_REFUSED(cuGraphExecChildGraphNodeSetParams)
-RGPU_REFUSED(cuGraphExecDestroy)
-RGPU_REFUSED(cuGraphExecEventRecordNodeSetEvent)
-RGPU_REFUSED(cuGraphExecEventWaitNodeSetEvent)
 RGPU_REFUSED(cuGraphExecExternalSemaphoresSignalNodeSetParams)
 RGPU_REFUSED(cuGraphExecExternalSemaphoresWaitNodeSetParams)
-RGPU_REFUSED(cuGraphExecGetFlags)
-RGPU_REFUSED(cuGraphExecHostNodeSetParams)
-RGPU_REFUSED(cuGraphExecKernelNodeSetParams)
-RGPU_REFUSED(cuGraphExecKernelNodeSetParams_v2)
-RGPU_REFUSED(cuGraphExecMemcpyNodeSetParams)
-RGPU_REFUSED(cuGraphExecMemsetNodeSetParams)
-RGPU_REFUSED(cuGraphExecNodeSetParams)
-RGPU_REFUSED(cuGraphExecUpdate)
-RGPU_REFUSED(cuGraphExecUpdate_v2)
 RGPU_REFUSED(cuGraphExternalSemaphoresSignalNodeGetParams)
 RGPU_REFUSED(cuGraphExternalSemaphoresSignalNodeSetParams)
 RGPU_REFUSED(cuGraphExternalSemaphoresWaitNodeGetParams)
 RGPU_REFUSED(cuGraphExternalSemaphoresWaitNodeSetParams)
-RGPU_REFUSED(cuGraphGetEdges)
-RGPU_REFUSED(cuGraphGetEdges_v2)
-RGPU_REFUSED(cuGraphGetNodes)
-RGPU_REFUSED(cuGraphGetRootNodes)
-RGPU_REFUSED(cuGraphHostNodeGetParams)
-RGPU_REFUSED(cuGraphHostNodeSetParams)
-RGPU_REFUSED(cuGraphInstantiate)
-RGPU_REFUSED(cuGraphInstantiateWithFlags)
-RGPU_REFUSED(cuGraphInstantiateWithParams)
-RGPU_REFUSED(cuGraphInstantiateWithParams_ptsz)
-RGPU_REFUSED(cuGraphInstantiate_v2)
-RGPU_REFUSED(cuGraphKernelNodeCopyAttributes)
-RGPU_REFUSED(cuGraphKernelNodeGetAttribute)
-RGPU_REFUSED(cuGraphKernelNodeGetParams)
-RGPU_REFUSED(cuGraphKernelNodeGetParams_v2)
-RGPU_REFUSED(cuGraphKernelNodeSetAttribute)
-RGPU_REFUSED(cuGraphKernelNodeSetParams)
-RGPU_REFUSED(cuGraphKernelNodeSetParams_v2)
-RGPU_REFUSED(cuGraphLaunch)
-RGPU_REFUSED(cuGraphLaunch_ptsz)
-RGPU_REFUSED(cuGraphMemAllocNodeGetParams)
-RGPU_REFUSED(cuGraphMemFreeNodeGetParams)
-RGPU_REFUSED(cuGraphMemcpyNodeGetParams)
-RGPU_REFUSED(cuGraphMemcpyNodeSetParams)
-RGPU_REFUSED(cuGraphMemsetNodeGetParams)
-RGPU_REFUSED(cuGraphMemsetNodeSetParams)
-RGPU_REFUSED(cuGraphNodeFindInClone)
-RGPU_REFUSED(cuGraphNodeGetDependencies)
-RGPU_REFUSED(cuGraphNodeGetDependencies_v2)
-RGPU_REFUSED(cuGraphNodeGetDependentNodes)
-RGPU_REFUSED(cuGraphNodeGetDependentNodes_v2)
-RGPU_REFUSED(cuGraphNodeGetEnabled)
-RGPU_REFUSED(cuGraphNodeGetType)
-RGPU_REFUSED(cuGraphNodeSetEnabled)
-RGPU_REFUSED(cuGraphNodeSetParams)
-RGPU_REFUSED(cuGraphReleaseUserObject)
-RGPU_REFUSED(cuGraphRemoveDependencies)
-RGPU_REFUSED(cuGraphRemoveDependencies_v2)
-RGPU_REFUSED(cuGraphRetainUserObject)
-RGPU_REFUSED(cuGraphUpload)
-RGPU_REFUSED(cuGraphUpload_ptsz)
 RGPU_REFUSED(cuGraphicsEGLRegisterImage)
 RGPU_REFUSED(cuGraphicsGLRegisterBuffer)
 RGPU_REFUSED(cuGraphicsGLRegisterImage)
@@ -332,19 +250,7 @@ RGPU_REFUSED(cuStreamBatchMemOp)
 RGPU_REFUSED(cuStreamBatchMemOp_ptsz)
 RGPU_REFUSED(cuStreamBatchMemOp_v2)
 RGPU_REFUSED(cuStreamBatchMemOp_v2_ptsz)
-RGPU_REFUSED(cuStreamBeginCapture)
-RGPU_REFUSED(cuStreamBeginCapture_ptsz)
-RGPU_REFUSED(cuStreamBeginCaptureToGraph)
-RGPU_REFUSED(cuStreamBeginCaptureToGraph_ptsz)
-RGPU_REFUSED(cuStreamBeginCapture_v2)
-RGPU_REFUSED(cuStreamBeginCapture_v2_ptsz)
-RGPU_REFUSED(cuStreamEndCapture)
-RGPU_REFUSED(cuStreamEndCapture_ptsz)
 RGPU_REFUSED(cuStreamGetGreenCtx)
-RGPU_REFUSED(cuStreamUpdateCaptureDependencies)
-RGPU_REFUSED(cuStreamUpdateCaptureDependencies_ptsz)
-RGPU_REFUSED(cuStreamUpdateCaptureDependencies_v2)
-RGPU_REFUSED(cuStreamUpdateCaptureDependencies_v2_ptsz)
 RGPU_REFUSED(cuSurfObjectCreate)
 RGPU_REFUSED(cuSurfObjectDestroy)
 RGPU_REFUSED(cuSurfObjectGetResourceDesc)
@@ -386,9 +292,6 @@ RGPU_REFUSED(cuTexRefSetMipmapFilterMode)
 RGPU_REFUSED(cuTexRefSetMipmapLevelBias)
 RGPU_REFUSED(cuTexRefSetMipmapLevelClamp)
 RGPU_REFUSED(cuTexRefSetMipmappedArray)
-RGPU_REFUSED(cuUserObjectCreate)
-RGPU_REFUSED(cuUserObjectRelease)
-RGPU_REFUSED(cuUserObjectRetain)
 RGPU_REFUSED(cuVDPAUCtxCreate)
 RGPU_REFUSED(cuVDPAUCtxCreate_v2)
 RGPU_REFUSED(cuVDPAUGetDevice)
@@ -411,6 +314,19 @@ RGPU_API CUresult cuEventRecord_ptsz(CUevent hEvent, CUstream hStream) {
 RGPU_API CUresult cuEventRecordWithFlags_ptsz(CUevent hEvent, CUstream hStream, unsigned int flags) {
     rgpu::PerThreadScope scope;
     return cuEventRecordWithFlags(hEvent, hStream, flags);
+}
+RGPU_API CUresult cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize) { return cuGraphInstantiate_v2(phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize); }
+RGPU_API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams) {
+    rgpu::PerThreadScope scope;
+    return cuGraphInstantiateWithParams(phGraphExec, hGraph, instantiateParams);
+}
+RGPU_API CUresult cuGraphLaunch_ptsz(CUgraphExec hGraph, CUstream hStream) {
+    rgpu::PerThreadScope scope;
+    return cuGraphLaunch(hGraph, hStream);
+}
+RGPU_API CUresult cuGraphUpload_ptsz(CUgraphExec hGraph, CUstream hStream) {
+    rgpu::PerThreadScope scope;
+    return cuGraphUpload(hGraph, hStream);
 }
 RGPU_API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream, void **kernelParams) {
     rgpu::PerThreadScope scope;
@@ -564,11 +480,27 @@ RGPU_API CUresult cuStreamAddCallback_ptsz(CUstream hStream, CUstreamCallback ca
     rgpu::PerThreadScope scope;
     return cuStreamAddCallback(hStream, callback, userData, flags);
 }
+RGPU_API CUresult cuStreamBeginCapture_ptsz(CUstream hStream) {
+    rgpu::PerThreadScope scope;
+    return cuStreamBeginCapture(hStream);
+}
+RGPU_API CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, CUstreamCaptureMode mode) {
+    rgpu::PerThreadScope scope;
+    return cuStreamBeginCaptureToGraph(hStream, hGraph, dependencies, dependencyData, numDependencies, mode);
+}
+RGPU_API CUresult cuStreamBeginCapture_v2_ptsz(CUstream hStream, CUstreamCaptureMode mode) {
+    rgpu::PerThreadScope scope;
+    return cuStreamBeginCapture_v2(hStream, mode);
+}
 RGPU_API CUresult cuStreamCopyAttributes_ptsz(CUstream dstStream, CUstream srcStream) {
     rgpu::PerThreadScope scope;
     return cuStreamCopyAttributes(dstStream, srcStream);
 }
 RGPU_API CUresult cuStreamDestroy(CUstream hStream) { return cuStreamDestroy_v2(hStream); }
+RGPU_API CUresult cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph) {
+    rgpu::PerThreadScope scope;
+    return cuStreamEndCapture(hStream, phGraph);
+}
 RGPU_API CUresult cuStreamGetAttribute_ptsz(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value) {
     rgpu::PerThreadScope scope;
     return cuStreamGetAttribute(hStream, attr, value);
@@ -625,6 +557,14 @@ RGPU_API CUresult cuStreamSetAttribute_ptsz(CUstream hStream, CUstreamAttrID att
 RGPU_API CUresult cuStreamSynchronize_ptsz(CUstream hStream) {
     rgpu::PerThreadScope scope;
     return cuStreamSynchronize(hStream);
+}
+RGPU_API CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamUpdateCaptureDependencies(hStream, dependencies, numDependencies, flags);
+}
+RGPU_API CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t numDependencies, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamUpdateCaptureDependencies_v2(hStream, dependencies, dependencyData, numDependencies, flags);
 }
 RGPU_API CUresult cuStreamWaitEvent_ptsz(CUstream hStream, CUevent hEvent, unsigned int Flags) {
     rgpu::PerThreadScope scope;
@@ -887,6 +827,7 @@ const ProcEntry kProcTable[] = {
     {"cuGraphHostNodeSetParams", 10000, 0, reinterpret_cast<void *>(&cuGraphHostNodeSetParams)},
     {"cuGraphInstantiate", 10000, 0, reinterpret_cast<void *>(&cuGraphInstantiate)},
     {"cuGraphInstantiate", 11000, 0, reinterpret_cast<void *>(&cuGraphInstantiate_v2)},
+    {"cuGraphInstantiate", 12000, 0, reinterpret_cast<void *>(&cuGraphInstantiateWithFlags)},
     {"cuGraphInstantiateWithFlags", 11040, 0, reinterpret_cast<void *>(&cuGraphInstantiateWithFlags)},
     {"cuGraphInstantiateWithParams", 12000, 0, reinterpret_cast<void *>(&cuGraphInstantiateWithParams)},
     {"cuGraphInstantiateWithParams", 12000, 1, reinterpret_cast<void *>(&cuGraphInstantiateWithParams_ptsz)},

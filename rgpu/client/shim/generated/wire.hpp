@@ -923,6 +923,72 @@ struct HostShadowRead {
     }
 };
 
+struct GraphInstantiate {
+    uint64_t exec{};
+    uint64_t context{};
+    uint64_t flags{};
+    static constexpr uint16_t id = 40;
+    static constexpr const char *name = "graph_instantiate";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = true;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 24; }
+    void write(uint8_t *out) const {
+        detail::put(out, exec);
+        detail::put(out, context);
+        detail::put(out, flags);
+    }
+};
+
+struct GraphExecUpdate {
+    uint64_t exec{};
+    static constexpr uint16_t id = 41;
+    static constexpr const char *name = "graph_exec_update";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = true;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8; }
+    void write(uint8_t *out) const {
+        detail::put(out, exec);
+    }
+};
+
+struct GraphLaunch {
+    uint64_t exec{};
+    uint64_t stream{};
+    static constexpr uint16_t id = 42;
+    static constexpr const char *name = "graph_launch";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 16; }
+    void write(uint8_t *out) const {
+        detail::put(out, exec);
+        detail::put(out, stream);
+    }
+};
+
+struct GraphExecDestroy {
+    uint64_t exec{};
+    static constexpr uint16_t id = 43;
+    static constexpr const char *name = "graph_exec_destroy";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8; }
+    void write(uint8_t *out) const {
+        detail::put(out, exec);
+    }
+};
+
 struct TensorMap {
     uint32_t form{};
     Blob arguments{};
@@ -1041,6 +1107,10 @@ inline const char *call_name(uint16_t id) {
         case 37: return "link";
         case 38: return "host_shadow_write";
         case 39: return "host_shadow_read";
+        case 40: return "graph_instantiate";
+        case 41: return "graph_exec_update";
+        case 42: return "graph_launch";
+        case 43: return "graph_exec_destroy";
         case 50: return "tensor_map";
         case 51: return "stream_memory_operation";
         case 70: return "function_load";

@@ -20,12 +20,14 @@ from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
 from rgpu.server.device.cpu import addressspace
 from rgpu.server.device.cpu.facts import make_facts
+from rgpu.server.device.cpu.graphs import Graphs
 from rgpu.server.device.cpu.memory import Memory
 from rgpu.server.device.cpu.modules import Engine, Modules
 from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Fault, Streams
 from rgpu.session.errors import DeviceError
+from rgpu.session.graphs import Node
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +56,7 @@ class CpuDevice:
         self._memory = Memory(memory, index)
         self._modules = Modules(self._memory, self._engine)
         self._streams = Streams()
+        self._graphs = Graphs(self)
         self._contexts: dict[int, dict[int, int]] = {}
         self._clock_offset = -time.monotonic_ns()
         self._ranges: tuple[RangeTable | None, Any] = (None, None)
@@ -103,6 +106,7 @@ class CpuDevice:
             raise DeviceError(f"no context {context}", INVALID_CONTEXT)
         with self._streams.schedule.mutex:
             self._streams.schedule.destroy_context(context)
+        self._graphs.destroy_context(context)
         if not self._contexts:
             self._modules.unload_all()
             self._memory.free_all()
@@ -145,8 +149,27 @@ class CpuDevice:
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None:
         self._modules.set_attribute(module, function, attribute, value)
 
+    def instantiate_graph(self, graph: int, context: int, flags: int, nodes: list[Node]) -> None:
+        if context not in self._contexts:
+            raise DeviceError(f"no context {context}", INVALID_CONTEXT)
+        self._graphs.instantiate(graph, context, nodes)
+
+    def update_graph(self, graph: int, changes: dict[int, Node]) -> None:
+        self._graphs.update(graph, changes)
+
+    def destroy_graph(self, graph: int) -> None:
+        self._graphs.destroy(graph)
+
     # -- ordered work -------------------------------------------------------------------
     def launch(self, seq: int, launch: Launch) -> None:
+        self._streams.submit(Op(seq, self.launch_work(launch)), launch.stream)
+
+    def launch_graph(self, seq: int, graph: int, stream: int) -> None:
+        op, before = self._graphs.launch(seq, graph)
+        self._streams.submit(op, stream, before)
+
+    def launch_work(self, launch: Launch) -> Callable[[], None]:
+        """Checks a launch; returns what executes it."""
         module, kernel = self._modules.check_launch(launch, self.threads)
         parameters = bytes(launch.parameters[:kernel.parameter_bytes])
 
@@ -158,7 +181,7 @@ class CpuDevice:
                 where = f" at {result.address:#x}" if result.address else ""
                 raise Fault(result.error, f"{kernel.name}{where}: {result.detail}")
 
-        self._streams.submit(Op(seq, run), launch.stream)
+        return run
 
     def _kernel_ranges(self) -> Any:
         """The engine's form of the present table; made once for each table."""
@@ -209,6 +232,12 @@ class CpuDevice:
 
     def copy(self, seq: int, stream: int, destination: int, destination_pitch: int,
              source: int, source_pitch: int, width: int, height: int) -> None:
+        run = self.copy_work(destination, destination_pitch, source, source_pitch, width, height)
+        self._streams.submit(Op(seq, run), stream)
+
+    def copy_work(self, destination: int, destination_pitch: int, source: int, source_pitch: int, width: int,
+                  height: int) -> Callable[[], None]:
+        """Checks a copy; returns what executes it."""
         self._memory.check_rows(destination, destination_pitch, width, height, "destination")
         self._memory.check_rows(source, source_pitch, width, height, "source")
 
@@ -217,10 +246,15 @@ class CpuDevice:
                 rows = self._rows(source, source_pitch, width, height, "source")
                 self._rows(destination, destination_pitch, width, height, "destination")[:] = rows
 
-        self._streams.submit(Op(seq, run), stream)
+        return run
 
     def fill(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int,
              element: int, value: int) -> None:
+        self._streams.submit(Op(seq, self.fill_work(destination, pitch, width, height, element, value)), stream)
+
+    def fill_work(self, destination: int, pitch: int, width: int, height: int, element: int,
+                  value: int) -> Callable[[], None]:
+        """Checks a memset; returns what executes it."""
         if element not in (1, 2, 4):
             raise DeviceError(f"elements of {element} bytes", INVALID_VALUE)
         if destination % element or (height > 1 and pitch % element):
@@ -237,7 +271,7 @@ class CpuDevice:
                 else:
                     rows.view(f"<u{element}")[:] = int.from_bytes(pattern, "little")
 
-        self._streams.submit(Op(seq, run), stream)
+        return run
 
     def record_event(self, seq: int, event: int, stream: int) -> None:
         self._streams.record_event(seq, event, stream, self.clock)

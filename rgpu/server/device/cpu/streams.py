@@ -53,10 +53,10 @@ class Streams:
         self._closed = False
 
     # -- giving work ------------------------------------------------------------
-    def submit(self, op: Op, stream: int) -> None:
-        """Append ``op`` to a stream. Raises DeviceError(400) for an unknown one, as all methods here do."""
+    def submit(self, op: Op, stream: int, after: Op | None = None) -> None:
+        """Append ``op`` to a stream, and behind ``after``. Raises DeviceError(400) for an unknown stream, as all do."""
         with self._mutex:
-            ready = self.schedule.submit(op, self.schedule.stream(stream))
+            ready = self.schedule.submit(op, self.schedule.stream(stream), after)
         self._start([op] if ready else [])
 
     def await_stream(self, op: Op, stream: int | None) -> None:

@@ -22,6 +22,7 @@ from rgpu.checkpoint.pagehash import PageHashes
 from rgpu.server.device.cuda import modules, pinned, tensormap
 from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import STICKY, check
+from rgpu.server.device.cuda.graphs import Graphs
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
@@ -29,6 +30,7 @@ from rgpu.server.device.cuda.streams import Completion
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import DeviceError
+from rgpu.session.graphs import Node
 from rgpu.session.module_table import ModuleTable
 
 CUDA_ERROR_INVALID_VALUE = 1
@@ -67,6 +69,7 @@ class CudaDevice:
         self._modules: dict[int, modules.Module] = {}
         self._unloaded: list[modules.Module] = []  #: by the program, not yet by the driver
         self._host_functions = HostFunctions(self._context, self.is_complete, self._failed)
+        self._graphs = Graphs(self._context, self._function)
         self._clock_offset = -time.monotonic_ns()
         self._reference = self._timing_event()
         check(driver.cuEventRecord(self._reference, 0), "cuEventRecord")
@@ -164,7 +167,9 @@ class CudaDevice:
         """Contexts of a session share the worker's one context."""
 
     def destroy_context(self, context: int) -> None:
-        """Its objects are destroyed by their own calls."""
+        """Its streams, events and memory are destroyed by their own calls."""
+        self._use()
+        self._graphs.destroy_context(context)
 
     def set_limit(self, context: int, limit: int, value: int) -> None:
         self._use()
@@ -268,6 +273,18 @@ class CudaDevice:
             raise DeviceError(f"module {module} has no function {function}", CUDA_ERROR_INVALID_HANDLE)
         return loaded.functions[function]
 
+    def instantiate_graph(self, graph: int, context: int, flags: int, nodes: list[Node]) -> None:
+        self._use()
+        self._graphs.instantiate(graph, context, flags, nodes)
+
+    def update_graph(self, graph: int, changes: dict[int, Node]) -> None:
+        self._use()
+        self._graphs.update(graph, changes)
+
+    def destroy_graph(self, graph: int) -> None:
+        self._use()
+        self._graphs.destroy(graph)
+
     # -- ordered work -------------------------------------------------------------
     def _ordered(self, name: str, seq: int, payload: Any = b"", **args: Any) -> None:
         """A hot call from Python. Raises :class:`DeviceError` for what is wrong with the call itself."""
@@ -288,6 +305,10 @@ class CudaDevice:
                       grid_z=grid[2], block_x=block[0], block_y=block[1], block_z=block[2], shared=launch.shared,
                       flags=int(launch.cooperative), stream=launch.stream, parameters=launch.parameters,
                       attributes=launch.attributes)
+
+    def launch_graph(self, seq: int, graph: int, stream: int) -> None:
+        self._use()
+        self._run(seq, stream, driver.cuGraphLaunch(self._graphs.handle(graph), self._stream(stream)), "cuGraphLaunch")
 
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
         """The bytes are taken when this returns."""

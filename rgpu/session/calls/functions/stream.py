@@ -24,16 +24,17 @@ FUNCTIONS = (
         "CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags",
         "cuStreamBatchMemOp 11070 ptsz 11070",
     ),
-    function("cuStreamBeginCapture", "CUstream hStream", "cuStreamBeginCapture 10000 ptsz 10000"),
+    function("cuStreamBeginCapture", "CUstream hStream", "cuStreamBeginCapture 10000 ptsz 10000", LOCAL),
     function(
         "cuStreamBeginCaptureToGraph",
         "CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData "
         "*dependencyData, size_t numDependencies, CUstreamCaptureMode mode",
         "cuStreamBeginCaptureToGraph 12030 ptsz 12030",
+        LOCAL,
     ),
     function(
         "cuStreamBeginCapture_v2", "CUstream hStream, CUstreamCaptureMode mode",
-        "cuStreamBeginCapture 10010 ptsz 10010",
+        "cuStreamBeginCapture 10010 ptsz 10010", LOCAL,
     ),
     function(
         "cuStreamCopyAttributes", "CUstream dstStream, CUstream srcStream", "cuStreamCopyAttributes 11000 ptsz 11000",
@@ -48,27 +49,26 @@ FUNCTIONS = (
     ),
     function("cuStreamDestroy", "CUstream hStream", "cuStreamDestroy 2000", alias="cuStreamDestroy_v2"),
     function("cuStreamDestroy_v2", "CUstream hStream", "cuStreamDestroy 4000", ASYNC, "stream_destroy"),
-    function("cuStreamEndCapture", "CUstream hStream, CUgraph *phGraph", "cuStreamEndCapture 10000 ptsz 10000"),
+    function("cuStreamEndCapture", "CUstream hStream, CUgraph *phGraph", "cuStreamEndCapture 10000 ptsz 10000", LOCAL),
     function(
         "cuStreamGetAttribute", "CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value",
         "cuStreamGetAttribute 11000 ptsz 11000", LOCAL,
     ),
     function(
         "cuStreamGetCaptureInfo", "CUstream hStream, CUstreamCaptureStatus *captureStatus_out, uint64_t *id_out",
-        "cuStreamGetCaptureInfo 10010 ptsz 10010", LOCAL, "", "nothing is capturing: capture is refused",
+        "cuStreamGetCaptureInfo 10010 ptsz 10010", LOCAL,
     ),
     function(
         "cuStreamGetCaptureInfo_v2",
         "CUstream hStream, CUstreamCaptureStatus *captureStatus_out, uint64_t *id_out, CUgraph *graph_out, "
         "const CUgraphNode **dependencies_out, size_t *numDependencies_out",
-        "cuStreamGetCaptureInfo 11030 ptsz 11030", LOCAL, "", "nothing is capturing: capture is refused",
+        "cuStreamGetCaptureInfo 11030 ptsz 11030", LOCAL,
     ),
     function(
         "cuStreamGetCaptureInfo_v3",
         "CUstream hStream, CUstreamCaptureStatus *captureStatus_out, uint64_t *id_out, CUgraph *graph_out, "
         "const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out, size_t "
-        "*numDependencies_out", "cuStreamGetCaptureInfo 12030 ptsz 12030", LOCAL, "",
-        "nothing is capturing: capture is refused",
+        "*numDependencies_out", "cuStreamGetCaptureInfo 12030 ptsz 12030", LOCAL,
     ),
     function("cuStreamGetCtx", "CUstream hStream, CUcontext *pctx", "cuStreamGetCtx 9020 ptsz 9020", LOCAL),
     function(
@@ -85,7 +85,7 @@ FUNCTIONS = (
     function("cuStreamGetPriority", "CUstream hStream, int *priority", "cuStreamGetPriority 5050 ptsz 7000", LOCAL),
     function(
         "cuStreamIsCapturing", "CUstream hStream, CUstreamCaptureStatus *captureStatus",
-        "cuStreamIsCapturing 10000 ptsz 10000", LOCAL, "", "nothing is capturing: capture is refused",
+        "cuStreamIsCapturing 10000 ptsz 10000", LOCAL,
     ),
     function(
         "cuStreamQuery", "CUstream hStream", "cuStreamQuery 2000 ptsz 7000", LOCAL, "completed", "from the watermark",
@@ -101,12 +101,12 @@ FUNCTIONS = (
     function(
         "cuStreamUpdateCaptureDependencies",
         "CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int flags",
-        "cuStreamUpdateCaptureDependencies 11030 ptsz 11030",
+        "cuStreamUpdateCaptureDependencies 11030 ptsz 11030", LOCAL,
     ),
     function(
         "cuStreamUpdateCaptureDependencies_v2",
         "CUstream hStream, CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData, size_t "
-        "numDependencies, unsigned int flags", "cuStreamUpdateCaptureDependencies 12030 ptsz 12030",
+        "numDependencies, unsigned int flags", "cuStreamUpdateCaptureDependencies 12030 ptsz 12030", LOCAL,
     ),
     function(
         "cuStreamWaitEvent", "CUstream hStream, CUevent hEvent, unsigned int Flags",
@@ -150,6 +150,6 @@ FUNCTIONS = (
     ),
     function(
         "cuThreadExchangeStreamCaptureMode", "CUstreamCaptureMode *mode", "cuThreadExchangeStreamCaptureMode 10010",
-        LOCAL, "", "nothing is capturing: capture is refused",
+        LOCAL,
     ),
 )

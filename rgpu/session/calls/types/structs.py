@@ -11,6 +11,7 @@ HANDLES: dict[str, str] = {
     "CUcontext": "CUctx_st", "CUmodule": "CUmod_st", "CUfunction": "CUfunc_st", "CUlibrary": "CUlib_st",
     "CUkernel": "CUkern_st", "CUstream": "CUstream_st", "CUevent": "CUevent_st", "CUarray": "CUarray_st",
     "CUgraph": "CUgraph_st", "CUgraphNode": "CUgraphNode_st", "CUgraphDeviceNode": "CUgraphDeviceUpdatableNode_st",
+    "CUgraphExec": "CUgraphExec_st", "CUuserObject": "CUuserObject_st",
     "CUmemoryPool": "CUmemPoolHandle_st", "CUlinkState": "CUlinkState_st", "CUgreenCtx": "CUgreenCtx_st",
     "CUtexref": "CUtexref_st", "CUsurfref": "CUsurfref_st",
 }
@@ -73,6 +74,33 @@ STRUCTS: tuple[tuple[str, int, str], ...] = (
      "CUexecAffinityParam *execAffinityParams; int numExecAffinityParams; CUctxCigParam *cigParams;"),
     ("CUgraphEdgeData", 8,
      "unsigned char from_port; unsigned char to_port; unsigned char type; unsigned char reserved[5];"),
+    ("CUDA_KERNEL_NODE_PARAMS_v1", 56,
+     "CUfunction func; unsigned int gridDimX; unsigned int gridDimY; unsigned int gridDimZ; "
+     "unsigned int blockDimX; unsigned int blockDimY; unsigned int blockDimZ; unsigned int sharedMemBytes; "
+     "void **kernelParams; void **extra;"),
+    ("CUDA_KERNEL_NODE_PARAMS_v2", 72,
+     "CUfunction func; unsigned int gridDimX; unsigned int gridDimY; unsigned int gridDimZ; "
+     "unsigned int blockDimX; unsigned int blockDimY; unsigned int blockDimZ; unsigned int sharedMemBytes; "
+     "void **kernelParams; void **extra; CUkernel kern; CUcontext ctx;"),
+    ("CUDA_MEMSET_NODE_PARAMS_v1", 40,
+     "CUdeviceptr dst; size_t pitch; unsigned int value; unsigned int elementSize; size_t width; size_t height;"),
+    ("CUDA_MEMSET_NODE_PARAMS_v2", 48,
+     "CUdeviceptr dst; size_t pitch; unsigned int value; unsigned int elementSize; size_t width; size_t height; "
+     "CUcontext ctx;"),
+    ("CUDA_HOST_NODE_PARAMS_v1", 16, "CUhostFn fn; void *userData;"),
+    ("CUDA_MEMCPY_NODE_PARAMS", 216, "int flags; int reserved; CUcontext copyCtx; CUDA_MEMCPY3D copyParams;"),
+    ("CUDA_CHILD_GRAPH_NODE_PARAMS", 16, "CUgraph graph; CUgraphChildGraphNodeOwnership ownership;"),
+    ("CUDA_EVENT_NODE_PARAMS", 8, "CUevent event;"),
+    ("CUDA_MEM_ALLOC_NODE_PARAMS_v1", 120,
+     "CUmemPoolProps poolProps; const CUmemAccessDesc *accessDescs; size_t accessDescCount; size_t bytesize; "
+     "CUdeviceptr dptr;"),
+    ("CUDA_MEM_FREE_NODE_PARAMS", 8, "CUdeviceptr dptr;"),
+    ("CUgraphNodeParams", 256, "CUgraphNodeType type; int reserved0[3]; CUgraphNodeParamsValue value; "
+     "long long reserved2;"),
+    ("CUDA_GRAPH_INSTANTIATE_PARAMS", 32,
+     "uint64_t flags; CUstream hUploadStream; CUgraphNode hErrNode_out; CUgraphInstantiateResult result_out;"),
+    ("CUgraphExecUpdateResultInfo", 24,
+     "CUgraphExecUpdateResult result; CUgraphNode errorNode; CUgraphNode errorFromNode;"),
 )
 
 #: (name, size, members), each declared just before the structure that needs it
@@ -86,11 +114,18 @@ UNIONS: dict[str, tuple[str, int, str]] = {
         "CUlaunchMemSyncDomain memSyncDomain; CUlaunchDim preferredClusterDim; "
         "CUlaunchUpdatableNode deviceUpdatableKernelNode; unsigned int sharedMemCarveout; "
         "unsigned int nvlinkUtilCentricScheduling;"),
+    "CUgraphNodeParams": (
+        "CUgraphNodeParamsValue", 232,
+        "long long reserved1[29]; CUDA_KERNEL_NODE_PARAMS_v2 kernel; CUDA_MEMCPY_NODE_PARAMS memcpy; "
+        "CUDA_MEMSET_NODE_PARAMS_v2 memset; CUDA_HOST_NODE_PARAMS_v1 host; CUDA_CHILD_GRAPH_NODE_PARAMS graph; "
+        "CUDA_EVENT_NODE_PARAMS eventWait; CUDA_EVENT_NODE_PARAMS eventRecord; "
+        "CUDA_MEM_ALLOC_NODE_PARAMS_v1 alloc; CUDA_MEM_FREE_NODE_PARAMS free;"),
 }
 
 #: alias → type
 ALIASES: dict[str, str] = {
     "CUstreamAttrID": "CUlaunchAttributeID", "CUstreamAttrValue": "CUlaunchAttributeValue",
+    "CUkernelNodeAttrID": "CUlaunchAttributeID", "CUkernelNodeAttrValue": "CUlaunchAttributeValue",
 }
 
 #: name → C++ expression

@@ -1,0 +1,223 @@
+// The graph model: nodes, edges, copies, order. See graph.hpp.
+#include "graph.hpp"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+std::uint64_t next_id() {  // graph_lock held
+  static std::uint64_t last = 0;
+  return ++last;
+}
+
+// ---------------------------------------------------------------- modules
+
+struct Held {
+  unsigned uses = 0;
+  bool unloaded = false;  // by the program
+};
+
+struct Modules {
+  std::mutex lock;
+  std::unordered_map<std::uint64_t, Held> held;
+};
+
+Modules& modules() {
+  static auto* m = new Modules;
+  return *m;
+}
+
+}  // namespace
+
+ModuleUse::ModuleUse(std::uint64_t module) : module_(module) {
+  Modules& m = modules();
+  std::lock_guard guard(m.lock);
+  ++m.held[module].uses;
+}
+
+ModuleUse::~ModuleUse() {
+  Modules& m = modules();
+  {
+    std::lock_guard guard(m.lock);
+    auto it = m.held.find(module_);
+    if (it == m.held.end() || --it->second.uses) return;
+    const bool unload = it->second.unloaded;
+    m.held.erase(it);
+    if (!unload) return;
+  }
+  wire::ModuleUnload call{};
+  call.module = module_;
+  if (!require_session()) submit(call);
+}
+
+bool module_held_by_graphs(std::uint64_t module) {
+  Modules& m = modules();
+  std::lock_guard guard(m.lock);
+  auto it = m.held.find(module);
+  if (it == m.held.end()) return false;
+  it->second.unloaded = true;
+  return true;
+}
+
+void forget_module(std::uint64_t module) {
+  Modules& m = modules();
+  std::lock_guard guard(m.lock);
+  m.held.erase(module);
+}
+
+// ---------------------------------------------------------------- nodes
+
+std::mutex& graph_lock() {
+  static auto* lock = new std::mutex;
+  return *lock;
+}
+
+CUgraphNodeType node_type(const Work& work) {
+  static constexpr CUgraphNodeType types[] = {
+      CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET,     CU_GRAPH_NODE_TYPE_HOST,
+      CU_GRAPH_NODE_TYPE_GRAPH,  CU_GRAPH_NODE_TYPE_EMPTY,  CU_GRAPH_NODE_TYPE_WAIT_EVENT, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+      CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE};
+  static_assert(std::size(types) == std::variant_size_v<Work>);
+  return types[work.index()];
+}
+
+Graph::~Graph() = default;
+
+Graph* make_graph() {
+  auto made = std::make_unique<Graph>();
+  Graph* graph = made.get();
+  graph->id = next_id();
+  return enroll(std::move(made)) ? graph : nullptr;
+}
+
+Node* add_node(Graph& graph, Work work, const std::vector<Node*>& dependencies) {
+  auto made = std::make_unique<Node>();
+  Node* node = made.get();
+  node->graph = &graph;
+  node->id = next_id();
+  node->work = std::move(work);
+  if (!enroll(std::move(made))) return nullptr;
+  if (auto* child = std::get_if<ChildWork>(&node->work)) child->graph->owner = node;
+  graph.nodes.push_back(node);
+  for (Node* dependency : dependencies) add_edge(*dependency, *node);
+  return node;
+}
+
+bool add_edge(Node& from, Node& to) {
+  if (std::ranges::find(to.dependencies, &from) != to.dependencies.end()) return false;
+  to.dependencies.push_back(&from);
+  from.dependents.push_back(&to);
+  return true;
+}
+
+bool remove_edge(Node& from, Node& to) {
+  if (!std::erase(to.dependencies, &from)) return false;
+  std::erase(from.dependents, &to);
+  return true;
+}
+
+void end_node(Node& node, std::vector<std::shared_ptr<void>>& garbage) {
+  for (Node* other : node.dependencies) std::erase(other->dependents, &node);
+  for (Node* other : node.dependents) std::erase(other->dependencies, &node);
+  node.dependencies.clear();
+  node.dependents.clear();
+  std::erase(node.graph->nodes, &node);
+  if (auto* child = std::get_if<ChildWork>(&node.work)) end_graph(*child->graph, garbage);
+  // Uses of modules and memory end outside of the lock: that publishes calls.
+  garbage.push_back(std::make_shared<Work>(std::move(node.work)));
+  node.work = EmptyWork{};
+  node.graph = nullptr;
+  retire(&node);
+}
+
+void end_graph(Graph& graph, std::vector<std::shared_ptr<void>>& garbage) {
+  for (Node* node : graph.nodes) {
+    if (auto* child = std::get_if<ChildWork>(&node->work)) end_graph(*child->graph, garbage);
+    garbage.push_back(std::make_shared<Work>(std::move(node->work)));
+    node->work = EmptyWork{};
+    node->graph = nullptr;
+    node->dependencies.clear();
+    node->dependents.clear();
+    retire(node);
+  }
+  graph.nodes.clear();
+  drop_references(graph, garbage);
+  retire(&graph);
+}
+
+Graph* clone_graph(const Graph& graph) {
+  Graph* copy = make_graph();
+  if (!copy) return nullptr;
+  copy->cloned_from = graph.id;
+  std::unordered_map<const Node*, Node*> twins;
+  for (const Node* node : graph.nodes) {
+    Work work = node->work;
+    if (auto* child = std::get_if<ChildWork>(&work)) {
+      Graph* embedded = clone_graph(*child->graph);
+      if (!embedded) return nullptr;
+      child->graph = embedded;
+    }
+    if (auto* kernel = std::get_if<KernelWork>(&work)) kernel->pointers.clear();
+    Node* twin = add_node(*copy, std::move(work), {});
+    if (!twin) return nullptr;
+    twin->cloned_from = node->id;
+    twins[node] = twin;
+  }
+  for (const Node* node : graph.nodes)
+    for (const Node* dependency : node->dependencies) add_edge(*twins[dependency], *twins[node]);
+  retain_references(*copy, graph);
+  return copy;
+}
+
+std::optional<std::vector<Node*>> ordered(const Graph& graph) {
+  std::unordered_map<const Node*, std::size_t> waiting;
+  std::vector<Node*> found;
+  for (Node* node : graph.nodes) {
+    if (node->dependencies.empty())
+      found.push_back(node);
+    else
+      waiting[node] = node->dependencies.size();
+  }
+  for (std::size_t at = 0; at < found.size(); ++at)
+    for (Node* next : found[at]->dependents)
+      if (--waiting[next] == 0) found.push_back(next);
+  if (found.size() != graph.nodes.size()) return std::nullopt;
+  return found;
+}
+
+bool reachable(const std::vector<Node*>& from, const Node* node) {
+  std::unordered_set<const Node*> seen(from.begin(), from.end());
+  std::vector<const Node*> todo(from.begin(), from.end());
+  while (!todo.empty()) {
+    const Node* at = todo.back();
+    todo.pop_back();
+    if (at == node) return true;
+    for (const Node* before : at->dependencies)
+      if (seen.insert(before).second) todo.push_back(before);
+  }
+  return false;
+}
+
+Node* find_clone(const Graph& clone, std::uint64_t id) {
+  for (Node* node : clone.nodes) {
+    if (node->cloned_from == id) return node;
+    if (auto* child = std::get_if<ChildWork>(&node->work))
+      if (Node* found = find_clone(*child->graph, id)) return found;
+  }
+  return nullptr;
+}
+
+bool any_node(const Graph& graph, bool (*test)(const Node&)) {
+  for (const Node* node : graph.nodes) {
+    if (test(*node)) return true;
+    if (auto* child = std::get_if<ChildWork>(&node->work); child && any_node(*child->graph, test)) return true;
+  }
+  return false;
+}
+
+}  // namespace rgpu

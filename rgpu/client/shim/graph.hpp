@@ -1,0 +1,167 @@
+// Graphs: client-side objects wholly. Nodes with their parameters and edges,
+// cloning, order. What a server sees of a graph is made at instantiation
+// (graph_exec.cpp); nothing of an open capture or a graph is on the wire.
+//
+// Everything here is guarded by graph_lock(); no call is published, and nothing
+// of the program's runs, while it is held.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "handles.hpp"
+
+namespace rgpu {
+
+struct Graph;
+
+// A module that kernel nodes need: it is unloaded on the server only when no
+// graph and no executable graph holds one of these (SEMANTICS 13).
+class ModuleUse {
+ public:
+  explicit ModuleUse(std::uint64_t module);
+  ~ModuleUse();
+  ModuleUse(const ModuleUse&) = delete;
+
+ private:
+  const std::uint64_t module_;
+};
+// The program unloads a module. True: graphs hold it, module_unload follows when they let go.
+bool module_held_by_graphs(std::uint64_t module);
+// The context is gone, and its modules with it: nothing is sent for them later.
+void forget_module(std::uint64_t module);
+
+// What cuLaunchKernel and kernel nodes have in common, checked and packed (launch.cpp).
+struct KernelWork {
+  CUfunction handle = nullptr;  // what the program gave: a function, or a kernel
+  std::uint64_t module = 0;     // on the wire
+  std::uint32_t function = 0;
+  Context* context = nullptr;
+  unsigned grid[3] = {}, block[3] = {};
+  unsigned shared = 0;
+  bool cooperative = false;
+  std::vector<Parameter> table;  // where each parameter stands in `parameters`
+  std::vector<std::uint8_t> parameters;
+  std::vector<CUlaunchAttribute> attributes;
+  std::shared_ptr<ModuleUse> use;
+  mutable std::vector<void*> pointers;  // what cuGraphKernelNodeGetParams hands out
+};
+
+// launch.cpp: checks handle, grid, block, shared and cooperative of `work` in its
+// context as cuLaunchKernel does, and fills in the rest but for the attributes.
+CUresult fill_kernel_work(KernelWork& work, void** kernel_params, void** extra);
+
+struct CopyWork {
+  CUDA_MEMCPY3D copy{};
+  Context* context = nullptr;
+};
+
+struct MemsetWork {
+  CUDA_MEMSET_NODE_PARAMS_v2 set{};
+};
+
+struct HostWork {
+  CUhostFn function = nullptr;
+  void* user = nullptr;
+};
+
+struct ChildWork {
+  Graph* graph = nullptr;  // embedded: ends with the node
+};
+
+struct EmptyWork {};
+
+struct EventRecordWork {
+  CUevent event = nullptr;
+};
+
+struct EventWaitWork {
+  CUevent event = nullptr;
+};
+
+// Memory of a graph: its address is the same in every launch. It is given back
+// when neither a graph, nor an executable one, nor an allocation that the
+// program has not freed needs it.
+struct GraphMemory {
+  explicit GraphMemory(std::uint64_t at, std::uint64_t n, Context& owner) : address(at), size(n), context(owner) {}
+  ~GraphMemory();
+  GraphMemory(const GraphMemory&) = delete;
+  const std::uint64_t address, size;
+  Context& context;
+};
+
+struct AllocateWork {
+  CUDA_MEM_ALLOC_NODE_PARAMS_v1 params{};
+  std::vector<CUmemAccessDesc> access;
+  std::shared_ptr<GraphMemory> memory;
+};
+
+struct FreeWork {
+  CUdeviceptr address = 0;
+};
+
+// In the order of CUgraphNodeType where one exists; node_type() translates.
+using Work = std::variant<KernelWork, CopyWork, MemsetWork, HostWork, ChildWork, EmptyWork, EventWaitWork,
+                          EventRecordWork, AllocateWork, FreeWork>;
+
+CUgraphNodeType node_type(const Work& work);
+
+struct Node : Object {
+  Node() : Object(Kind::graph_node) {}
+  Graph* graph = nullptr;
+  std::uint64_t id = 0;           // never used again in this process
+  std::uint64_t cloned_from = 0;  // id of the node that this one is a copy of, 0: none
+  Work work;
+  std::vector<Node*> dependencies, dependents;  // in the order added, each once
+  CUgraphNode node_handle() const { return static_cast<CUgraphNode>(handle); }
+};
+
+struct UserObject;
+
+struct Graph : Object {
+  Graph() : Object(Kind::graph) {}
+  ~Graph() override;
+  std::uint64_t id = 0;
+  std::uint64_t cloned_from = 0;
+  Node* owner = nullptr;        // embedded in this node: cannot be destroyed by itself
+  bool capturing = false;       // a capture adds to it
+  std::vector<Node*> nodes;     // in the order added; owned by the handle table
+  std::map<UserObject*, unsigned> references;  // of user objects
+  CUgraph graph_handle() const { return static_cast<CUgraph>(handle); }
+};
+
+std::mutex& graph_lock();
+
+inline Graph* find(CUgraph h) { return static_cast<Graph*>(find_object(h, Kind::graph)); }
+inline Node* find(CUgraphNode h) { return static_cast<Node*>(find_object(h, Kind::graph_node)); }
+
+// A new graph with a handle; nullptr when there is no room for handles.
+Graph* make_graph();
+// Adds a node behind `dependencies` (each once). nullptr: no room.
+Node* add_node(Graph& graph, Work work, const std::vector<Node*>& dependencies);
+// Ends the graph, its nodes, what is embedded in them and its references. The
+// user objects to destroy and the memory to give back are freed with `garbage`.
+void end_graph(Graph& graph, std::vector<std::shared_ptr<void>>& garbage);
+void end_node(Node& node, std::vector<std::shared_ptr<void>>& garbage);
+bool add_edge(Node& from, Node& to);     // false: it was there
+bool remove_edge(Node& from, Node& to);  // false: it was not
+// A copy, node by node in the same order, with handles. nullptr: no room.
+Graph* clone_graph(const Graph& graph);
+// The nodes with each behind all that it depends on; nullopt: a cycle.
+std::optional<std::vector<Node*>> ordered(const Graph& graph);
+// `node` is one of `from`, or one of them depends on it, directly or not.
+bool reachable(const std::vector<Node*>& from, const Node* node);
+// The node of `clone` (or of what is embedded in it) that was cloned from the node with that id.
+Node* find_clone(const Graph& clone, std::uint64_t id);
+// True if a node of the graph, or of one embedded in it, satisfies `test`.
+bool any_node(const Graph& graph, bool (*test)(const Node&));
+
+// user_object.cpp
+void retain_references(Graph& to, const Graph& from);
+void drop_references(Graph& graph, std::vector<std::shared_ptr<void>>& garbage);
+
+}  // namespace rgpu

@@ -1,0 +1,252 @@
+// From a graph to what a launch does: sections for the server, steps for the
+// client, and the bytes of a section. graph_lock() is held by the callers.
+#include <algorithm>
+#include <cstring>
+#include <queue>
+
+#include "graph_exec.hpp"
+#include "memory.hpp"
+
+namespace rgpu {
+namespace {
+
+// One node of the graph with everything embedded unfolded, and the items it waits for.
+struct Item {
+  Node* node;
+  std::vector<std::size_t> before;
+};
+
+void join(std::vector<std::size_t>& into, const std::vector<std::size_t>& more) {
+  for (std::size_t item : more)
+    if (std::ranges::find(into, item) == into.end()) into.push_back(item);
+}
+
+// Appends the graph's items, each behind those it waits for; roots wait for
+// `entry`. `exits`: what to wait for to have waited for the graph.
+bool unfold(const Graph& graph, const std::vector<std::size_t>& entry, std::vector<Item>& items,
+            std::vector<std::size_t>& exits) {
+  auto order = ordered(graph);
+  if (!order) return false;
+  std::unordered_map<const Node*, std::vector<std::size_t>> ends;
+  exits.clear();
+  if (order->empty()) exits = entry;
+  for (Node* node : *order) {
+    std::vector<std::size_t> before;
+    if (node->dependencies.empty()) before = entry;
+    for (const Node* dependency : node->dependencies) join(before, ends[dependency]);
+    auto& mine = ends[node];
+    if (auto* child = std::get_if<ChildWork>(&node->work)) {
+      if (!unfold(*child->graph, before, items, mine)) return false;
+    } else {
+      mine = {items.size()};
+      items.push_back({node, std::move(before)});
+    }
+    if (node->dependents.empty()) join(exits, ends[node]);
+  }
+  return true;
+}
+
+bool in_host_memory(CUmemorytype type, std::uint64_t address) {
+  if (type == CU_MEMORYTYPE_HOST) return true;
+  const Place::Kind kind = place_of(address).kind;
+  return kind == Place::Kind::pinned || kind == Place::Kind::registered || (type == CU_MEMORYTYPE_UNIFIED && kind == Place::Kind::host);
+}
+
+// What waits for something outside of the graph comes as late as it can, what others wait for as early.
+int rank(const Node& node) {
+  switch (node_type(node.work)) {
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return 0;
+    case CU_GRAPH_NODE_TYPE_MEMCPY: return 1;
+    case CU_GRAPH_NODE_TYPE_HOST: return 2;
+    default: return 3;
+  }
+}
+
+struct Writer {
+  std::vector<std::uint8_t> bytes;
+  template <class T>
+  void put(T value) {
+    const auto* at = reinterpret_cast<const std::uint8_t*>(&value);
+    bytes.insert(bytes.end(), at, at + sizeof value);
+  }
+  void put_bytes(const void* data, std::size_t n) {
+    put(static_cast<std::uint32_t>(n));
+    const auto* at = static_cast<const std::uint8_t*>(data);
+    bytes.insert(bytes.end(), at, at + n);
+  }
+};
+
+void write_kernel(Writer& out, const KernelWork& work) {
+  out.put(work.module);
+  out.put(work.function);
+  for (unsigned n : work.grid) out.put(std::uint32_t{n});
+  for (unsigned n : work.block) out.put(std::uint32_t{n});
+  out.put(std::uint32_t{work.shared});
+  out.put(std::uint32_t{work.cooperative ? 1u : 0u});
+  out.put_bytes(work.parameters.data(), work.parameters.size());
+  out.put_bytes(work.attributes.data(), work.attributes.size() * sizeof(CUlaunchAttribute));
+}
+
+void write_copy(Writer& out, const CUDA_MEMCPY3D& c) {
+  const std::uint64_t from = c.srcPitch ? c.srcPitch : c.WidthInBytes + c.srcXInBytes;
+  const std::uint64_t to = c.dstPitch ? c.dstPitch : c.WidthInBytes + c.dstXInBytes;
+  const std::uint64_t from_plane = (c.srcHeight ? c.srcHeight : c.Height + c.srcY) * from;
+  const std::uint64_t to_plane = (c.dstHeight ? c.dstHeight : c.Height + c.dstY) * to;
+  out.put(std::uint64_t{c.dstDevice + c.dstZ * to_plane + c.dstY * to + c.dstXInBytes});
+  out.put(to);
+  out.put(to_plane);
+  out.put(std::uint64_t{c.srcDevice + c.srcZ * from_plane + c.srcY * from + c.srcXInBytes});
+  out.put(from);
+  out.put(from_plane);
+  out.put(std::uint64_t{c.WidthInBytes});
+  out.put(std::uint64_t{c.Height});
+  out.put(std::uint64_t{c.Depth});
+}
+
+void write_memset(Writer& out, const CUDA_MEMSET_NODE_PARAMS_v2& set) {
+  out.put(std::uint64_t{set.dst});
+  out.put(std::uint64_t{set.height > 1 ? set.pitch : set.width * set.elementSize});
+  out.put(std::uint64_t{set.width});
+  out.put(std::uint64_t{set.height});
+  out.put(std::uint32_t{set.value});
+  out.put(std::uint32_t{set.elementSize});
+}
+
+constexpr std::uint32_t FORMAT = 1;
+constexpr std::uint32_t KERNEL = 0, COPY = 1, MEMSET = 2, EMPTY = 5;  // as CUgraphNodeType
+
+}  // namespace
+
+bool on_client(const Node& node) {
+  if (const auto* work = std::get_if<CopyWork>(&node.work)) {
+    const CUDA_MEMCPY3D& c = work->copy;
+    return in_host_memory(c.srcMemoryType, c.srcMemoryType == CU_MEMORYTYPE_HOST ? 0 : c.srcDevice) ||
+           in_host_memory(c.dstMemoryType, c.dstMemoryType == CU_MEMORYTYPE_HOST ? 0 : c.dstDevice);
+  }
+  return std::holds_alternative<HostWork>(node.work) || std::holds_alternative<EventRecordWork>(node.work) ||
+         std::holds_alternative<EventWaitWork>(node.work);
+}
+
+std::optional<Program> lower(const Graph& graph) {
+  std::vector<Item> items;
+  std::vector<std::size_t> exits;
+  if (!unfold(graph, {}, items, exits)) return std::nullopt;
+  std::vector<std::vector<std::size_t>> followers(items.size());
+  std::vector<std::size_t> waiting(items.size());
+  using Entry = std::pair<int, std::size_t>;
+  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> device, client;
+  const auto ready = [&](std::size_t i) {
+    const Node& node = *items[i].node;
+    if (on_client(node))
+      client.push({rank(node), i});
+    else
+      device.push({0, i});
+  };
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    waiting[i] = items[i].before.size();
+    for (std::size_t other : items[i].before) followers[other].push_back(i);
+    if (!waiting[i]) ready(i);
+  }
+  Program program;
+  std::unordered_map<std::size_t, std::uint32_t> local;  // item → index in the open section
+  bool open = false;
+  while (!device.empty() || !client.empty()) {
+    std::size_t i;
+    if (!device.empty()) {
+      i = device.top().second;
+      device.pop();
+      if (!open) {
+        program.steps.push_back(program.sections.size());
+        program.sections.emplace_back();
+        local.clear();
+        open = true;
+      }
+      GraphPart& section = program.sections.back();
+      std::vector<std::uint32_t> before;
+      for (std::size_t other : items[i].before)
+        if (auto it = local.find(other); it != local.end()) before.push_back(it->second);
+      local[i] = static_cast<std::uint32_t>(section.nodes.size());
+      program.places[items[i].node] = {program.sections.size() - 1, local[i]};
+      section.nodes.push_back(items[i].node);
+      section.dependencies.push_back(std::move(before));
+      if (auto* work = std::get_if<AllocateWork>(&items[i].node->work)) program.allocates.push_back(work->memory);
+      if (auto* work = std::get_if<FreeWork>(&items[i].node->work)) program.frees.push_back(work->address);
+    } else {
+      i = client.top().second;
+      client.pop();
+      program.steps.push_back(items[i].node);
+      open = false;
+    }
+    for (std::size_t next : followers[i])
+      if (--waiting[next] == 0) ready(next);
+  }
+  for (GraphPart& section : program.sections) find_pinned(section);
+  return program;
+}
+
+void find_pinned(GraphPart& section) {
+  section.pinned.clear();
+  const auto add = [&](std::uint64_t word) {
+    if (word >= kPinnedBase && word < kPinnedBase + kPinnedSize) section.pinned.push_back(word);
+  };
+  for (const Node* node : section.nodes) {
+    if (const auto* set = std::get_if<MemsetWork>(&node->work)) add(set->set.dst);
+    const auto* kernel = std::get_if<KernelWork>(&node->work);
+    if (!kernel) continue;
+    for (std::size_t at = 0; at + 8 <= kernel->parameters.size(); at += 4) {  // packed structures may align to 4
+      std::uint64_t word;
+      std::memcpy(&word, kernel->parameters.data() + at, sizeof word);
+      add(word);
+    }
+  }
+}
+
+std::vector<std::uint8_t> encode_node(const Node& node, const std::vector<std::uint32_t>& dependencies, bool disabled) {
+  Writer out;
+  const auto head = [&](std::uint32_t type) {
+    out.put(type);
+    out.put(std::uint32_t{disabled ? 1u : 0u});
+    out.put(static_cast<std::uint32_t>(dependencies.size()));
+    for (std::uint32_t index : dependencies) out.put(index);
+  };
+  if (const auto* kernel = std::get_if<KernelWork>(&node.work)) {
+    head(KERNEL);
+    write_kernel(out, *kernel);
+  } else if (const auto* copy = std::get_if<CopyWork>(&node.work)) {
+    head(COPY);
+    write_copy(out, copy->copy);
+  } else if (const auto* set = std::get_if<MemsetWork>(&node.work)) {
+    head(MEMSET);
+    write_memset(out, set->set);
+  } else {  // memory nodes too: what they do is this side's
+    disabled = false;
+    head(EMPTY);
+  }
+  return std::move(out.bytes);
+}
+
+std::vector<std::uint8_t> encode_section(const GraphPart& section, const std::set<const Node*>& disabled) {
+  Writer out;
+  out.put(FORMAT);
+  out.put(static_cast<std::uint32_t>(section.nodes.size()));
+  for (std::size_t i = 0; i < section.nodes.size(); ++i) {
+    const auto bytes = encode_node(*section.nodes[i], section.dependencies[i], disabled.contains(section.nodes[i]));
+    out.bytes.insert(out.bytes.end(), bytes.begin(), bytes.end());
+  }
+  return std::move(out.bytes);
+}
+
+std::vector<std::uint8_t> encode_changes(const std::vector<std::pair<std::uint32_t, const Node*>>& changes,
+                                         const std::set<const Node*>& disabled) {
+  Writer out;
+  out.put(FORMAT);
+  out.put(static_cast<std::uint32_t>(changes.size()));
+  for (auto [index, node] : changes) {
+    out.put(index);
+    const auto bytes = encode_node(*node, {}, disabled.contains(node));  // what it depends on stays
+    out.bytes.insert(out.bytes.end(), bytes.begin(), bytes.end());
+  }
+  return std::move(out.bytes);
+}
+
+}  // namespace rgpu

@@ -1,0 +1,206 @@
+"""Executable graphs on the GPU: a CUgraph of explicit nodes, instantiated, kept beside its nodes.
+
+The nodes come from :mod:`rgpu.session.graphs`. Every edge is a full dependency,
+so attributes that only weaken one (programmatic serialization) are left out.
+An update goes through ``cuGraphExec…SetParams`` where the driver allows it; one
+that changes a kernel's function or attributes makes the graph anew, which
+launches given before do not notice.
+
+Sources: CUDA Driver API 13.0, "Graph Management" (an executable graph that is
+in flight when it is destroyed is freed at its completion; updates concern
+later launches only).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cuda.bindings import driver
+
+from rgpu.server.device.cuda.errors import check
+from rgpu.session.errors import DeviceError
+from rgpu.session.graphs import ATTRIBUTE_SIZE, CopyNode, KernelNode, MemsetNode, Node, apply_changes
+
+CUDA_ERROR_INVALID_HANDLE = 400
+_BUFFER_POINTER, _BUFFER_SIZE = 1, 2  # CU_LAUNCH_PARAM_*
+_COOPERATIVE = 2
+#: CUlaunchAttributeID of what a kernel node takes; others concern streams, or weaken edges.
+_OF_NODES = frozenset({1, _COOPERATIVE, 4, 5, 8, 9, 10, 11, 14})
+
+
+@dataclass
+class _Exec:
+    context: int
+    flags: int
+    nodes: list[Node]
+    graph: Any = None
+    handles: list[Any] = field(default_factory=list)  #: CUgraphNode of each node
+    executable: Any = None
+
+
+class Graphs:
+    """The executable graphs of a device. ``function(module, index)``: a CUfunction. The context is current in calls."""
+
+    def __init__(self, context: Any, function: Callable[[int, int], Any]) -> None:
+        self._context = context
+        self._function = function
+        self._execs: dict[int, _Exec] = {}
+
+    def instantiate(self, number: int, context: int, flags: int, nodes: list[Node]) -> None:
+        """Raises :class:`DeviceError` with the driver's code; then nothing is left of it."""
+        if number in self._execs:
+            raise DeviceError(f"graph {number} exists", CUDA_ERROR_INVALID_HANDLE)
+        made = _Exec(context, flags, nodes)
+        self._build(made)
+        self._execs[number] = made
+
+    def handle(self, number: int) -> Any:
+        """The CUgraphExec. Raises :class:`DeviceError` (400)."""
+        return self._find(number).executable
+
+    def update(self, number: int, changes: dict[int, Node]) -> None:
+        """Raises :class:`DeviceError`, or Corrupt for changes that do not fit the nodes."""
+        found = self._find(number)
+        before, found.nodes = found.nodes, apply_changes(found.nodes, changes)
+        try:
+            fits = all(self._set(found, index, before[index]) for index in changes)
+        except DeviceError:
+            fits = False  # the driver restricts what may change; a new graph is not restricted
+        if not fits:
+            self._dispose(found)
+            self._build(found)
+
+    def destroy(self, number: int) -> None:
+        self._dispose(self._find(number))
+        del self._execs[number]
+
+    def destroy_context(self, context: int) -> None:
+        for number in [number for number, found in self._execs.items() if found.context == context]:
+            self.destroy(number)
+
+    def _find(self, number: int) -> _Exec:
+        found = self._execs.get(number)
+        if found is None:
+            raise DeviceError(f"graph {number} does not exist", CUDA_ERROR_INVALID_HANDLE)
+        return found
+
+    # -- building ---------------------------------------------------------------
+    def _build(self, made: _Exec) -> None:
+        made.graph = check(driver.cuGraphCreate(0), "cuGraphCreate")
+        made.handles = []
+        try:
+            for node in made.nodes:
+                made.handles.append(self._add(made, node))
+            made.executable = check(driver.cuGraphInstantiate(made.graph, made.flags), "cuGraphInstantiate")
+        except DeviceError:
+            driver.cuGraphDestroy(made.graph)
+            raise
+        for index, node in enumerate(made.nodes):
+            if node.disabled:
+                check(driver.cuGraphNodeSetEnabled(made.executable, made.handles[index], 0), "cuGraphNodeSetEnabled")
+
+    def _dispose(self, made: _Exec) -> None:
+        check(driver.cuGraphExecDestroy(made.executable), "cuGraphExecDestroy")
+        check(driver.cuGraphDestroy(made.graph), "cuGraphDestroy")
+
+    def _add(self, made: _Exec, node: Node) -> Any:
+        before = [made.handles[index] for index in node.dependencies]
+        if isinstance(node, KernelNode):
+            parameters = _Kernel(self._function(node.module, node.function), node)
+            handle = check(driver.cuGraphAddKernelNode(made.graph, before, len(before), parameters.value),
+                           "cuGraphAddKernelNode")
+            for identity, value in _attributes(node):
+                _set_attribute(handle, identity, value)
+            return handle
+        if isinstance(node, CopyNode):
+            return check(driver.cuGraphAddMemcpyNode(made.graph, before, len(before), _copy(node), self._context),
+                         "cuGraphAddMemcpyNode")
+        if isinstance(node, MemsetNode):
+            return check(driver.cuGraphAddMemsetNode(made.graph, before, len(before), _memset(node), self._context),
+                         "cuGraphAddMemsetNode")
+        return check(driver.cuGraphAddEmptyNode(made.graph, before, len(before)), "cuGraphAddEmptyNode")
+
+    # -- updates ------------------------------------------------------------------
+    def _set(self, found: _Exec, index: int, before: Node) -> bool:
+        """Give one node its new parameters; False: that needs a new graph."""
+        node, handle = found.nodes[index], found.handles[index]
+        if isinstance(node, KernelNode) and isinstance(before, KernelNode):
+            if (node.module, node.function, node.cooperative, node.attributes) != (
+                    before.module, before.function, before.cooperative, before.attributes):
+                return False
+            parameters = _Kernel(self._function(node.module, node.function), node)
+            check(driver.cuGraphExecKernelNodeSetParams(found.executable, handle, parameters.value),
+                  "cuGraphExecKernelNodeSetParams")
+        elif isinstance(node, CopyNode):
+            check(driver.cuGraphExecMemcpyNodeSetParams(found.executable, handle, _copy(node), self._context),
+                  "cuGraphExecMemcpyNodeSetParams")
+        elif isinstance(node, MemsetNode):
+            check(driver.cuGraphExecMemsetNodeSetParams(found.executable, handle, _memset(node), self._context),
+                  "cuGraphExecMemsetNodeSetParams")
+        if node.disabled != before.disabled:
+            check(driver.cuGraphNodeSetEnabled(found.executable, handle, int(not node.disabled)),
+                  "cuGraphNodeSetEnabled")
+        return True
+
+
+class _Kernel:
+    """CUDA_KERNEL_NODE_PARAMS and what it points to; the driver copies the parameters at the call."""
+
+    def __init__(self, function: Any, node: KernelNode) -> None:
+        self._data = ctypes.create_string_buffer(node.parameters, max(1, len(node.parameters)))
+        self._size = ctypes.c_size_t(len(node.parameters))
+        self._extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, ctypes.addressof(self._data), _BUFFER_SIZE,
+                                            ctypes.addressof(self._size), None)
+        self.value = value = driver.CUDA_KERNEL_NODE_PARAMS()
+        value.func = function
+        value.gridDimX, value.gridDimY, value.gridDimZ = node.grid
+        value.blockDimX, value.blockDimY, value.blockDimZ = node.block
+        value.sharedMemBytes = node.shared
+        value.extra = ctypes.addressof(self._extra)
+
+
+def _attributes(node: KernelNode) -> list[tuple[int, bytes]]:
+    """(CUlaunchAttributeID, 64 bytes of value) of what a node takes."""
+    found = []
+    for at in range(0, len(node.attributes), ATTRIBUTE_SIZE):
+        (identity,) = struct.unpack_from("<i", node.attributes, at)
+        if identity in _OF_NODES:
+            found.append((identity, node.attributes[at + 8:at + ATTRIBUTE_SIZE]))
+    if node.cooperative:
+        found.append((_COOPERATIVE, struct.pack("<i60x", 1)))
+    return found
+
+
+def _set_attribute(node: Any, identity: int, value: bytes) -> None:
+    """By the C function: the bytes are a CUlaunchAttributeValue already."""
+    data = ctypes.create_string_buffer(value, len(value))
+    result = ctypes.CDLL("libcuda.so.1").cuGraphKernelNodeSetAttribute(
+        ctypes.c_void_p(int(node)), ctypes.c_int(identity), ctypes.byref(data))
+    check((driver.CUresult(result),), f"cuGraphKernelNodeSetAttribute({identity})")
+
+
+def _copy(node: CopyNode) -> Any:
+    copy = driver.CUDA_MEMCPY3D()
+    device = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    copy.srcMemoryType = copy.dstMemoryType = device
+    copy.srcDevice, copy.srcPitch, copy.srcHeight = node.source, node.source_pitch, _height(node, node.source_plane,
+                                                                                           node.source_pitch)
+    copy.dstDevice, copy.dstPitch = node.destination, node.destination_pitch
+    copy.dstHeight = _height(node, node.destination_plane, node.destination_pitch)
+    copy.WidthInBytes, copy.Height, copy.Depth = node.width, node.height, node.depth
+    return copy
+
+
+def _height(node: CopyNode, plane: int, pitch: int) -> int:
+    return plane // pitch if node.depth > 1 and pitch else node.height
+
+
+def _memset(node: MemsetNode) -> Any:
+    memset = driver.CUDA_MEMSET_NODE_PARAMS()
+    memset.dst, memset.pitch, memset.width, memset.height = node.destination, node.pitch, node.width, node.height
+    memset.value, memset.elementSize = node.value, node.element
+    return memset

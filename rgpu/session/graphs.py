@@ -1,0 +1,239 @@
+"""The nodes of executable graphs, as ``graph_instantiate`` and ``graph_exec_update`` carry them.
+
+A graph is the client's alone; what reaches a server is work on the device and
+the order of it. Payload of ``graph_instantiate``: u32 version 1, u32 nodes,
+then each node. Payload of ``graph_exec_update``: u32 version 1, u32 changes,
+then for each u32 index and the node that takes that place, without
+dependencies: they stay as they are, and so does its type.
+
+A node: u32 type (as CUgraphNodeType: 0 kernel, 1 copy, 2 memset, 5 empty), u32
+flags (1: disabled), u32 count + that many u32 indexes of earlier nodes that it
+depends on, then by type
+
+======  ========================================================================
+kernel  u64 module, u32 function, 3 x u32 grid, 3 x u32 block, u32 shared bytes,
+        u32 flags (1: cooperative), u32 + bytes of parameters, u32 + raw
+        CUlaunchAttribute entries (72 bytes each)
+copy    u64 destination, pitch, plane; u64 source, pitch, plane; u64 width,
+        height, depth (bytes; a plane is the distance of two layers)
+memset  u64 destination, pitch, width, height, u32 value, u32 element (1, 2, 4)
+empty   nothing
+======  ========================================================================
+
+Readers treat the bytes as hostile: every count is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rgpu.session.errors import Corrupt
+
+VERSION = 1
+KERNEL, COPY, MEMSET, EMPTY = 0, 1, 2, 5
+DISABLED = 1
+ATTRIBUTE_SIZE = 72
+#: The most that is read of one thing: parameters of a kernel (bytes) and launch attributes.
+MAX_PARAMETERS, MAX_ATTRIBUTES = 1 << 16, 64
+
+_HEAD = struct.Struct("<II")
+_NODE = struct.Struct("<III")
+_KERNEL = struct.Struct("<QI3I3III")
+_COPY = struct.Struct("<9Q")
+_MEMSET = struct.Struct("<4QII")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelNode:
+    module: int
+    function: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    cooperative: bool
+    parameters: bytes
+    attributes: bytes
+    dependencies: tuple[int, ...] = ()
+    disabled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopyNode:
+    """Within device memory. ``plane``: bytes between two layers."""
+
+    destination: int
+    destination_pitch: int
+    destination_plane: int
+    source: int
+    source_pitch: int
+    source_plane: int
+    width: int
+    height: int
+    depth: int
+    dependencies: tuple[int, ...] = ()
+    disabled: bool = False
+
+    def layers(self) -> list[tuple[int, int]]:
+        """(destination, source) of each layer."""
+        return [(self.destination + z * self.destination_plane, self.source + z * self.source_plane)
+                for z in range(self.depth)]
+
+
+@dataclass(frozen=True, slots=True)
+class MemsetNode:
+    """``width`` counts elements of ``element`` bytes."""
+
+    destination: int
+    pitch: int
+    width: int
+    height: int
+    value: int
+    element: int
+    dependencies: tuple[int, ...] = ()
+    disabled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyNode:
+    dependencies: tuple[int, ...] = ()
+    disabled: bool = False
+
+
+Node = KernelNode | CopyNode | MemsetNode | EmptyNode
+
+
+class _Reader:
+    def __init__(self, data: Any) -> None:
+        self.data = memoryview(data).cast("B")
+        self.at = 0
+
+    def corrupt(self, reason: str) -> Corrupt:
+        return Corrupt(f"graph nodes, byte {self.at}: {reason}", offset=self.at, reason=reason)
+
+    def take(self, form: struct.Struct) -> tuple[Any, ...]:
+        if form.size > len(self.data) - self.at:
+            raise self.corrupt("cut short")
+        values = form.unpack_from(self.data, self.at)
+        self.at += form.size
+        return values
+
+    def bytes(self, limit: int) -> bytes:
+        (size,) = self.take(struct.Struct("<I"))
+        if size > limit or size > len(self.data) - self.at:
+            raise self.corrupt(f"{size} bytes")
+        found = bytes(self.data[self.at:self.at + size])
+        self.at += size
+        return found
+
+    def count(self, least: int) -> int:
+        """How many entries of at least that many bytes follow."""
+        version, number = self.take(_HEAD)
+        if version != VERSION:
+            raise self.corrupt(f"version {version}")
+        if number * least > len(self.data) - self.at:
+            raise self.corrupt(f"{number} entries")
+        return int(number)
+
+    def node(self, index: int) -> Node:
+        kind, flags, number = self.take(_NODE)
+        if flags & ~DISABLED:
+            raise self.corrupt(f"flags {flags:#x}")
+        if number > index or number * 4 > len(self.data) - self.at:
+            raise self.corrupt(f"{number} dependencies of node {index}")
+        dependencies = self.take(struct.Struct(f"<{number}I"))
+        if any(other >= index for other in dependencies) or len(set(dependencies)) != number:
+            raise self.corrupt(f"dependencies of node {index}")
+        common: dict[str, Any] = {"dependencies": dependencies, "disabled": bool(flags & DISABLED)}
+        if kind == KERNEL:
+            return self.kernel(common)
+        if kind == COPY:
+            return CopyNode(*self.take(_COPY), **common)
+        if kind == MEMSET:
+            node = MemsetNode(*self.take(_MEMSET), **common)
+            if node.element not in (1, 2, 4):
+                raise self.corrupt(f"elements of {node.element} bytes")
+            return node
+        if kind == EMPTY:
+            return EmptyNode(**common)
+        raise self.corrupt(f"node type {kind}")
+
+    def kernel(self, common: dict[str, Any]) -> KernelNode:
+        module, function, *sizes, shared, flags = self.take(_KERNEL)
+        if flags & ~1:
+            raise self.corrupt(f"kernel flags {flags:#x}")
+        parameters = self.bytes(MAX_PARAMETERS)
+        attributes = self.bytes(MAX_ATTRIBUTES * ATTRIBUTE_SIZE)
+        if len(attributes) % ATTRIBUTE_SIZE:
+            raise self.corrupt("launch attributes")
+        return KernelNode(module, function, (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5]), shared,
+                          bool(flags), parameters, attributes, **common)
+
+    def end(self) -> None:
+        if self.at != len(self.data):
+            raise self.corrupt("more bytes than nodes")
+
+
+def decode(payload: Any) -> list[Node]:
+    """The nodes of ``graph_instantiate``; each depends on earlier ones only. Raises :class:`Corrupt`."""
+    reader = _Reader(payload)
+    nodes = [reader.node(index) for index in range(reader.count(_NODE.size))]
+    reader.end()
+    return nodes
+
+
+def decode_changes(payload: Any) -> dict[int, Node]:
+    """{index: new node, without dependencies} of ``graph_exec_update``. Raises :class:`Corrupt`."""
+    reader = _Reader(payload)
+    changes: dict[int, Node] = {}
+    for _ in range(reader.count(_NODE.size + 4)):
+        (index,) = reader.take(struct.Struct("<I"))
+        if index in changes:
+            raise reader.corrupt(f"node {index} twice")
+        changes[index] = reader.node(0)
+    reader.end()
+    return changes
+
+
+def apply_changes(nodes: Sequence[Node], changes: dict[int, Node]) -> list[Node]:
+    """The nodes after an update. Raises :class:`Corrupt` where an index or a type does not fit."""
+    found = list(nodes)
+    for index, node in changes.items():
+        if index >= len(found) or type(node) is not type(found[index]):
+            raise Corrupt(f"graph update: node {index} of {len(found)} is no {type(node).__name__}", offset=0,
+                          reason="graph update")
+        found[index] = replace(node, dependencies=found[index].dependencies)
+    return found
+
+
+def encode_node(node: Node) -> bytes:
+    """The bytes of one node."""
+    kind, body = _body(node)
+    dependencies = struct.pack(f"<{len(node.dependencies)}I", *node.dependencies)
+    return _NODE.pack(kind, DISABLED if node.disabled else 0, len(node.dependencies)) + dependencies + body
+
+
+def _body(node: Node) -> tuple[int, bytes]:
+    if isinstance(node, KernelNode):
+        head = _KERNEL.pack(node.module, node.function, *node.grid, *node.block, node.shared, int(node.cooperative))
+        return KERNEL, b"".join((head, struct.pack("<I", len(node.parameters)), node.parameters,
+                                 struct.pack("<I", len(node.attributes)), node.attributes))
+    if isinstance(node, CopyNode):
+        return COPY, _COPY.pack(node.destination, node.destination_pitch, node.destination_plane, node.source,
+                                node.source_pitch, node.source_plane, node.width, node.height, node.depth)
+    if isinstance(node, MemsetNode):
+        return MEMSET, _MEMSET.pack(node.destination, node.pitch, node.width, node.height, node.value, node.element)
+    return EMPTY, b""
+
+
+def encode(nodes: Sequence[Node]) -> bytes:
+    """The inverse of :func:`decode`."""
+    return _HEAD.pack(VERSION, len(nodes)) + b"".join(map(encode_node, nodes))
+
+
+def encode_changes(changes: dict[int, Node]) -> bytes:
+    """The inverse of :func:`decode_changes`."""
+    return _HEAD.pack(VERSION, len(changes)) + b"".join(
+        struct.pack("<I", index) + encode_node(replace(node, dependencies=())) for index, node in changes.items())
