@@ -6,12 +6,15 @@
 //
 // Kernels: add_one(u64 address, u32 count) adds 1 to each u32; wait_flag(u64
 // address) runs until the u32 there is not 0; slow(u32 microseconds); wild()
-// is an illegal address.
+// is an illegal address. Our own module's (an image that cuModuleLoadData takes,
+// whatever it is): rgpu_hash_pages and rgpu_copy_hash_pages, whose "hash" of a
+// page is the sum of its bytes plus the key's first word, and its length.
 // FAKE_DRIVER_DELAY_US: each piece of work takes that long.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -126,6 +129,34 @@ Result set(Ptr to, size_t pitch, uint32_t value, size_t element, size_t width, s
     });
 }
 
+// The parameters of rgpu_hash_pages; rgpu_copy_hash_pages has `staging` too.
+struct HashPages {
+    const uint64_t (*segments)[3];  // address, bytes, pages before
+    uint32_t count, pages, per_warp;
+    const uint32_t *key;
+    uint64_t (*hashes)[2];
+    uint8_t *zero;
+    char *staging;
+};
+
+void hash_pages(const HashPages &p) {
+    constexpr uint64_t page = 65536;
+    for (uint32_t s = 0; s < p.count; ++s) {
+        uint64_t number = p.segments[s][2];
+        for (uint64_t at = 0; at < p.segments[s][1]; at += page, ++number) {
+            const auto *bytes = reinterpret_cast<const uint8_t *>(p.segments[s][0] + at);
+            const uint64_t size = std::min(page, p.segments[s][1] - at);
+            uint64_t sum = 0;
+            for (uint64_t i = 0; i < size; ++i) sum += bytes[i];
+            p.hashes[number][0] = sum + p.key[0];
+            p.hashes[number][1] = size;
+            p.zero[number] = sum == 0;
+            if (p.staging) std::memcpy(p.staging + number * page, bytes, size);
+            if (p.staging) std::memset(p.staging + number * page + size, 0, page - size);
+        }
+    }
+}
+
 Result start(const Kernel *kernel, void *stream, void **extra) {
     std::vector<char> parameters(*static_cast<size_t *>(extra[3]));
     std::memcpy(parameters.data(), extra[1], parameters.size());
@@ -144,6 +175,11 @@ Result start(const Kernel *kernel, void *stream, void **extra) {
         return give(stream, [=] { return *reinterpret_cast<volatile uint32_t *>(address) != 0; });
     if (kernel->name == "slow")
         return give_once(stream, [=] { usleep(static_cast<useconds_t>(address & 0xFFFFFFFF)); });
+    if (kernel->name == "rgpu_hash_pages" || kernel->name == "rgpu_copy_hash_pages") {
+        HashPages given;
+        std::memcpy(&given, parameters.data(), sizeof given);
+        return give_once(stream, [=] { hash_pages(given); });
+    }
     if (kernel->name == "wild") return give_once(stream, [] { sticky = 700; });
     return give_once(stream, [] {});
 }
@@ -180,9 +216,13 @@ API Result cuMemMap(Ptr at, size_t size, size_t, unsigned long long, unsigned lo
 API Result cuMemUnmap(Ptr at, size_t size) { return munmap(reinterpret_cast<void *>(at), size) ? 1 : 0; }
 API Result cuMemSetAccess(Ptr, size_t, const void *, size_t) { return 0; }
 API Result cuMemHostAlloc(void **at, size_t size, unsigned) { return *at = aligned_alloc(4096, (size + 4095) / 4096 * 4096), *at ? 0 : 2; }
+API Result cuMemAlloc_v2(Ptr *at, size_t size) { return *at = reinterpret_cast<Ptr>(aligned_alloc(4096, (size + 4095) / 4096 * 4096)), *at ? 0 : 2; }
+API Result cuMemFree_v2(Ptr at) { return free(reinterpret_cast<void *>(at)), 0; }
 API Result cuMemFreeHost(void *at) { return free(at), 0; }
 
 API Result cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return *stream = new Stream(!(flags & 1)), 0; }
+API Result cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
+API Result cuStreamIsCapturing(void *, int *status) { return *status = 0, 0; }
 API Result cuStreamDestroy_v2(void *) { return 0; }
 API Result cuStreamSynchronize(void *stream) {
     std::unique_lock guard(lock);
@@ -281,6 +321,19 @@ API Result cuModuleLoadDataEx(void **handle, const void *image, unsigned, void *
     *handle = module.release();
     return 0;
 }
+API Result cuModuleLoadData(void **handle, const void *) {
+    auto module = std::make_unique<Module>();
+    for (const char *name : {"rgpu_hash_pages", "rgpu_copy_hash_pages"})
+        module->kernels.push_back(std::make_unique<Kernel>(Kernel{name, 64}));
+    return *handle = module.release(), 0;
+}
+API Result cuModuleGetFunction(void **function, void *module, const char *name) {
+    for (auto &kernel : static_cast<Module *>(module)->kernels)
+        if (kernel->name == name) return *function = kernel.get(), 0;
+    return 500;
+}
+API Result cuFuncLoad(void *) { return 0; }
+API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int, size_t) { return *blocks = 3, 0; }
 API Result cuModuleUnload(void *) { return 0; }
 API Result cuModuleGetFunctionCount(unsigned *count, void *module) {
     return *count = static_cast<unsigned>(static_cast<Module *>(module)->kernels.size()), 0;
