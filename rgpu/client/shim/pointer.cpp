@@ -29,7 +29,7 @@ bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-      return put<unsigned char>(data, 0);  // booleans are one byte for the driver
+      return put<unsigned>(data, 0);  // booleans are words: the runtime gives an int that it did not set
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return put<unsigned long long>(data, place.id);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
@@ -39,7 +39,7 @@ bool attribute_of(const Place& place, CUpointer_attribute which, CUdeviceptr ptr
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
       return put<std::size_t>(data, place.size);
     case CU_POINTER_ATTRIBUTE_MAPPED:
-      return put<unsigned char>(data, registered ? 0 : 1);
+      return put<unsigned>(data, registered ? 0 : 1);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return put<unsigned long long>(data, 0);
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
@@ -59,15 +59,13 @@ void unknown(CUpointer_attribute which, void* data) {
       break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-      put<unsigned>(data, 0);
-      break;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_MAPPED:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
-      put<unsigned char>(data, 0);
+      put<unsigned>(data, 0);
       break;
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
       put<unsigned long long>(data, 0);

@@ -222,3 +222,19 @@ def test_pointer_attributes(agent, program):
               ask(2, c.addressof(host), c.c_uint), ask(2, p.value, c.c_uint), p.value >> 40 == 0x18])
         """).end()
     assert told == [[[0, 2], [0, 0], True, 1000, [1, 0], [0, 1], True]]
+
+
+def test_booleans_of_pointers_are_words(agent, program):
+    """The CUDA runtime asks with an int that it did not set, and tells managed memory by it."""
+    told = program(agent, """
+        context()
+        address = alloc(4096)
+        def ask(pointer, which):
+            out = (c.c_uint32 * 2)(0xAAAAAAAA, 0xBBBBBBBB)
+            many = (c.c_uint32 * 2)(0xAAAAAAAA, 0xBBBBBBBB)
+            code = cu.cuPointerGetAttribute(out, which, U64(pointer))
+            both = cu.cuPointerGetAttributes(1, (c.c_int * 1)(which), (P * 1)(c.addressof(many)), U64(pointer))
+            return [code, out[0], out[1] == 0xBBBBBBBB, both, many[0], many[1] == 0xBBBBBBBB]
+        tell([ask(address, 8), ask(address, 13), ask(c.addressof(c.create_string_buffer(8)), 8)])
+        """).end()
+    assert told == [[[0, 0, True, 0, 0, True], [0, 1, True, 0, 1, True], [1, 0xAAAAAAAA, True, 0, 0, True]]]

@@ -27,6 +27,7 @@ from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
 from rgpu.server.device.cuda.streams import Completion
+from rgpu.server.device.cuda.zeroing import Zeroing
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import DeviceError
@@ -58,7 +59,8 @@ class CudaDevice:
         self.hasher = PageHasher(self._context, self.facts.compute_capability, self.facts.attributes.get(16, 1))
         self.engine = Engine(int(self._context))
         self.fast_path = self.engine
-        self.memory = Memory(ordinal, self.engine)
+        self.zeroing = Zeroing(lambda: [state.handle for state in list(self.completion.streams.values())])
+        self.memory = Memory(ordinal, self.engine, self.zeroing)
         self.shadows = pinned.Shadows()
         self._detail = ""
         self._lock = threading.RLock()
@@ -178,6 +180,7 @@ class CudaDevice:
     def create_stream(self, stream: int, context: int, flags: int, priority: int) -> None:
         self._use()
         handle = check(driver.cuStreamCreateWithPriority(flags & NON_BLOCKING, priority), "cuStreamCreateWithPriority")
+        self.zeroing.fence(handle)
         self.completion.add(stream, handle)
 
     def destroy_stream(self, stream: int) -> None:
@@ -380,7 +383,11 @@ class CudaDevice:
         return bool(self.engine.wait_complete(seq, int((FOREVER if timeout is None else timeout) * 1e9)))
 
     def drain(self, timeout: float) -> bool:
-        return bool(self.engine.drain(int(timeout * 1e9)))
+        drained = bool(self.engine.drain(int(timeout * 1e9)))
+        if drained and not self.error:
+            self._use()
+            self.zeroing.settle()
+        return drained
 
     # -- state ------------------------------------------------------------------------
     def regions(self) -> list[Region]:
@@ -471,6 +478,7 @@ class CudaDevice:
         self.hasher.close()
         self.engine.close()
         self.memory.close()
+        self.zeroing.close()
         driver.cuDevicePrimaryCtxRelease(self._device)
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
+from rgpu.server.device.cuda.zeroing import Zeroing
 from rgpu.session.addresses import ALLOCATION_SIZE, GRANULE, device_base
 from rgpu.session.errors import DeviceError
 
@@ -27,9 +28,10 @@ class Ranges(Protocol):
 class Memory:
     """The mapped ranges of one session on one GPU."""
 
-    def __init__(self, ordinal: int, ranges: Ranges, session_ordinal: int = 0) -> None:
+    def __init__(self, ordinal: int, ranges: Ranges, zeroing: Zeroing, session_ordinal: int = 0) -> None:
         self.ordinal = ordinal
         self.ranges = ranges
+        self.zeroing = zeroing
         self.base = device_base(session_ordinal)
         reserved = check(driver.cuMemAddressReserve(ALLOCATION_SIZE, GRANULE, self.base, 0), "cuMemAddressReserve")
         if int(reserved) != self.base:
@@ -59,13 +61,14 @@ class Memory:
         except DeviceError:
             driver.cuMemRelease(handle)
             raise
-        check(driver.cuMemsetD8(address, 0, size), "cuMemsetD8")
+        self.zeroing.fill(address, size)
         self.maps[address] = (size, handle)
 
     def unmap(self, address: int, size: int) -> None:
         entry = self.maps.get(address)
         if entry is None or entry[0] != size:
             raise DeviceError(f"unmap of 0x{address:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
+        self.zeroing.settle()
         check(driver.cuMemUnmap(address, size), "cuMemUnmap")
         check(driver.cuMemRelease(entry[1]), "cuMemRelease")
         del self.maps[address]

@@ -239,6 +239,7 @@ API Result cuStreamWaitEvent(void *stream, void *handle, unsigned) {
         return event->reached >= wanted;
     });
 }
+API Result cuStreamIsCapturing(void *, int *status) { return *status = 0, 0; }
 API Result cuEventCreate(void **event, unsigned) { return *event = new Event, 0; }
 API Result cuEventDestroy_v2(void *) { return 0; }
 API Result cuEventRecord(void *handle, void *stream) {
@@ -292,7 +293,8 @@ API Result cuMemcpy2DAsync_v2(const Copy2D *given, void *stream) {
 }
 API Result cuMemcpyDtoH_v2(void *to, Ptr from, size_t size) { return std::memcpy(to, reinterpret_cast<void *>(from), size), sticky.load(); }
 API Result cuMemcpyHtoD_v2(Ptr to, const void *from, size_t size) { return std::memcpy(reinterpret_cast<void *>(to), from, size), sticky.load(); }
-API Result cuMemsetD8_v2(Ptr to, unsigned char value, size_t size) { return std::memset(reinterpret_cast<void *>(to), value, size), 0; }
+// As on a real driver: on the legacy stream, and not done when it returns.
+API Result cuMemsetD8_v2(Ptr to, unsigned char value, size_t size) { return set(to, 0, value, 1, size, 1, nullptr); }
 API Result cuMemsetD8Async(Ptr to, unsigned char v, size_t n, void *s) { return set(to, 0, v, 1, n, 1, s); }
 API Result cuMemsetD16Async(Ptr to, unsigned short v, size_t n, void *s) { return set(to, 0, v, 2, n, 1, s); }
 API Result cuMemsetD32Async(Ptr to, unsigned v, size_t n, void *s) { return set(to, 0, v, 4, n, 1, s); }

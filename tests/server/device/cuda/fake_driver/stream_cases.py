@@ -335,3 +335,18 @@ def test_over_a_sealed_link(device: Any, journal: Journal) -> None:
     agent.send(journal.launch(WILD, b"") + journal("stream_synchronize", stream=18))
     assert agent.answer(journal.seq)[:2] == (700, 1) and agent.sticky == 700
     link.close()
+
+
+def test_zeros_of_a_mapping_come_before_the_first_work_there(device: Any, journal: Journal) -> None:
+    """On a stream that does not wait for the legacy one: many times, since only a race would show it."""
+    runtime, feed = started(device, journal)
+    reads = []
+    for turn in range(30):
+        at = BASE + (64 << 20) + turn * (4 << 20)
+        feed(journal("memory_map", address=at, size=4 << 20, device=0)
+             + journal("memory_allocate", address=at, size=4 << 20)
+             + journal("memset", destination=at, pitch=4 << 20, width=4 << 20, height=1, element=1, value=9, stream=18)
+             + journal.read(4 << 20, at))
+        reads.append(journal.seq)
+    answers = collect(runtime, set(reads))
+    assert all(answers[seq] == (0, b"\x09" * (4 << 20)) for seq in reads)
