@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from rgpu.session.calls.functions import FUNCTIONS
+from rgpu.session.calls.functions.model import REFUSED
 from tests.gpu.trace.record import FILE, answers, flat
 from tests.gpu.trace.script import KERNELS, SECTIONS
 from tests.scenarios.pool import LocalPool
@@ -22,7 +24,12 @@ needs_recording = pytest.mark.skipif(
     not FILE.exists(), reason=f"{FILE.name} does not exist yet: python -m tests.gpu.trace.record, on an H200")
 
 #: ``section: call`` → why the answer differs on purpose. An entry that does not differ is an error.
-ON_PURPOSE: dict[str, str] = {}
+ON_PURPOSE: dict[str, str] = {
+    "pointers: held registered / device pointer": "registered memory has no shadow: kernels cannot reach it",
+    "host_functions: calls inside": "calls are refused there as without a context (201), not as not permitted (800)",
+}
+#: Section → the driver function without which it cannot run; compared as soon as that is supported.
+WAITING: dict[str, str] = {"capture": "cuStreamBeginCapture_v2", "graphs": "cuStreamBeginCapture_v2"}
 #: The same for the cpu device alone.
 ON_THE_CPU_DEVICE: dict[str, str] = {}
 
@@ -52,6 +59,8 @@ def run(pool: LocalPool, section: str) -> dict[str, Any]:
 def compare(pool: LocalPool, section: str, allowed: dict[str, str]) -> None:
     content = json.loads(FILE.read_text())
     assert section in content["sections"], f"{FILE.name} lacks the section: record it again"
+    if section in WAITING and FUNCTIONS[WAITING[section]].answer == REFUSED:
+        pytest.skip(f"{WAITING[section]} is not supported yet")
     # Through JSON, as the recording went: tuples become lists.
     answered = json.loads(json.dumps(run(pool, section)))
     found = differences(section, content["sections"][section], answered, allowed, content["volatile"])
