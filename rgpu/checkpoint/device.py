@@ -118,6 +118,13 @@ class Device(Protocol):
     def tensor_map(self, form: int, arguments: bytes) -> bytes:
         """The 128 bytes that the driver encodes (docs/architecture.md, "Tensor maps"). Raises DeviceError."""
 
+    def cluster_occupancy(self, module: int, function: int, form: int, grid: tuple[int, int, int],
+                          block: tuple[int, int, int], shared: int, cluster: tuple[int, int, int]) -> int:
+        """The driver's answer to ``cuOccupancyMaxActiveClusters`` (form 0), ``…PotentialClusterSize`` (1).
+
+        Which multiprocessors can share a cluster is known to it alone. Raises DeviceError.
+        """
+
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None: ...
 
     def instantiate_graph(self, graph: int, context: int, flags: int, nodes: list[Node]) -> None:

@@ -240,6 +240,12 @@ class Executor:
             return
         self._reply(record, "link", image=image, log=text.encode())
 
+    def cluster_occupancy(self, record: Record, args: Any) -> None:
+        value = self.device.cluster_occupancy(
+            args.module, args.function, args.form, (args.grid_x, args.grid_y, args.grid_z),
+            (args.block_x, args.block_y, args.block_z), args.shared, (args.cluster_x, args.cluster_y, args.cluster_z))
+        self._reply(record, "cluster_occupancy", value=value)
+
     def launch(self, record: Record, args: Any) -> None:
         self.device.launch(record.seq, Launch(
             module=args.module, function=args.function, grid=(args.grid_x, args.grid_y, args.grid_z),

@@ -75,6 +75,21 @@ CUresult check_cooperative(const Config& c, CUfunction handle, const DeviceFacts
   return grid > room ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
 
+// Blocks of a cluster: 8 on every device that has clusters, 16 where the program allowed the function more.
+CUresult check_cluster(const Config& c, const Function& function) {
+  constexpr std::uint64_t portable = 8, largest = 16;
+  const bool more = function.attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 0) > 0;
+  for (const CUlaunchAttribute& attribute : c.attributes) {
+    if (attribute.id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) continue;
+    const CUlaunchDim& dim = attribute.value.clusterDim;
+    std::uint64_t blocks;  // of 32-bit factors: two of them cannot overflow
+    if (__builtin_mul_overflow(std::uint64_t{dim.x} * dim.y, std::uint64_t{dim.z}, &blocks) ||
+        blocks > (more ? largest : portable))
+      return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult from_buffer(const Function& function, void** extra, std::vector<std::uint8_t>& parameters) {
   const void* buffer = nullptr;
   const std::size_t* size = nullptr;
@@ -131,6 +146,7 @@ CUresult prepare(CUfunction handle, const Config& c, const Context& context, voi
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
   if (CUresult r = check(c, *function, *device); r) return r;
   if (CUresult r = check_cooperative(c, handle, *device); r) return r;
+  if (CUresult r = check_cluster(c, *function); r) return r;
   return pack(*function, kernel_params, extra, parameters);
 }
 

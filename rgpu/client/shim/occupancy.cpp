@@ -1,11 +1,14 @@
-// cuOccupancy*: computed here from the device's facts and the load's table.
+// cuOccupancy*: computed here from the device's facts and the load's table; what
+// concerns clusters is asked of the worker, once for each set of arguments.
 #include <algorithm>
 #include <climits>
+#include <map>
 
 #include "api.hpp"
 #include "device.hpp"
 #include "module.hpp"
 #include "occupancy_model.hpp"
+#include "session.hpp"
 
 using namespace rgpu;
 
@@ -54,31 +57,67 @@ CUresult question(CUfunction handle, Question& out) {
 
 bool valid_flags(unsigned flags) { return (flags & ~unsigned{CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE}) == 0; }
 
-// Blocks of a cluster, from the launch's attributes or from the function's own.
-int cluster_of(const Function& function, const CUlaunchConfig& config) {
+enum Form : std::uint32_t { ACTIVE = 0, POTENTIAL = 1 };
+
+// The worker's answers, by the question's bytes and what the program made of the function.
+struct Known {
+    std::mutex lock;
+    std::map<std::string, std::int32_t> values;
+};
+
+Known& known() {
+    static auto* k = new Known;
+    return *k;
+}
+
+constexpr std::size_t kMostKept = 4096;
+
+// How multiprocessors are grouped is not in the device's facts: the driver of the server's GPU answers.
+CUresult ask(const Function& function, Form form, const CUlaunchConfig& config, int* value) {
+    wire::ClusterOccupancy call{};
+    call.module = function.module->number;
+    call.function = function.index;
+    call.form = form;
+    call.grid_x = config.gridDimX;
+    call.grid_y = config.gridDimY;
+    call.grid_z = config.gridDimZ;
+    call.block_x = config.blockDimX;
+    call.block_y = config.blockDimY;
+    call.block_z = config.blockDimZ;
+    call.shared = config.sharedMemBytes;
     for (unsigned i = 0; config.attrs != nullptr && i < config.numAttrs; ++i) {
         if (config.attrs[i].id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) continue;
         const CUlaunchDim& dim = config.attrs[i].value.clusterDim;
-        return static_cast<int>(std::min<std::uint64_t>(std::uint64_t{dim.x} * dim.y * dim.z, INT_MAX));
+        if (dim.x == 0 || dim.y == 0 || dim.z == 0) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+        call.cluster_x = dim.x;
+        call.cluster_y = dim.y;
+        call.cluster_z = dim.z;
     }
-    int size = 1;
-    for (const int which : {CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
-                            CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH}) {
-        size *= std::clamp(function.attribute(which, 0), 1, 32);
+    std::string key;
+    const auto add = [&](auto number) { key.append(reinterpret_cast<const char*>(&number), sizeof number); };
+    add(call.module);
+    for (const std::uint32_t number : {call.function, call.form, call.grid_x, call.grid_y, call.grid_z, call.block_x,
+                                       call.block_y, call.block_z, call.shared, call.cluster_x, call.cluster_y,
+                                       call.cluster_z})
+        add(number);
+    for (const auto& attribute : function.attributes) add(attribute.load(std::memory_order_relaxed));
+    Known& k = known();
+    {
+        std::lock_guard guard(k.lock);
+        if (auto it = k.values.find(key); it != k.values.end()) {
+            *value = it->second;
+            return CUDA_SUCCESS;
+        }
     }
-    return size;
-}
-
-constexpr int kPortableCluster = 8;      // blocks, on every device that has clusters
-constexpr int kLargestCluster = 16;      // with CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-constexpr int kClusterProcessors = 16;   // multiprocessors that one cluster can spread over (a GPC, at least)
-
-// Clusters of `size` blocks that are resident at once. How multiprocessors are grouped is not in the
-// facts: a group of 16 is what every such device has at least, so this is a lower bound.
-int active_clusters(const Question& q, int size, int block, std::size_t dynamic) {
-    const int per_processor = occupancy::active_blocks(q.device, q.kernel, block, dynamic);
-    const int groups = std::max(q.device.multiprocessors / kClusterProcessors, 1);
-    return groups * (std::min(q.device.multiprocessors, kClusterProcessors) * per_processor / size);
+    Answer answer;
+    if (CUresult r = await(call, nullptr, 0, answer); r) return r;
+    wire::ClusterOccupancyReply reply;
+    if (!reply.read(answer.reply.data(), answer.reply.size())) return CUDA_ERROR_UNKNOWN;
+    *value = reply.value;
+    std::lock_guard guard(k.lock);
+    if (k.values.size() >= kMostKept) k.values.clear();
+    k.values[key] = reply.value;
+    return CUDA_SUCCESS;
 }
 
 CUresult cluster_question(CUfunction handle, const CUlaunchConfig* config, Question& q) {
@@ -149,12 +188,9 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* dynamicSmemSize, CUfunc
 CUresult cuOccupancyMaxActiveClusters(int* numClusters, CUfunction func, const CUlaunchConfig* config) {
     Question q;
     if (CUresult r = cluster_question(func, config, q); r) return r;
-    const int size = cluster_of(*q.function, *config);
     const std::size_t threads = threads_of(*config);
     if (numClusters == nullptr || threads == 0 || threads > INT_MAX) return CUDA_ERROR_INVALID_VALUE;
-    if (size < 1 || size > kLargestCluster) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
-    *numClusters = active_clusters(q, size, static_cast<int>(threads), config->sharedMemBytes);
-    return CUDA_SUCCESS;
+    return ask(*q.function, ACTIVE, *config, numClusters);
 }
 
 CUresult cuOccupancyMaxPotentialClusterSize(int* clusterSize, CUfunction func, const CUlaunchConfig* config) {
@@ -162,11 +198,7 @@ CUresult cuOccupancyMaxPotentialClusterSize(int* clusterSize, CUfunction func, c
     if (CUresult r = cluster_question(func, config, q); r) return r;
     const std::size_t threads = threads_of(*config);
     if (clusterSize == nullptr || threads == 0 || threads > INT_MAX) return CUDA_ERROR_INVALID_VALUE;
-    const bool any_size = q.function->attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 0) > 0;
-    int size = any_size ? kLargestCluster : kPortableCluster;
-    while (size > 1 && active_clusters(q, size, static_cast<int>(threads), config->sharedMemBytes) == 0) size /= 2;
-    *clusterSize = size;
-    return CUDA_SUCCESS;
+    return ask(*q.function, POTENTIAL, *config, clusterSize);
 }
 
 }  // extern "C"

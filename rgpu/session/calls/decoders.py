@@ -295,6 +295,26 @@ class FunctionLoadReply(NamedTuple):
     attributes: bytes
 
 
+class ClusterOccupancy(NamedTuple):
+    module: int
+    function: int
+    form: int
+    grid_x: int
+    grid_y: int
+    grid_z: int
+    block_x: int
+    block_y: int
+    block_z: int
+    shared: int
+    cluster_x: int
+    cluster_y: int
+    cluster_z: int
+
+
+class ClusterOccupancyReply(NamedTuple):
+    value: int
+
+
 register(1, "session_open", Layout(SessionOpen, "<II", 1), None)
 register(2, "completed", Layout(Completed, "<Q", 0), None)
 register(3, "context_create", Layout(ContextCreate, "<QiIB", 0), None)
@@ -341,3 +361,4 @@ register(43, "graph_exec_destroy", Layout(GraphExecDestroy, "<Q", 0), None)
 register(50, "tensor_map", Layout(TensorMap, "<I", 1), Layout(TensorMapReply, "<", 1))
 register(51, "stream_memory_operation", Layout(StreamMemoryOperation, "<QBQQI", 0), None)
 register(70, "function_load", Layout(FunctionLoad, "<QI", 0), Layout(FunctionLoadReply, "<", 1))
+register(71, "cluster_occupancy", Layout(ClusterOccupancy, "<QIIIIIIIIIIII", 0), Layout(ClusterOccupancyReply, "<i", 0))

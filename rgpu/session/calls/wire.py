@@ -157,6 +157,11 @@ CALLS: tuple[Call, ...] = (
          doc="kind: 0, 1 write of 32, 64 bits; 2, 3 wait for 32, 64 bits; flags as the driver's."),
     Call(70, "function_load", S, E.NONE, _args("module:module function:u32"), _args("attributes:blob"),
          doc="Load a function that the driver loads lazily; attributes: 16 x i32, as in the module table."),
+    Call(71, "cluster_occupancy", S, E.NONE, _args(
+        "module:module function:u32 form:u32 grid_x:u32 grid_y:u32 grid_z:u32 block_x:u32 block_y:u32 block_z:u32 "
+        "shared:u32 cluster_x:u32 cluster_y:u32 cluster_z:u32"), _args("value:i32"),
+         doc="form 0: cuOccupancyMaxActiveClusters, 1: cuOccupancyMaxPotentialClusterSize; "
+             "cluster 0, 0, 0: none among the launch's attributes."),
 )
 
 BY_ID: dict[int, Call] = {call.id: call for call in CALLS}

@@ -32,7 +32,8 @@ MIB = 1 << 20
 
 #: CUdevice_attribute → value: what the shim's own checks look at
 ATTRIBUTES = {1: 1024, 2: 1024, 3: 1024, 4: 64, 5: 2147483647, 6: 65535, 7: 65535, 8: 49152, 10: 32, 12: 65536, 16: 4,
-              19: 1, 39: 1024, 41: 1, 75: 7, 76: 5, 78: 1, 81: 65536, 82: 65536, 95: 1, 97: 65536, 106: 16, 115: 1}
+              19: 1, 39: 1024, 41: 1, 75: 7, 76: 5, 78: 1, 81: 65536, 82: 65536, 95: 1, 97: 65536, 106: 16, 115: 1,
+              120: 1}
 #: one kernel: (pointer, int, float), 40 registers, 16 bytes of static shared memory
 KERNEL = module_table.FunctionInfo("kernel", ((0, 8), (8, 4), (12, 4)),
                                    (1024, 16, 0, 0, 40, 75, 75, 0, 49136, -1, 0, 0, 0, 0, 0, 0))
@@ -374,6 +375,8 @@ class FakeAgent:
         elif call.name == "function_load":
             attributes = struct.pack("<16i", *TABLE.functions[0].attributes)
             reply = decoders.encode_reply("function_load", attributes=attributes)
+        elif call.name == "cluster_occupancy":
+            reply = decoders.encode_reply("cluster_occupancy", value=100 + args.form + 10 * args.cluster_x)
         elif call.name == "event_elapsed":
             reply = decoders.encode_reply("event_elapsed", milliseconds=1.5)
         self._send(sock, ANSWER, struct.pack("<QiII", record.seq, 0, 0, len(reply)) + reply + payload)

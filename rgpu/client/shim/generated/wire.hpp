@@ -1066,6 +1066,55 @@ struct FunctionLoadReply {
     }
 };
 
+struct ClusterOccupancy {
+    uint64_t module{};
+    uint32_t function{};
+    uint32_t form{};
+    uint32_t grid_x{};
+    uint32_t grid_y{};
+    uint32_t grid_z{};
+    uint32_t block_x{};
+    uint32_t block_y{};
+    uint32_t block_z{};
+    uint32_t shared{};
+    uint32_t cluster_x{};
+    uint32_t cluster_y{};
+    uint32_t cluster_z{};
+    static constexpr uint16_t id = 71;
+    static constexpr const char *name = "cluster_occupancy";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 56; }
+    void write(uint8_t *out) const {
+        detail::put(out, module);
+        detail::put(out, function);
+        detail::put(out, form);
+        detail::put(out, grid_x);
+        detail::put(out, grid_y);
+        detail::put(out, grid_z);
+        detail::put(out, block_x);
+        detail::put(out, block_y);
+        detail::put(out, block_z);
+        detail::put(out, shared);
+        detail::put(out, cluster_x);
+        detail::put(out, cluster_y);
+        detail::put(out, cluster_z);
+    }
+};
+
+struct ClusterOccupancyReply {
+    int32_t value{};
+    // False unless the bytes are exactly this; blobs point into them.
+    bool read(const uint8_t *data, size_t size) {
+        const uint8_t *at = data;
+        const uint8_t *end = data + size;
+        return detail::get(at, end, value) && at == end;
+    }
+};
+
 inline const char *call_name(uint16_t id) {
     switch (id) {
         case 1: return "session_open";
@@ -1114,6 +1163,7 @@ inline const char *call_name(uint16_t id) {
         case 50: return "tensor_map";
         case 51: return "stream_memory_operation";
         case 70: return "function_load";
+        case 71: return "cluster_occupancy";
         default: return "?";
     }
 }

@@ -85,6 +85,10 @@ class CpuDevice:
     def tensor_map(self, form: int, arguments: bytes) -> bytes:
         raise DeviceError("this device has no tensor maps", 801)
 
+    def cluster_occupancy(self, module: int, function: int, form: int, grid: tuple[int, int, int],
+                          block: tuple[int, int, int], shared: int, cluster: tuple[int, int, int]) -> int:
+        raise DeviceError("this device has no clusters", 801)
+
     def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
         raise DeviceError("this device has no stream memory operations", 801)
 

@@ -19,7 +19,7 @@ from cuda.bindings import driver
 
 from rgpu.checkpoint.device import DeviceFacts, Done, Launch, Region
 from rgpu.checkpoint.pagehash import PageHashes
-from rgpu.server.device.cuda import modules, pinned, tensormap
+from rgpu.server.device.cuda import clusters, modules, pinned, tensormap
 from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.server.device.cuda.graphs import Graphs
@@ -264,6 +264,11 @@ class CudaDevice:
     def tensor_map(self, form: int, arguments: bytes) -> bytes:
         self._use()
         return tensormap.encode(form, arguments)
+
+    def cluster_occupancy(self, module: int, function: int, form: int, grid: tuple[int, int, int],
+                          block: tuple[int, int, int], shared: int, cluster: tuple[int, int, int]) -> int:
+        self._use()
+        return clusters.occupancy(int(self._function(module, function)), form, grid, block, shared, cluster)
 
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None:
         self._use()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rgpu.session.calls.functions.model import ASYNC, LOCAL, function
+from rgpu.session.calls.functions.model import ASYNC, LOCAL, SYNC, function
 
 FUNCTIONS = (
     function("cuFuncSetBlockShape", "CUfunction hfunc, int x, int y, int z", "cuFuncSetBlockShape 2000"),
@@ -60,7 +60,8 @@ FUNCTIONS = (
     ),
     function(
         "cuOccupancyMaxActiveClusters", "int *numClusters, CUfunction func, const CUlaunchConfig *config",
-        "cuOccupancyMaxActiveClusters 11070", LOCAL, "", "computed from the kernel table and the device facts",
+        "cuOccupancyMaxActiveClusters 11070", SYNC, "cluster_occupancy",
+        "answered by the server's driver, once for each set of arguments",
     ),
     function(
         "cuOccupancyMaxPotentialBlockSize",
@@ -77,7 +78,8 @@ FUNCTIONS = (
     ),
     function(
         "cuOccupancyMaxPotentialClusterSize", "int *clusterSize, CUfunction func, const CUlaunchConfig *config",
-        "cuOccupancyMaxPotentialClusterSize 11070", LOCAL, "", "computed from the kernel table and the device facts",
+        "cuOccupancyMaxPotentialClusterSize 11070", SYNC, "cluster_occupancy",
+        "answered by the server's driver, once for each set of arguments",
     ),
     function("cuParamSetSize", "CUfunction hfunc, unsigned int numbytes", "cuParamSetSize 2000"),
     function("cuParamSetTexRef", "CUfunction hfunc, int texunit, CUtexref hTexRef", "cuParamSetTexRef 2000"),

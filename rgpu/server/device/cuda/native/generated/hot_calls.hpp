@@ -298,6 +298,7 @@ inline bool awaited(uint16_t id) {
         case 39:  // host_shadow_read
         case 50:  // tensor_map
         case 70:  // function_load
+        case 71:  // cluster_occupancy
             return true;
         default: return false;
     }
