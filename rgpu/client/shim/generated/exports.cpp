@@ -827,7 +827,6 @@ const ProcEntry kProcTable[] = {
     {"cuGraphHostNodeSetParams", 10000, 0, reinterpret_cast<void *>(&cuGraphHostNodeSetParams)},
     {"cuGraphInstantiate", 10000, 0, reinterpret_cast<void *>(&cuGraphInstantiate)},
     {"cuGraphInstantiate", 11000, 0, reinterpret_cast<void *>(&cuGraphInstantiate_v2)},
-    {"cuGraphInstantiate", 12000, 0, reinterpret_cast<void *>(&cuGraphInstantiateWithFlags)},
     {"cuGraphInstantiateWithFlags", 11040, 0, reinterpret_cast<void *>(&cuGraphInstantiateWithFlags)},
     {"cuGraphInstantiateWithParams", 12000, 0, reinterpret_cast<void *>(&cuGraphInstantiateWithParams)},
     {"cuGraphInstantiateWithParams", 12000, 1, reinterpret_cast<void *>(&cuGraphInstantiateWithParams_ptsz)},

@@ -91,8 +91,6 @@ def _proc_rows() -> list[tuple[str, int, int, str]]:
         if entry.base is None:
             continue
         rows.append((entry.base, 0, entry.version, entry.symbol))
-        if entry.also:
-            rows.append((entry.also[0], 0, entry.also[1], entry.symbol))
         if entry.per_thread:
             rows.append((entry.base, 1, entry.per_thread.version, entry.symbol + entry.per_thread.suffix))
     return sorted(rows)

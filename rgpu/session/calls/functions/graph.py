@@ -263,7 +263,7 @@ FUNCTIONS = (
     ),
     function(
         "cuGraphInstantiateWithFlags", "CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags",
-        "cuGraphInstantiateWithFlags 11040", ASYNC, "graph_instantiate", also="cuGraphInstantiate 12000",
+        "cuGraphInstantiateWithFlags 11040", ASYNC, "graph_instantiate",
     ),
     function(
         "cuGraphInstantiateWithParams",

@@ -11,7 +11,6 @@
 ``calls``      names of the wire calls that it may append, separated by blanks
 ``alias``      it has the meaning and the signature of that other symbol
 ``adapter``    C++ statements that answer it with other functions
-``also``       ``"BASE VERSION"``: cuGetProcAddress knows it by that name too
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ class Function:
     note: str
     alias: str | None
     adapter: str | None
-    also: tuple[str, int] | None = None
 
     @property
     def implemented(self) -> bool:
@@ -82,7 +80,6 @@ def function(
     *,
     alias: str | None = None,
     adapter: str | None = None,
-    also: str | None = None,
 ) -> Function:
     """An entry of the tables beside this file; raises ValueError for one that cannot be read."""
     words = known.split()
@@ -94,6 +91,4 @@ def function(
     elif len(words) not in (0, 2):
         raise ValueError(f"{symbol}: cannot read {known!r}")
     base, version = (words[0], int(words[1])) if words else (None, 0)
-    second = (also.split()[0], int(also.split()[1])) if also else None
-    return Function(symbol, arguments, base, version, per_thread, answer, tuple(calls.split()), note, alias, adapter,
-                    second)
+    return Function(symbol, arguments, base, version, per_thread, answer, tuple(calls.split()), note, alias, adapter)
