@@ -37,7 +37,7 @@ CUresult allocate_work(CUDA_MEM_ALLOC_NODE_PARAMS_v1& params, AllocateWork& work
 
 CUresult kernel_work(const CUDA_KERNEL_NODE_PARAMS_v2& p, const KernelWork* keep, KernelWork& work) {
   if (CUresult r = require(); r) return r;
-  if ((p.func != nullptr) == (p.kern != nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (!p.func && !p.kern) return CUDA_ERROR_INVALID_VALUE;  // the kernel counts only where there is no function
   KernelWork made;
   if (keep) made.attributes = keep->attributes, made.cooperative = keep->cooperative;
   made.handle = p.func ? p.func : reinterpret_cast<CUfunction>(p.kern);

@@ -25,7 +25,10 @@ from rgpu.server.device.cuda.errors import check
 from rgpu.session.errors import DeviceError
 from rgpu.session.graphs import ATTRIBUTE_SIZE, CopyNode, KernelNode, MemsetNode, Node, apply_changes
 
+CUDA_ERROR_INVALID_VALUE = 1
 CUDA_ERROR_INVALID_HANDLE = 400
+_NON_BLOCKING = 1
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2  # CU_LAUNCH_PARAM_*
 _COOPERATIVE = 2
 #: CUlaunchAttributeID of what a kernel node takes; others concern streams, or weaken edges.
@@ -49,6 +52,7 @@ class Graphs:
         self._context = context
         self._function = function
         self._execs: dict[int, _Exec] = {}
+        self._stream: Any = None  #: where launches are captured
 
     def instantiate(self, number: int, context: int, flags: int, nodes: list[Node]) -> None:
         """Raises :class:`DeviceError` with the driver's code; then nothing is left of it."""
@@ -110,12 +114,7 @@ class Graphs:
     def _add(self, made: _Exec, node: Node) -> Any:
         before = [made.handles[index] for index in node.dependencies]
         if isinstance(node, KernelNode):
-            parameters = _Kernel(self._function(node.module, node.function), node)
-            handle = check(driver.cuGraphAddKernelNode(made.graph, before, len(before), parameters.value),
-                           "cuGraphAddKernelNode")
-            for identity, value in _attributes(node):
-                _set_attribute(handle, identity, value)
-            return handle
+            return self._add_kernel(made, node, before)
         if isinstance(node, CopyNode):
             return check(driver.cuGraphAddMemcpyNode(made.graph, before, len(before), _copy(node), self._context),
                          "cuGraphAddMemcpyNode")
@@ -123,6 +122,34 @@ class Graphs:
             return check(driver.cuGraphAddMemsetNode(made.graph, before, len(before), _memset(node), self._context),
                          "cuGraphAddMemsetNode")
         return check(driver.cuGraphAddEmptyNode(made.graph, before, len(before)), "cuGraphAddEmptyNode")
+
+    def _add_kernel(self, made: _Exec, node: KernelNode, before: list[Any]) -> Any:
+        """By a captured launch: cuGraphAddKernelNode judges the shape before it has heard of the cluster."""
+        if self._stream is None:
+            self._stream = check(driver.cuStreamCreate(_NON_BLOCKING), "cuStreamCreate")
+        library, stream = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(int(self._stream))
+        nodes = (ctypes.c_void_p * max(1, len(before)))(*map(int, before))
+
+        def call(name: str, *arguments: Any) -> None:
+            check((driver.CUresult(getattr(library, name)(*arguments)),), name)
+
+        call("cuStreamBeginCaptureToGraph", stream, ctypes.c_void_p(int(made.graph)), nodes, None,
+             ctypes.c_size_t(len(before)), _RELAXED)
+        last, count, status = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t(), ctypes.c_int()
+        graph = ctypes.c_void_p()
+        try:
+            launch = _Kernel(self._function(node.module, node.function), node)
+            call("cuLaunchKernelEx", ctypes.byref(launch.config(stream, _attributes(node))), launch.function, None,
+                 launch.extra)
+            call("cuStreamGetCaptureInfo_v2", stream, ctypes.byref(status), None, None, ctypes.byref(last),
+                 ctypes.byref(count))
+            handle = driver.CUgraphNode(last[0]) if count.value else None
+        finally:
+            result = library.cuStreamEndCapture(stream, ctypes.byref(graph))
+        check((driver.CUresult(result),), "cuStreamEndCapture")
+        if handle is None:
+            raise DeviceError("a captured launch made no node", CUDA_ERROR_INVALID_VALUE)
+        return handle
 
     # -- updates ------------------------------------------------------------------
     def _set(self, found: _Exec, index: int, before: Node) -> bool:
@@ -147,6 +174,13 @@ class Graphs:
         return True
 
 
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig: grid, block and dynamic shared memory, stream, attributes."""
+
+    _fields_ = [("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
+                ("count", ctypes.c_uint)]
+
+
 class _Kernel:
     """CUDA_KERNEL_NODE_PARAMS and what it points to; the driver copies the parameters at the call."""
 
@@ -155,12 +189,23 @@ class _Kernel:
         self._size = ctypes.c_size_t(len(node.parameters))
         self._extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, ctypes.addressof(self._data), _BUFFER_SIZE,
                                             ctypes.addressof(self._size), None)
+        self.function = ctypes.c_void_p(int(function))
+        self.extra = self._extra
+        self._node = node
         self.value = value = driver.CUDA_KERNEL_NODE_PARAMS()
         value.func = function
         value.gridDimX, value.gridDimY, value.gridDimZ = node.grid
         value.blockDimX, value.blockDimY, value.blockDimZ = node.block
         value.sharedMemBytes = node.shared
         value.extra = ctypes.addressof(self._extra)
+
+
+    def config(self, stream: ctypes.c_void_p, attributes: list[tuple[int, bytes]]) -> _LaunchConfig:
+        """For cuLaunchKernelEx."""
+        packed = b"".join(struct.pack("<ii", identity, 0) + value for identity, value in attributes)
+        self._attributes = ctypes.create_string_buffer(packed, max(1, len(packed)))
+        return _LaunchConfig((ctypes.c_uint * 7)(*self._node.grid, *self._node.block, self._node.shared), stream,
+                             ctypes.addressof(self._attributes), len(attributes))
 
 
 def _attributes(node: KernelNode) -> list[tuple[int, bytes]]:
@@ -173,14 +218,6 @@ def _attributes(node: KernelNode) -> list[tuple[int, bytes]]:
     if node.cooperative:
         found.append((_COOPERATIVE, struct.pack("<i60x", 1)))
     return found
-
-
-def _set_attribute(node: Any, identity: int, value: bytes) -> None:
-    """By the C function: the bytes are a CUlaunchAttributeValue already."""
-    data = ctypes.create_string_buffer(value, len(value))
-    result = ctypes.CDLL("libcuda.so.1").cuGraphKernelNodeSetAttribute(
-        ctypes.c_void_p(int(node)), ctypes.c_int(identity), ctypes.byref(data))
-    check((driver.CUresult(result),), f"cuGraphKernelNodeSetAttribute({identity})")
 
 
 def _copy(node: CopyNode) -> Any:

@@ -1,4 +1,4 @@
-"""Page hashing through the driver's real interface: handles, buffers, streams and parameters are as the kernels want them.
+"""Page hashing through the driver's real interface: handles, buffers, streams, parameters as the kernels want them.
 
 The kernels themselves run in ``test_pagehash.py``; the fake driver's sum up bytes.
 """
