@@ -32,7 +32,7 @@ demo: setup
 	$(BIN)/rgpu demo
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 sweep: setup
 	@mkdir -p bench/results

@@ -184,8 +184,11 @@ class Session:
         self.next_global = addresses.DEVICE_BASE + addresses.GLOBALS_OFFSET
 
     def turn(self) -> None:
-        waiting = [self.peer] + ([self.eventfd] if self.eventfd is not None else [])
-        select.select(waiting, [self.peer] if self.peer.wants_write else [], [], 0.02)
+        poll = select.poll()  # select() ends at descriptor 1023
+        poll.register(self.peer.fileno(), select.POLLIN | (select.POLLOUT if self.peer.wants_write else 0))
+        if self.eventfd is not None:
+            poll.register(self.eventfd, select.POLLIN)
+        poll.poll(20)
         if self.eventfd is not None:
             try:
                 os.read(self.eventfd, 8)

@@ -292,7 +292,7 @@ def graphs(s: Script) -> None:
     kinds = []
     for index in range(min(8, count.value)):
         kind = c.c_int(99)
-        kinds.append([d.cuGraphNodeGetType(nodes[index], c.byref(kind)), kind.value])
+        kinds.append([d.cuGraphNodeGetType(c.c_void_p(nodes[index]), c.byref(kind)), kind.value])
     s.say("kinds", sorted(kinds))
     s.say("roots", d.cuGraphGetRootNodes(graph, None, c.byref(edges)), edges.value)
     run = c.c_void_p()

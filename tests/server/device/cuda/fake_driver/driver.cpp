@@ -222,7 +222,6 @@ API Result cuMemFreeHost(void *at) { return free(at), 0; }
 
 API Result cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return *stream = new Stream(!(flags & 1)), 0; }
 API Result cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
-API Result cuStreamIsCapturing(void *, int *status) { return *status = 0, 0; }
 API Result cuStreamDestroy_v2(void *) { return 0; }
 API Result cuStreamSynchronize(void *stream) {
     std::unique_lock guard(lock);
