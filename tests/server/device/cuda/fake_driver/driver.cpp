@@ -50,8 +50,9 @@ struct Event {
     std::atomic<double> when{0};
 };
 
-std::mutex lock;
-std::condition_variable changed;
+// Never destroyed: at the process's end streams still wait on them, and the destructor would wait for those.
+auto &lock = *new std::mutex;
+auto &changed = *new std::condition_variable;
 std::atomic<int> sticky{0}, injected{0};
 std::atomic<long> launches{0};
 
@@ -222,7 +223,6 @@ API Result cuMemFreeHost(void *at) { return free(at), 0; }
 
 API Result cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return *stream = new Stream(!(flags & 1)), 0; }
 API Result cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
-API Result cuStreamIsCapturing(void *, int *status) { return *status = 0, 0; }
 API Result cuStreamDestroy_v2(void *) { return 0; }
 API Result cuStreamSynchronize(void *stream) {
     std::unique_lock guard(lock);
