@@ -50,8 +50,9 @@ struct Event {
     std::atomic<double> when{0};
 };
 
-std::mutex lock;
-std::condition_variable changed;
+// Never destroyed: at the process's end streams still wait on them, and the destructor would wait for those.
+auto &lock = *new std::mutex;
+auto &changed = *new std::condition_variable;
 std::atomic<int> sticky{0}, injected{0};
 std::atomic<long> launches{0};
 
