@@ -293,7 +293,8 @@ def test_an_event_waited_for_and_recorded_anew(device: Any, journal: Journal) ->
     feed(journal("event_record", event=20, stream=18, flags=0) + journal("event_synchronize", event=20))
     first = journal.seq
     clear_flag(device, feed, journal)
-    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE), stream=19) + journal("event_record", event=20, stream=19, flags=0))
+    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE), stream=19)
+         + journal("event_record", event=20, stream=19, flags=0))
     assert collect(runtime, {first})[first][0] == 0, "the wait was for the first record"
     feed(journal("event_synchronize", event=20) + journal("event_destroy", event=20))
     second = journal.seq - 1
