@@ -18,6 +18,8 @@ import structlog
 from rgpu.migrate import ownership
 from rgpu.migrate.checks import MoveCheck
 from rgpu.migrate.desk import Clock, Desk, SystemClock
+from rgpu.migrate.draining import Draining
+from rgpu.migrate.hosts import Hosts
 from rgpu.migrate.mover import Mover
 from rgpu.migrate.nodes import IMAGE_SECONDS, START_SECONDS, NodeCommands, Progress
 from rgpu.migrate.ownership import Held, Leader
@@ -25,13 +27,12 @@ from rgpu.migrate.placement import Request, place
 from rgpu.migrate.records import (
     HISTORY,
     LEADER,
+    HostRecord,
     ImageName,
-    NodeRecord,
     Program,
     SessionRecord,
     check_session_name,
     image_name,
-    node_key,
     session_key,
 )
 from rgpu.migrate.recovery import Recovery
@@ -66,6 +67,9 @@ class Coordinator:
         self.agent_grace = agent_grace
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._movers: dict[str, Mover] = {}
+        self.hosts = Hosts(self.desk)
+        self.draining = Draining(self)
+        self._progress: dict[str, dict[str, Any]] = {}
         self._watching = Watching(self, node_ttl)
 
     async def run(self) -> None:
@@ -108,7 +112,11 @@ class Coordinator:
                 return again
             failed: list[str] = []
             for _ in range(CREATE_TRIES):
-                held = await self._place_new(name, quota, agent, who, recover, host, device, failed)
+                try:
+                    held = await self._place_new(name, quota, agent, who, recover, host, device, failed)
+                except Refused as error:
+                    await self.desk.note("refuse", error.message, session=name)
+                    raise
                 running = await self._start_new(held, failed)
                 if running is not None:
                     return running.record
@@ -122,7 +130,8 @@ class Coordinator:
         if (record.agent, record.program.pid, record.program.host) != (agent, program.pid, program.host):
             return None
         if record.state == "starting":
-            found = await self.recovery.returned(name) or await self.recovery.run(name, "its start was interrupted")
+            found = await self.recovery.returned(name) or await self.recovery.run(
+                name, "its start was interrupted", asked=True)
             return found.record if found else None
         return record
 
@@ -177,8 +186,17 @@ class Coordinator:
             raise Refused(f"{name} is being moved already ({self._movers[name].role.state})", session=name)
         async with self.session_lock(name):
             check = MoveCheck(self.desk, name, host, device)
-            return await self.drive(Mover(self.desk, name, check=check, max_downtime=max_downtime,
-                                          on_progress=on_progress))
+            try:
+                return await self.drive(Mover(self.desk, name, check=check, max_downtime=max_downtime,
+                                              on_progress=lambda values: self._progressed(name, values, on_progress)))
+            except Refused as error:
+                await self.desk.note("refuse_move", f"not to {host}: {error.message}", session=name)
+                raise
+
+    def _progressed(self, name: str, values: dict[str, Any], tell: Progress | None) -> None:
+        self._progress[name] = values
+        if tell is not None:
+            tell(values)
 
     async def drive(self, mover: Mover) -> dict[str, Any]:
         """Run a mover; the caller holds the session's lock."""
@@ -187,6 +205,12 @@ class Coordinator:
             return await mover.run()
         finally:
             del self._movers[mover.name]
+            self._progress.pop(mover.name, None)
+
+    def moves(self) -> dict[str, dict[str, Any]]:
+        """session: {state, phase, round, pages_sent, bytes_sent …} of the moves that this leader drives."""
+        return {name: {"state": mover.role.state, **self._progress.get(name, {})}
+                for name, mover in self._movers.items()}
 
     def cancel_moves(self, host: str, reason: str) -> None:
         """Abort, if they are not ready, the moves from and to a host that went away."""
@@ -214,10 +238,13 @@ class Coordinator:
                           seconds: float = UNREACHABLE_SECONDS) -> SessionRecord:
         """An agent that cannot reach its owner asks for one that it can (OWNERSHIP 7); the record after it.
 
-        The session is moved there; recovered there if its owner does not answer us either.
+        The session is moved there; recovered there if its owner does not answer us either. Automation: not while
+        that is paused.
         """
         record = (await self.desk.held(name)).record
         if record.epoch != epoch or record.state != "running" or seconds < UNREACHABLE_SECONDS:
+            return record
+        if await self.desk.paused() is not None:
             return record
         why = f"its agent does not reach {record.owner} since {seconds:.0f} s"
         target = reached
@@ -285,7 +312,7 @@ class Coordinator:
             if not record.recover:
                 raise Refused(f"{name} runs with --recover off: no journal is kept that could follow an image")
             place(await self.desk.snapshot(), Request(name, record.quota, record.needs, host=host))
-            held = await self.recovery.run(name, f"restored from {image}", host=host, image=chosen)
+            held = await self.recovery.run(name, f"restored from {image}", host=host, image=chosen, asked=True)
             if held is None:
                 reason = (await self.desk.held(name)).record.reason
                 raise Refused(f"{name} was not restored: {reason}", session=name)
@@ -342,11 +369,9 @@ class Coordinator:
             mover.cancel(f"the worker on {host} has gone: {reason}")
         await self._watching.worker_died(name, host, epoch, position, reason)
 
-    async def cordon(self, host: str, state: str, reason: str = "") -> NodeRecord:
+    async def cordon(self, host: str, state: str, reason: str = "") -> HostRecord:
         """``ready``, ``cordoned`` or ``draining``. Raises :class:`NotFound`, :class:`UsageError`."""
-        if state not in ("ready", "cordoned", "draining"):
-            raise UsageError(f"a node cannot be made {state!r}: ready, cordoned or draining")
-        return await self._watching.set_state(node_key(host), state, reason)
+        return await self.hosts.set_state(host, state, reason)
 
     async def leads(self) -> bool:
         """Whether the election still names this leader."""

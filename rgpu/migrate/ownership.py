@@ -37,6 +37,7 @@ from typing import Any
 
 from rgpu.migrate.records import (
     LEADER,
+    MAX_TEXT,
     Failure,
     HistoryRecord,
     ImageName,
@@ -268,10 +269,20 @@ def end(held: Held, *, leader: Leader, now: float, reason: str) -> Decision:
 
 
 def count_failure(record: SessionRecord, new: Failure) -> list[Failure]:
-    """The losses of one place, the new one last; progress since the last one begins the count anew."""
+    """The losses of one place, the new one last; progress since the last one begins the count anew.
+
+    A loss that is on record already (a session without a place is looked at again and again) counts once.
+    """
+    if on_record(record, new):
+        return record.failures
     if record.failures and _same_place(record, new):
         return [*record.failures, new][-8:]
     return [new]
+
+
+def on_record(record: SessionRecord, failure: Failure) -> bool:
+    """Whether that epoch's loss was counted already."""
+    return bool(failure.epoch and record.failures and record.failures[-1].epoch == failure.epoch)
 
 
 def _same_place(record: SessionRecord, new: Failure) -> bool:
@@ -345,13 +356,15 @@ def _aborted(record: SessionRecord, reason: str) -> MoveRecord | None:
 
 def _decide(name: str, held: Held | None, record: SessionRecord, leader: Leader | None, now: float, reason: str,
             nodes: Sequence[Node] = ()) -> Decision:
-    record = record.replace(changed=now)
+    record = record.replace(changed=now, reason=record.reason[:MAX_TEXT])
+    if record.move is not None:
+        record = record.replace(move=record.move.replace(reason=record.move.reason[:MAX_TEXT]))
     revision = held.revision if held else 0
     compares: list[Compare] = [unchanged(session_key(record.name), revision)]
     if leader is not None:
         compares.append(created(LEADER, leader.revision))
     compares += [created(node_key(node.record.host), node.revision) for node in nodes]
-    story = HistoryRecord(when=now, session=record.name, decision=name, reason=reason[:4096], epoch=record.epoch,
+    story = HistoryRecord(when=now, session=record.name, decision=name, reason=reason[:MAX_TEXT], epoch=record.epoch,
                           owner=record.owner, leader=leader.revision if leader else 0)
     operations = (Put(session_key(record.name), encode(record)), Put(history_key(record.name, revision), encode(story)))
     return Decision(name, tuple(compares), operations, record, reason)

@@ -9,9 +9,9 @@ import structlog
 from rgpu.migrate import ownership
 from rgpu.migrate.desk import Desk
 from rgpu.migrate.nodes import ASK_SECONDS, IMAGE_SECONDS
-from rgpu.migrate.ownership import Held, Node, barred, count_failure, next_place
+from rgpu.migrate.ownership import Held, Node, barred, count_failure, next_place, on_record
 from rgpu.migrate.placement import Choice, Place, Request, place
-from rgpu.migrate.records import Failure, ImageName
+from rgpu.migrate.records import MAX_TEXT, Failure, ImageName
 from rgpu.session.errors import (
     Conflict,
     Corrupt,
@@ -52,8 +52,10 @@ class Recovery:
         self.desk = desk
 
     async def run(self, name: str, why: str, failure: Failure | None = None, *, host: str | None = None,
-                  image: ImageName | None = None) -> Held | None:
+                  image: ImageName | None = None, asked: bool = False) -> Held | None:
         """The session runs again, or None: it waits for a place, or it was given up; its record says why.
+
+        ``asked``: somebody waits for it; otherwise it is automation, which an operator may have paused.
 
         Raises :class:`Fenced`, :class:`PoolUnavailable`, :class:`UnknownOutcome`.
         """
@@ -62,6 +64,8 @@ class Recovery:
             held = await self.desk.held(name)
             if not held.record.live:
                 return None
+            if attempt.failure is not None and on_record(held.record, attempt.failure):
+                attempt.failure = None
             if not held.record.recover:
                 await self._give_up(held, f"{why}; it runs with --recover off, so nothing was kept")
                 return None
@@ -69,6 +73,9 @@ class Recovery:
                 await self._give_up(held, f"lost for the third time in one place: {attempt.failure.reason}")
                 return None
             try:
+                if not asked and (pause := await self.desk.paused()) is not None:
+                    await self._wait(held, attempt, f"{why}; {pause}")
+                    return None
                 placed = await self._place(held, attempt)
             except Conflict:
                 continue  # something came between: look again
@@ -165,7 +172,7 @@ class Recovery:
             raise error
         except CONTENT_ERRORS as error:
             attempt.failure = Failure(host=choice.host, device=choice.device, when=self.desk.clock.wall(),
-                                      reason=f"its start failed: {error.message}")
+                                      reason=f"its start failed: {error.message}"[:MAX_TEXT], epoch=record.epoch)
         except (LinkError, TimedOut, RgpuError) as error:
             log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
             attempt.failed_hosts.add(choice.host)
