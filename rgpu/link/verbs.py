@@ -41,7 +41,15 @@ ANY, LEADER, NAMED = Answers.ANY, Answers.LEADER, Answers.NAMED
 TABLE: tuple[Verb, ...] = (
     Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, versions, endpoints}: is the node there?"),
     Verb("pool.stop", OPERATOR, ANY, True, "{} → {}: end this node and its workers."),
-    Verb("pool.status", EVERYBODY, ANY, True, "{} → leader, registry, counts."),
+    Verb("pool.status", EVERYBODY, ANY, True,
+         "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
+         "count}, away: hosts that something was decided about and that are not there}"),
+    Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on."),
+    Verb("pool.history", USER, ANY, True,
+         "{session or host, limit} → {events: [{revision, kind, when, session, host, decision, reason, epoch, owner, "
+         "leader}], revision}"),
+    Verb("pool.events", USER, ANY, True,
+         "{since, wait} → {events, revision}: what was decided after revision `since`; waits up to `wait` s for some."),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options, versions} → {session, owner, "
          "address, ticket, secret, expires, epoch, facts, driver_release, versions, endpoints}"),
@@ -65,7 +73,11 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.restore", USER, LEADER, False, "{image, name, host} → {session, owner, epoch}"),
     Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […]}"),
     Verb("node.info", EVERYBODY, NAMED, True, "{} → devices, sessions, workers"),
-    Verb("node.cordon", OPERATOR, LEADER, True, "{host, state}: take no new sessions, or take them again."),
+    Verb("node.cordon", OPERATOR, LEADER, True,
+         "{host, state: ready | cordoned | draining, reason} → {host, state, reason}: take sessions, none, or give them "
+         "all away."),
+    Verb("node.drain_status", USER, LEADER, True,
+         "{host} → {host, state, reason, alive, drained, sessions: [{session, state, epoch, to, move, blocked, waits}]}"),
     Verb("node.command", NODE, NAMED, False, "{verb, args}: passed on between nodes, with leader revision and epoch."),
     Verb("worker.start", NODE, NAMED, False, "{session, epoch, quota, device, image, recover} → {position}"),
     Verb("worker.describe", NODE, NAMED, True, "{session} → what the worker reports"),

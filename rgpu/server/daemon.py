@@ -26,6 +26,7 @@ from rgpu.server.leadership import Leadership
 from rgpu.server.module_cache import DEFAULT_SIZE
 from rgpu.server.node import DeviceSlot, Node
 from rgpu.server.node_verbs import NodeVerbs
+from rgpu.server.operator_verbs import OperatorVerbs
 from rgpu.server.pool_verbs import PoolVerbs
 from rgpu.server.state_file import hold_name, update_endpoint, write_state
 from rgpu.session.errors import DeviceError, NotFound, PoolUnavailable, RgpuError, UsageError
@@ -93,6 +94,7 @@ class Daemon:
                                      f"tcp://{options.listen}:{options.control_port or '*'}")
         self.leadership = Leadership(self)
         self.node_verbs = NodeVerbs(self)
+        self.operator_verbs = OperatorVerbs(self)
         self.pool_verbs = PoolVerbs(self)
         self.stopping = asyncio.Event()
         self._peers: dict[Endpoint, AsyncControlClient] = {}

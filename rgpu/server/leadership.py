@@ -35,7 +35,7 @@ from rgpu.migrate.registry.base import txn_certain
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.migrate.settle import Holding, settle
 from rgpu.server import driver
-from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError
+from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, RgpuError
 from rgpu.session.facts import DeviceInfo
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class Leadership:
         self.registry = await EmbeddedRegistry.open(path)
         # A daemon frozen for longer than its lease is dead to the pool: the keeper must not renew for it.
         self.keeper = LeaseKeeper(f"embedded:{path}", patience=2 * self.daemon.options.lease)
+        # A leader that was deposed while this daemon was down must not be obeyed (OWNERSHIP 6).
+        self.daemon.node_verbs.highest_leader = await self.leader_revision()
         for handle in self.daemon.node.running.values():
             await handle.give_deadline(self.keeper.page.fd)
         for session in list(self.daemon.node.running):
@@ -128,6 +130,12 @@ class Leadership:
             await self.coordinator.run()
         finally:
             self.coordinator = None
+
+    def leading(self) -> Coordinator:
+        """The coordinator. Raises :class:`Fenced` while another node leads."""
+        if self.coordinator is None:
+            raise Fenced(f"{self.daemon.host} does not lead", reason="not leading")
+        return self.coordinator
 
     # -- reading --------------------------------------------------------------------
     async def nodes(self) -> dict[str, NodeRecord]:

@@ -47,7 +47,8 @@ class PoolVerbs:
             "session.create": self._create, "session.end": self._end, "session.kill": self._end,
             "session.migrate": self._migrate, "session.move_abort": self._move_abort,
             "session.checkpoint": self._checkpoint, "session.restore": self._restore,
-            "node.cordon": self._cordon, "session.unreachable": self._unreachable, "worker.died": self._worker_died}
+            "session.unreachable": self._unreachable, "worker.died": self._worker_died,
+            **daemon.operator_verbs.for_the_leader}
 
     def register(self, control: ControlServer) -> None:
         for verb, handler in {
@@ -61,6 +62,7 @@ class PoolVerbs:
         for verb in self._leader_verbs:
             if verb != "worker.died":
                 control.register(verb, self._for_the_leader)
+        self.daemon.operator_verbs.register(control)
         control.register("node.command", self._from_a_node)
 
     # -- passing on ------------------------------------------------------------------
@@ -114,16 +116,12 @@ class PoolVerbs:
         verb, args = str(request.args.get("verb")), dict(request.args.get("args") or {})
         if verb not in self._leader_verbs:
             return await self.daemon.node_verbs.perform(verb, args, leader=request.leader, command_id=request.command)
-        if self.daemon.leadership.coordinator is None:
-            raise Fenced(f"{self.daemon.host} does not lead", reason="not leading")
+        self.daemon.leadership.leading()
         return await self._leader_verbs[verb](args, str(request.args.get("public") or ""), self._progress(request))
 
     @property
     def _coordinator(self) -> Any:
-        coordinator = self.daemon.leadership.coordinator
-        if coordinator is None:
-            raise Fenced(f"{self.daemon.host} does not lead", reason="not leading")
-        return coordinator
+        return self.daemon.leadership.leading()
 
     # -- the leader's ------------------------------------------------------------------
     async def _create(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
@@ -163,10 +161,6 @@ class PoolVerbs:
         await self._coordinator.unreachable(str(args["session"]), epoch=int(args["epoch"]), reached=args.get("reached"),
                                             seconds=float(args.get("seconds") or 0.0))
         return {}
-
-    async def _cordon(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
-        record = await self._coordinator.cordon(str(args["host"]), str(args["state"]), str(args.get("reason") or ""))
-        return {"host": record.host, "state": record.state}
 
     async def _worker_died(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         await self._coordinator.worker_died(str(args["session"]), str(args["host"]), epoch=int(args["epoch"]),
@@ -255,7 +249,9 @@ class PoolVerbs:
         node = self.daemon.node
         handles = list(node.running.items())
         views = await asyncio.gather(*(handle.refresh() for _, handle in handles))
-        return {"host": self.daemon.host, "pid": os.getpid(), "leader": self.daemon.leadership.coordinator is not None,
+        coordinator = self.daemon.leadership.coordinator
+        return {"host": self.daemon.host, "pid": os.getpid(), "leader": coordinator is not None,
+                "moves": coordinator.moves() if coordinator else {}, "time": time.time(),
                 "sessions": {**node.ended, **{name: view for (name, _), view in zip(handles, views, strict=True)}}}
 
     async def _describe(self, request: Request) -> Any:

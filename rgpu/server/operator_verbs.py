@@ -1,0 +1,90 @@
+"""What operators ask of the pool: its state, its history, and that hosts be emptied or automation stop.
+
+The leader's verbs are done where :class:`.pool_verbs.PoolVerbs` leads them; any
+node answers the others from the registry.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rgpu import __version__
+from rgpu.link.control import ControlServer, Request
+from rgpu.migrate import history
+from rgpu.migrate.election import current_leader
+from rgpu.migrate.hosts import host_records, pool_record
+from rgpu.migrate.records import check_host_name, check_session_name
+
+if TYPE_CHECKING:
+    from rgpu.server.daemon import Daemon
+    from rgpu.server.pool_verbs import LeaderVerb
+
+LONGEST_WAIT = 30.0  #: seconds that one `pool.events` waits for news
+MOST_STORIES = 2000
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class OperatorVerbs:
+    """See the module docstring."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        #: Joined to those of PoolVerbs, which passes them on to whoever leads.
+        self.for_the_leader: dict[str, LeaderVerb] = {
+            "node.cordon": self._cordon, "node.drain_status": self._drain_status, "pool.pause": self._pause}
+
+    def register(self, control: ControlServer) -> None:
+        for verb, handler in {"pool.status": self._status, "pool.history": self._history,
+                              "pool.events": self._events}.items():
+            control.register(verb, handler)
+
+    @property
+    def _coordinator(self) -> Any:
+        return self.daemon.leadership.leading()
+
+    # -- the leader's -------------------------------------------------------------
+    async def _cordon(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+        record = await self._coordinator.cordon(check_host_name(str(args["host"])), str(args["state"]),
+                                                str(args.get("reason") or ""))
+        return {"host": record.host, "state": record.state, "reason": record.reason}
+
+    async def _drain_status(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+        coordinator, host = self._coordinator, check_host_name(str(args["host"]))
+        record = await coordinator.hosts.find(host)
+        alive = await coordinator.desk.node(host) is not None
+        return dict(coordinator.draining.status(record, await coordinator.desk.sessions(), alive))
+
+    async def _pause(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+        record = await self._coordinator.hosts.set_paused(bool(args.get("paused")), str(args.get("reason") or ""))
+        return {"paused": record.paused, "reason": record.reason}
+
+    # -- anybody's -----------------------------------------------------------------
+    async def _status(self, request: Request) -> Any:
+        registry = self.daemon.leadership.registry
+        leader, settings = await current_leader(registry), await pool_record(registry)
+        nodes, sessions = await self.daemon.leadership.nodes(), await self.daemon.leadership.sessions()
+        decided = {record.host: record for record in await host_records(registry) if record.state != "ready"}
+        return {
+            "version": __version__, "cluster": registry.cluster_id, "revision": await registry.revision(),
+            "leader": leader[0].host if leader else None, "leader_revision": leader[1].revision if leader else None,
+            "paused": settings.paused, "paused_reason": settings.reason if settings.paused else "",
+            "nodes": len(nodes), "sessions": dict(Counter(record.state for record in sessions)),
+            "away": sorted(host for host in decided if host not in nodes)}
+
+    async def _history(self, request: Request) -> Any:
+        args = request.args
+        session, host = args.get("session"), args.get("host")
+        subject = history.subject_of(check_session_name(str(session)) if session else None,
+                                     check_host_name(str(host)) if host else None)
+        limit = max(0, min(int(args.get("limit") or 0), MOST_STORIES))
+        events, revision = await history.stories(self.daemon.leadership.registry, subject, limit)
+        return {"events": events, "revision": revision}
+
+    async def _events(self, request: Request) -> Any:
+        wait = max(0.0, min(float(request.args.get("wait") or 0.0), LONGEST_WAIT))
+        events, revision = await history.follow(self.daemon.leadership.registry, int(request.args.get("since") or 0),
+                                                wait)
+        return {"events": events, "revision": revision}
