@@ -23,25 +23,38 @@ from rgpu.session.errors import NotFound
 @click.option("--advertise-data", default="", metavar="HOST:PORT",
               help="Where agents and nodes reach the data port, if not at --listen (NAT, a proxy).")
 @click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")
-@click.option("--coordinator", type=click.Choice(["auto", "never"]), default="auto", show_default=True,
-              help="Whether this node may be elected coordinator.")
+@click.option("--coordinator", type=click.Choice(["auto", "never", "only"]), default="auto", show_default=True,
+              help="Whether this node may be elected coordinator; only: it may, and has no devices.")
+@click.option("--metrics", default="", metavar="HOST:PORT", help="Answer Prometheus there (docs/metrics.md).")
+@click.option("--join", "token", metavar="TOKEN", envvar="RGPU_JOIN", show_envvar=True,
+              help="Join a pool by the invitation that `rgpu keys invite` printed; afterwards it is not needed.")
 @common.pool_option
 @common.verb
 def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, listen: str,
             control_port: int, data_port: int, advertise_data: str, lease: float, coordinator: str,
-            pool: str | None) -> None:
+            metrics: str, token: str | None, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
     other nodes; killed, its workers live on and a restarted daemon adopts them.
     """
     from rgpu.server.daemon import Options, run
+    from rgpu.server.metrics import parse_address
 
     settings = common.settings(pool=pool)
     files = pool_files(settings)
+    if token:
+        from rgpu.server.joining import join
+
+        join(files, host, token)
     if not files.description_path.exists():
-        raise NotFound(f"there is no pool in {files.root}; `rgpu up` or `rgpu keys init` makes one")
+        raise NotFound(f"there is no pool in {files.root}; `rgpu up` or `rgpu keys init` makes one, and an "
+                       "invitation (`rgpu keys invite` there, --join here) lets this host into another")
+    if metrics:
+        parse_address(metrics)
+    if coordinator == "only":
+        devices = ()
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
-                control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator == "auto",
-                log_level=settings.log_level, advertise_data=advertise_data,
+                control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator != "never",
+                metrics=metrics, log_level=settings.log_level, advertise_data=advertise_data,
                 module_cache_size=parse_size(module_cache_size)))

@@ -16,6 +16,7 @@ from rgpu.session.errors import AuthenticationFailed, NotFound
 USER = frozenset({"user", "operator"})
 OPERATOR = frozenset({"operator"})
 NODE = frozenset({"node"})
+INVITED = frozenset({"invited"})
 EVERYBODY = frozenset({"user", "operator", "node"})
 
 
@@ -50,6 +51,10 @@ TABLE: tuple[Verb, ...] = (
          "leader}], revision}"),
     Verb("pool.events", USER, ANY, True,
          "{since, wait} → {events, revision}: what was decided after revision `since`; waits up to `wait` s for some."),
+    Verb("pool.join", INVITED, LEADER, True,
+         "{host, public} → {pool, secret, registry, cluster, endpoints}: a host joins by its invitation."),
+    Verb("keys.invite", OPERATOR, LEADER, False, "{name, public, host, seconds} → {name, expires, pool}"),
+    Verb("keys.revoke", OPERATOR, LEADER, True, "{name}: no node lets that key in any more."),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options, versions} → {session, owner, "
          "address, ticket, secret, expires, epoch, facts, driver_release, versions, endpoints}"),
@@ -74,10 +79,12 @@ TABLE: tuple[Verb, ...] = (
     Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […]}"),
     Verb("node.info", EVERYBODY, NAMED, True, "{} → devices, sessions, workers"),
     Verb("node.cordon", OPERATOR, LEADER, True,
-         "{host, state: ready | cordoned | draining, reason} → {host, state, reason}: take sessions, none, or give them "
-         "all away."),
+         "{host, state: ready | cordoned | draining, reason} → {host, state, reason}: take sessions, none, or give "
+         "them all away."),
     Verb("node.drain_status", USER, LEADER, True,
-         "{host} → {host, state, reason, alive, drained, sessions: [{session, state, epoch, to, move, blocked, waits}]}"),
+         "{host} → {host, state, reason, alive, drained, sessions: [{session, state, epoch, to, move, blocked, "
+         "waits}]}"),
+    Verb("node.remove", OPERATOR, LEADER, True, "{host}: forget an empty host that is gone, with its key."),
     Verb("node.command", NODE, NAMED, False, "{verb, args}: passed on between nodes, with leader revision and epoch."),
     Verb("worker.start", NODE, NAMED, False, "{session, epoch, quota, device, image, recover} → {position}"),
     Verb("worker.describe", NODE, NAMED, True, "{session} → what the worker reports"),

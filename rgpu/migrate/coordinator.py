@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from rgpu.migrate.checks import MoveCheck
 from rgpu.migrate.desk import Clock, Desk, SystemClock
 from rgpu.migrate.draining import Draining
 from rgpu.migrate.hosts import Hosts
+from rgpu.migrate.members import Members
 from rgpu.migrate.mover import Mover
 from rgpu.migrate.nodes import IMAGE_SECONDS, START_SECONDS, NodeCommands, Progress
 from rgpu.migrate.ownership import Held, Leader
@@ -61,13 +62,15 @@ class Coordinator:
     """See the module docstring. ``node_ttl``: how long a new leader waits for nodes that it does not find."""
 
     def __init__(self, registry: Registry, commands: NodeCommands, leader: Leader, clock: Clock | None = None,
-                 *, node_ttl: float = 5.0, agent_grace: float = AGENT_GRACE) -> None:
-        self.desk = Desk(registry, commands, leader, clock or SystemClock())
+                 *, node_ttl: float = 5.0, agent_grace: float = AGENT_GRACE,
+                 observe: Callable[[str, dict[str, Any]], None] = lambda what, values: None) -> None:
+        self.desk = Desk(registry, commands, leader, clock or SystemClock(), observe)
         self.recovery = Recovery(self.desk)
         self.agent_grace = agent_grace
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._movers: dict[str, Mover] = {}
         self.hosts = Hosts(self.desk)
+        self.members = Members(self.hosts)
         self.draining = Draining(self)
         self._progress: dict[str, dict[str, Any]] = {}
         self._watching = Watching(self, node_ttl)
@@ -205,6 +208,7 @@ class Coordinator:
             return await mover.run()
         finally:
             del self._movers[mover.name]
+            self.desk.observe("move", mover.statistics())
             self._progress.pop(mover.name, None)
 
     def moves(self) -> dict[str, dict[str, Any]]:
@@ -381,7 +385,8 @@ class Coordinator:
         return found is not None and found[1].revision == self.desk.leader.revision
 
     async def prune(self) -> None:
-        """Forget the oldest history and the records of long ended sessions."""
+        """Forget the oldest history, the records of long ended sessions, and invitations that have expired."""
+        await self.members.prune()
         registry, fence = self.desk.registry, created(LEADER, self.desk.leader.revision)
         stories = sorted((await registry.list(HISTORY)).entries, key=lambda entry: entry.mod_revision)
         ended = sorted((h for h in await self.desk.sessions() if h.record.state == "ended"), key=lambda h: h.revision)

@@ -77,6 +77,8 @@ class Desk:
     commands: NodeCommands
     leader: Leader
     clock: Clock = field(default_factory=SystemClock)
+    #: Told of each decision and each move that ended: (``decision`` or ``move``, values); for figures.
+    observe: Callable[[str, dict[str, Any]], None] = lambda what, values: None
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(1)
@@ -145,6 +147,7 @@ class Desk:
         result = await txn_certain(self.registry, decision.compares, decision.operations)
         if result.succeeded:
             log.info("decided", **describe(decision))
+            self.observe("decision", describe(decision))
             return Held(decision.record, result.revision)
         elected = result.entries.get(LEADER)
         if LEADER in result.entries and (elected is None or elected.create_revision != self.leader.revision):
@@ -164,6 +167,7 @@ class Desk:
     async def note(self, decision: str, reason: str, *, session: str = "", host: str = "") -> None:
         """Write into the history what changes no record: a refusal, a loss. Raises :class:`Fenced`."""
         log.info("decided", decision=decision, session=session, host=host, reason=reason)
+        self.observe("decision", {"decision": decision})
         subject = session or (OF_HOST + host if host else OF_POOL)
         story = HistoryRecord(when=self.clock.wall(), session=session, host=host, decision=decision,
                               reason=reason[:MAX_TEXT], leader=self.leader.revision)

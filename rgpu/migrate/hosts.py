@@ -87,7 +87,7 @@ class Hosts:
             compares = [unchanged(host_key(host), _revision(decided)), unchanged(node_key(host), _revision(node))]
             story = HistoryRecord(when=now, host=host, decision=decision or DECISIONS[state],
                                   reason=new.reason or f"{old.state} before", leader=self.desk.leader.revision)
-            if await self._write(OF_HOST + host, story, compares, operations):
+            if await self.write(OF_HOST + host, story, compares, operations):
                 return new
         raise Conflict(f"the record of {host} changes too fast")
 
@@ -100,7 +100,7 @@ class Hosts:
             new = old.replace(paused=paused, reason=reason[:MAX_TEXT], changed=now)
             story = HistoryRecord(when=now, decision="pause" if paused else "resume", reason=new.reason,
                                   leader=self.desk.leader.revision)
-            if await self._write(OF_POOL, story, [unchanged(POOL, _revision(entry))], [Put(POOL, encode(new))]):
+            if await self.write(OF_POOL, story, [unchanged(POOL, _revision(entry))], [Put(POOL, encode(new))]):
                 return new
         raise Conflict("the pool's settings change too fast")
 
@@ -113,9 +113,9 @@ class Hosts:
         if last is None or decode(last.value, HistoryRecord, last.key).decision not in ("leave", "lose"):
             await self.desk.note("lose", f"the lease of {host} has ended", host=host)
 
-    async def _write(self, subject: str, story: HistoryRecord, compares: list[Compare],
+    async def write(self, subject: str, story: HistoryRecord, compares: list[Compare],
                      operations: list[Operation]) -> bool:
-        """False when something changed meanwhile. Raises :class:`Fenced`."""
+        """One decision with its story; False when something changed meanwhile. Raises :class:`Fenced`."""
         registry, fence = self.desk.registry, created(LEADER, self.desk.leader.revision)
         key = note_key(subject, await registry.revision())
         try:
@@ -126,6 +126,8 @@ class Hosts:
         if not result.succeeded and LEADER in result.entries and (
                 elected is None or elected.create_revision != self.desk.leader.revision):
             raise Fenced(f"{self.desk.leader.host} leads no more: {story.decision} is not its to decide")
+        if result.succeeded:
+            self.desk.observe("decision", {"decision": story.decision})
         return result.succeeded
 
 

@@ -23,7 +23,7 @@ MAX_DEVICES = 64
 MAX_TEXT = 4096
 
 NODES, SESSIONS, HISTORY, LEADER = "nodes/", "sessions/", "history/", "election/leader"
-HOSTS, POOL = "hosts/", "pool/settings"
+HOSTS, POOL, KEYS, INVITATIONS = "hosts/", "pool/settings", "keys/", "invitations/"
 #: Subjects of history that are no session; no session may have such a name.
 OF_HOST, OF_POOL = "@host/", "@pool"
 
@@ -220,6 +220,28 @@ class PoolRecord(Record, frozen=True, kw_only=True):
     changed: Seconds = 0.0
 
 
+class KeyRecord(Record, frozen=True, kw_only=True):
+    """``keys/NAME``: a public key that every node lets in. ``origin``: the folder that it was published from."""
+
+    v: int = SCHEMA
+    name: Name
+    role: Literal["user", "node", "operator"]
+    public: Annotated[str, Meta(min_length=40, max_length=40)]
+    origin: Annotated[str, Meta(max_length=64)] = ""
+
+
+class InvitationRecord(Record, frozen=True, kw_only=True):
+    """``invitations/NAME``. ``used_by``: public key of the node that joined by it; empty: nobody yet."""
+
+    v: int = SCHEMA
+    name: Name
+    public: Annotated[str, Meta(min_length=40, max_length=40)]
+    host: Annotated[str, Meta(max_length=253)] = ""
+    created: Seconds = 0.0
+    expires: Seconds
+    used_by: Text = ""
+
+
 class HistoryRecord(Record, frozen=True, kw_only=True):
     """``history/SUBJECT/…``: one decision and why, written in the transaction that made it true.
 
@@ -314,6 +336,14 @@ def node_key(host: str) -> str:
 
 def host_key(host: str) -> str:
     return HOSTS + host
+
+
+def member_key(name: str) -> str:
+    return KEYS + name
+
+
+def invitation_key(name: str) -> str:
+    return INVITATIONS + name
 
 
 def session_key(name: str) -> str:

@@ -23,6 +23,7 @@ from rgpu.link.logging import configure_logging
 from rgpu.server import driver, workers
 from rgpu.server.data_port import DataPort
 from rgpu.server.leadership import Leadership
+from rgpu.server.metrics import Metrics
 from rgpu.server.module_cache import DEFAULT_SIZE
 from rgpu.server.node import DeviceSlot, Node
 from rgpu.server.node_verbs import NodeVerbs
@@ -50,6 +51,7 @@ class Options:
     log_level: str
     module_cache_size: int = DEFAULT_SIZE  #: bytes of images kept on disk; 0: none
     advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
+    metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
 
 
 def device_slot(spec: str, host: str, cpu_memory: int) -> DeviceSlot:
@@ -90,8 +92,11 @@ class Daemon:
                          on_event=self.worker_event, log_level=options.log_level, deadline=self.deadline_fd,
                          module_cache_size=options.module_cache_size,
                          in_time=self.in_time, watch_move=self.watch_move)
-        self.control = ControlServer(self.keys, self.files.authorized,
+        self.authorized = self.files.authorized
+        self.control = ControlServer(self.keys, self.authorized,
                                      f"tcp://{options.listen}:{options.control_port or '*'}")
+        self.metrics = Metrics(self)
+        self.control.observe = lambda verb, outcome: self.metrics.count("rgpu_requests_total", verb, outcome)
         self.leadership = Leadership(self)
         self.node_verbs = NodeVerbs(self)
         self.operator_verbs = OperatorVerbs(self)
@@ -113,6 +118,8 @@ class Daemon:
             self.pool_verbs.register(self.control)
             await self.control.start()
             port.start()
+            if self.options.metrics:
+                self.metrics.serve(self.options.metrics, loop)
             await self.leadership.announce(self.control.address, self.node.data_address)
             update_endpoint(self.files, Endpoint(self.control.address, self.keys.public, self.host))
             self._write_state(ready=True)
@@ -127,7 +134,7 @@ class Daemon:
     def _write_state(self, ready: bool) -> None:
         write_state(self.files, self.host, {
             "ready": ready, "control": self.control.address, "data": address(self.node.data_address),
-            "devices": list(self.node.slots)})
+            "devices": list(self.node.slots), "metrics": self.metrics.port})
 
     async def _adopt(self) -> None:
         """Take over the workers of an earlier daemon of this node; the registry decides about each later."""
@@ -143,6 +150,7 @@ class Daemon:
 
     async def _stop(self, port: DataPort) -> None:
         port.close()
+        await asyncio.to_thread(self.metrics.close)
         for task in list(self._tasks):
             task.cancel()
         with contextlib.suppress(RgpuError, asyncio.TimeoutError):
@@ -184,6 +192,7 @@ class Daemon:
         if event == "died":
             was = self.node.died(session, int(values["pid"]))
             if was:
+                self.metrics.count("rgpu_worker_deaths_total")
                 log.warning("a worker died", session=session, pid=values["pid"], was=was)
                 if was == "running":
                     self.report_death(session, self.node.epochs.get(session, 0), values.get("position"),

@@ -31,10 +31,11 @@ from rgpu.migrate.records import (
     decode,
     session_key,
 )
-from rgpu.migrate.registry.base import txn_certain
-from rgpu.migrate.registry.embedded import EmbeddedRegistry
+from rgpu.migrate.registry.base import Registry, txn_certain
+from rgpu.migrate.registry.open import open_registry
 from rgpu.migrate.settle import Holding, settle
 from rgpu.server import driver
+from rgpu.server.keyring import Keyring
 from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, RgpuError
 from rgpu.session.facts import DeviceInfo
 
@@ -53,7 +54,7 @@ class Leadership:
         self.daemon = daemon
         self.coordinator: Coordinator | None = None
         self.incarnation = new_incarnation()
-        self.registry: EmbeddedRegistry
+        self.registry: Registry
         self.keeper: LeaseKeeper
         self.membership: Membership
         self._settling: set[tuple[str, str]] = set()  #: (session, move) that are looked at again later
@@ -62,10 +63,12 @@ class Leadership:
     # -- joining and leaving ------------------------------------------------------
     async def join(self) -> None:
         """Open the registry; take back what adopted workers say they hold."""
-        path = self.daemon.files.root / "registry.db"
-        self.registry = await EmbeddedRegistry.open(path)
+        address = self.daemon.files.registry_address()
+        self.registry = await open_registry(address)
         # A daemon frozen for longer than its lease is dead to the pool: the keeper must not renew for it.
-        self.keeper = LeaseKeeper(f"embedded:{path}", patience=2 * self.daemon.options.lease)
+        self.keeper = LeaseKeeper(address, patience=2 * self.daemon.options.lease)
+        self.keyring = Keyring(self.daemon.authorized, self.registry)
+        await self.keyring.start()
         # A leader that was deposed while this daemon was down must not be obeyed (OWNERSHIP 6).
         self.daemon.node_verbs.highest_leader = await self.leader_revision()
         for handle in self.daemon.node.running.values():
@@ -88,6 +91,7 @@ class Leadership:
     def start(self) -> None:
         if self.daemon.options.coordinator:
             self.daemon.spawn(self.election.run())
+        self.daemon.spawn(self.keyring.run())
         self.daemon.spawn(self._refresh_devices())
 
     async def leave(self) -> None:
@@ -125,7 +129,8 @@ class Leadership:
                 await self.membership.update(devices=self._devices())
 
     async def _lead(self, leader: Leader) -> None:
-        self.coordinator = Coordinator(self.registry, self.daemon, leader, node_ttl=self.daemon.options.lease)
+        self.coordinator = Coordinator(self.registry, self.daemon, leader, node_ttl=self.daemon.options.lease,
+                                       observe=self.daemon.metrics.leader)
         try:
             await self.coordinator.run()
         finally:

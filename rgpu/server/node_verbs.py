@@ -6,13 +6,14 @@ ones; a repeated command id returns the recorded result.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from rgpu.link.control import CommandLog
-from rgpu.session.errors import Fenced, Refused
+from rgpu.session.errors import Fenced, Refused, RgpuError
 
 if TYPE_CHECKING:
     from rgpu.server.daemon import Daemon
@@ -36,6 +37,17 @@ class NodeVerbs:
 
     async def perform(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str) -> dict[str, Any]:
         """Do it, once. Raises :class:`Fenced` for a leader that is over."""
+        began, outcome = time.monotonic(), "ok"
+        try:
+            return await self._perform(verb, args, leader, command_id)
+        except RgpuError as error:
+            outcome = error.code
+            raise
+        finally:
+            if verb in self._verbs:
+                self.daemon.metrics.command(verb, outcome, time.monotonic() - began)
+
+    async def _perform(self, verb: str, args: dict[str, Any], leader: int, command_id: str) -> dict[str, Any]:
         if verb != "session.logs" and leader < self.highest_leader:
             raise Fenced(f"{verb} by leader revision {leader}; {self.daemon.host} has seen {self.highest_leader}")
         self.highest_leader = max(leader, self.highest_leader)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rgpu import __version__
 from rgpu.link.control import ControlServer, Request
+from rgpu.link.keys import check_name, check_public
 from rgpu.migrate import history
 from rgpu.migrate.election import current_leader
 from rgpu.migrate.hosts import host_records, pool_record
@@ -34,7 +35,9 @@ class OperatorVerbs:
         self.daemon = daemon
         #: Joined to those of PoolVerbs, which passes them on to whoever leads.
         self.for_the_leader: dict[str, LeaderVerb] = {
-            "node.cordon": self._cordon, "node.drain_status": self._drain_status, "pool.pause": self._pause}
+            "node.cordon": self._cordon, "node.drain_status": self._drain_status, "pool.pause": self._pause,
+            "keys.invite": self._invite, "keys.revoke": self._revoke, "pool.join": self._join,
+            "node.remove": self._remove}
 
     def register(self, control: ControlServer) -> None:
         for verb, handler in {"pool.status": self._status, "pool.history": self._history,
@@ -60,6 +63,30 @@ class OperatorVerbs:
     async def _pause(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
         record = await self._coordinator.hosts.set_paused(bool(args.get("paused")), str(args.get("reason") or ""))
         return {"paused": record.paused, "reason": record.reason}
+
+    async def _invite(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+        record = await self._coordinator.members.invite(
+            check_name(str(args["name"])), check_public(str(args["public"])), host=str(args.get("host") or ""),
+            seconds=float(args.get("seconds") or 3600.0))
+        return {"name": record.name, "expires": record.expires, "pool": self.daemon.files.read_description().id}
+
+    async def _join(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+        """``public``: the invitation's key, proven by the link; ``args["public"]``: the node's own."""
+        host = check_name(str(args["host"]), "host")
+        await self._coordinator.members.join(public, host, check_public(str(args["public"])))
+        files, nodes = self.daemon.files, await self.daemon.leadership.nodes()
+        return {"pool": files.read_description().id, "secret": self.daemon.node.pool_secret,
+                "registry": files.registry_address(), "cluster": self.daemon.leadership.registry.cluster_id,
+                "endpoints": [{"address": n.control, "public": n.public_key, "host": n.host}
+                              for n in nodes.values() if n.control]}
+
+    async def _revoke(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+        await self._coordinator.members.revoke(check_name(str(args["name"])))
+        return {}
+
+    async def _remove(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+        await self._coordinator.members.remove(check_host_name(str(args["host"])))
+        return {}
 
     # -- anybody's -----------------------------------------------------------------
     async def _status(self, request: Request) -> Any:

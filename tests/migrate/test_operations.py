@@ -361,7 +361,8 @@ def test_the_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         await world.session("s")
         await world.coordinator.prune()
         left = (await world.registry.list(HISTORY)).entries
-        assert len(left) == 5 and {"started", "create"} <= {decode(e.value, HistoryRecord, e.key).decision for e in left}
+        decisions = {decode(entry.value, HistoryRecord, entry.key).decision for entry in left}
+        assert len(left) == 5 and {"started", "create"} <= decisions
 
     run(tmp_path, test)
 
