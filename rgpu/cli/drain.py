@@ -97,7 +97,9 @@ def _line(row: dict[str, Any]) -> str:
     if move:
         phase = move.get("phase") or move.get("state")
         return f"{row['session']}: moves to {row['to'] or 'another host'} ({phase}, round {move.get('round', 0)})"
-    return f"{row['session']}: " + (f"blocked: {row['blocked']}" if row["blocked"] else row["waits"] or "waits its turn")
+    if row["blocked"]:
+        return f"{row['session']}: blocked: {row['blocked']}"
+    return f"{row['session']}: {row['waits'] or 'waits its turn'}"
 
 
 def _show(status: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ def decode(text: str) -> Token:
         packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
         reader = zlib.decompressobj()
         plain = reader.decompress(packed[4:], MAX_PLAIN)
-        if reader.unconsumed_tail or zlib.crc32(plain) != int.from_bytes(packed[:4], "big"):
+        if not reader.eof or reader.unused_data or zlib.crc32(plain) != int.from_bytes(packed[:4], "big"):
             raise ValueError("it is not whole")
         token = msgspec.msgpack.decode(plain, type=Token)
         for key in (token.public, *(endpoint.public for endpoint in token.endpoints)):
