@@ -44,7 +44,7 @@ TABLE: tuple[Verb, ...] = (
     Verb("pool.stop", OPERATOR, ANY, True, "{} → {}: end this node and its workers."),
     Verb("pool.status", EVERYBODY, ANY, True,
          "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
-         "count}, away: hosts that something was decided about and that are not there}"),
+         "count}, moves: {session: how far}, away: hosts that something was decided about and that are not there}"),
     Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on."),
     Verb("pool.history", USER, ANY, True,
          "{session or host, limit} → {events: [{revision, kind, when, session, host, decision, reason, epoch, owner, "

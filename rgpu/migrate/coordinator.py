@@ -212,9 +212,13 @@ class Coordinator:
             self._progress.pop(mover.name, None)
 
     def moves(self) -> dict[str, dict[str, Any]]:
-        """session: {state, phase, round, pages_sent, bytes_sent …} of the moves that this leader drives."""
-        return {name: {"state": mover.role.state, **self._progress.get(name, {})}
-                for name, mover in self._movers.items()}
+        """session: {state, from, to, phase, round, pages_sent, bytes_sent …} of the moves that this leader drives."""
+        found = {}
+        for name, mover in self._movers.items():
+            sides = mover.statistics()
+            found[name] = {"state": mover.role.state, "from": sides["from"], "to": sides["to"],
+                           **self._progress.get(name, {})}
+        return found
 
     def cancel_moves(self, host: str, reason: str) -> None:
         """Abort, if they are not ready, the moves from and to a host that went away."""

@@ -16,7 +16,7 @@ from rgpu.link.keys import check_name, check_public
 from rgpu.migrate import history
 from rgpu.migrate.election import current_leader
 from rgpu.migrate.hosts import host_records, pool_record
-from rgpu.migrate.records import check_host_name, check_session_name
+from rgpu.migrate.records import NodeRecord, check_host_name, check_session_name
 
 if TYPE_CHECKING:
     from rgpu.server.daemon import Daemon
@@ -98,8 +98,15 @@ class OperatorVerbs:
             "version": __version__, "cluster": registry.cluster_id, "revision": await registry.revision(),
             "leader": leader[0].host if leader else None, "leader_revision": leader[1].revision if leader else None,
             "paused": settings.paused, "paused_reason": settings.reason if settings.paused else "",
+            "moves": await self._moves(leader[0].host if leader else None, nodes),
             "nodes": len(nodes), "sessions": dict(Counter(record.state for record in sessions)),
             "away": sorted(host for host in decided if host not in nodes)}
+
+    async def _moves(self, leader: str | None, nodes: dict[str, NodeRecord]) -> dict[str, Any]:
+        """How far the moves are: only who drives them knows. Nothing while it does not answer."""
+        if leader not in nodes:
+            return {}
+        return dict((await self.daemon.pool_verbs.info_of(nodes[leader])).get("moves") or {})
 
     async def _history(self, request: Request) -> Any:
         args = request.args

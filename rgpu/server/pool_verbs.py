@@ -231,10 +231,11 @@ class PoolVerbs:
     async def _views(self) -> dict[str, dict[str, Any]]:
         """What the workers of all nodes say of themselves; a node that does not answer is left out."""
         nodes = await self.daemon.leadership.nodes()
-        infos = await asyncio.gather(*(self._info_of(node) for node in nodes.values()))
+        infos = await asyncio.gather(*(self.info_of(node) for node in nodes.values()))
         return {name: view for info in infos for name, view in info.get("sessions", {}).items()}
 
-    async def _info_of(self, node: NodeRecord) -> dict[str, Any]:
+    async def info_of(self, node: NodeRecord) -> dict[str, Any]:
+        """What a node says of itself; nothing if it does not answer."""
         if node.host == self.daemon.host:
             return await self._own_info()
         with contextlib.suppress(RgpuError):
@@ -277,7 +278,7 @@ class PoolVerbs:
 
     async def _node_list(self, request: Request) -> Any:
         nodes = await self.daemon.leadership.nodes()
-        infos = await asyncio.gather(*(self._info_of(node) for node in nodes.values()))
+        infos = await asyncio.gather(*(self.info_of(node) for node in nodes.values()))
         rows = []
         for node, info in zip(nodes.values(), infos, strict=True):
             names = [v.get("device") for v in info.get("sessions", {}).values() if v.get("worker_pid")]
