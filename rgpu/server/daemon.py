@@ -34,6 +34,9 @@ from rgpu.session.errors import DeviceError, NotFound, PoolUnavailable, RgpuErro
 
 log = structlog.get_logger(__name__)
 
+#: What a worker says of a move under way, and who asked for it may know.
+PROGRESS = frozenset({"phase", "round", "pages_sent", "pages_total", "pages_left", "bytes_sent"})
+
 
 @dataclass(frozen=True)
 class Options:
@@ -197,6 +200,10 @@ class Daemon:
                 if was == "running":
                     self.report_death(session, self.node.epochs.get(session, 0), values.get("position"),
                                       f"its worker (pid {values['pid']}) on {self.host} died")
+        elif event == "progress":
+            tell = self.node.listeners.get(session)
+            if tell is not None:
+                tell({key: value for key, value in values.items() if key in PROGRESS})
         elif event == "bye":
             reason = str(values.get("reason") or "the program ended")
             self.spawn(self.pool_verbs.ask_leader("session.end", {"session": session, "reason": reason}))
@@ -240,7 +247,8 @@ class Daemon:
                       timeout: float = 30.0, on_progress: Any = None) -> dict[str, Any]:
         """Command a node (:class:`rgpu.migrate.coordinator.NodeCommands`): this one directly, others over control."""
         if host == self.host:
-            return await self.node_verbs.perform(verb, args, leader=leader, command_id=command_id)
+            return await self.node_verbs.perform(verb, args, leader=leader, command_id=command_id,
+                                                 on_progress=on_progress)
         client = self.peer(await self.endpoint_of(host))
         result = await client.call("node.command", {"verb": verb, "args": args}, timeout=timeout, leader=leader,
                                    epoch=epoch, command=command_id, on_progress=on_progress)

@@ -72,6 +72,8 @@ class Node:
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: last views of sessions that ended here
     #: sent by a move whose outcome is not known yet: the move, empty if an earlier daemon knew it
     paused: dict[str, str] = field(default_factory=dict)
+    #: told how far a session's move is, by session
+    listeners: dict[str, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
     #: have the record looked at until it decides about a session that a move left here
     watch_move: Callable[[str, str], None] = lambda session, move: None
 

@@ -115,7 +115,8 @@ class PoolVerbs:
         """`node.command`: for the leader when it is one of the leader's verbs, else for this node."""
         verb, args = str(request.args.get("verb")), dict(request.args.get("args") or {})
         if verb not in self._leader_verbs:
-            return await self.daemon.node_verbs.perform(verb, args, leader=request.leader, command_id=request.command)
+            return await self.daemon.node_verbs.perform(verb, args, leader=request.leader, command_id=request.command,
+                                                        on_progress=self._progress(request))
         self.daemon.leadership.leading()
         return await self._leader_verbs[verb](args, str(request.args.get("public") or ""), self._progress(request))
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rgpu.server.metrics import SPECS
 from tests.scenarios.pool import ROOT, LocalPool, VerbError
+
+
+@pytest.fixture
+def fresh_pool(tmp_path: Path) -> Iterator[LocalPool]:
+    """With leases that outlast a daemon's restart on a busy machine: what is restarted is not lost."""
+    with LocalPool(tmp_path, nodes=3, lease=8.0) as running:
+        yield running
 
 
 def serve(pool: LocalPool, folder: Path, *options: str) -> subprocess.Popen[str]:

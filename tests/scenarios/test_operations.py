@@ -9,11 +9,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rgpu.link.control_client import ControlClient
+from rgpu.link.keys import KeyPair, PoolFiles
 from tests.scenarios.pool import ROOT, LocalPool, VerbError
+
+
+@pytest.fixture
+def fresh_pool(tmp_path: Path) -> Iterator[LocalPool]:
+    """With leases that outlast a daemon's restart on a busy machine: what is restarted is not lost."""
+    with LocalPool(tmp_path, nodes=3, lease=8.0) as running:
+        yield running
 
 
 def leader(pool: LocalPool) -> str:
@@ -116,3 +127,24 @@ def test_cordon_drain_pause_and_what_is_said_of_it(fresh_pool: LocalPool) -> Non
     seen = [event["revision"] for event in events.seen]
     assert seen == sorted(seen) and ended["kind"] == "session"
     assert len({json.dumps(event, sort_keys=True) for event in events.seen}) == len(seen), "none is told twice"
+
+
+@pytest.mark.timeout(300)
+def test_how_far_a_move_is_reaches_whoever_asked(fresh_pool: LocalPool) -> None:
+    """Through the leader, from another node: rounds and pages, while the move goes on."""
+    pool = fresh_pool
+    program = pool.heat("h", steps=2000000)
+    program.wait_lines(2)
+    home = pool.wait_state("h", "running")["host"]
+    files = PoolFiles(pool.folder / "pool")
+    with ControlClient(KeyPair.load(files.key_path("user")), files.read_description().endpoints) as client:
+        for host in sorted({"node-a", "node-b", "node-c"} - {home}):
+            heard: list[dict[str, Any]] = []
+            client.call("session.migrate", {"session": "h", "host": host, "options": {}}, timeout=120,
+                        on_progress=heard.append)
+            assert heard and heard[0]["round"] == 1 and heard[0]["phase"] == "copying", heard
+            assert heard[-1]["pages_sent"] > 0 and heard[-1]["bytes_sent"] > 0
+    shown = pool.rgpu("top")
+    assert shown["status"]["moves"] == {} and shown["status"]["paused"] is False
+    assert [row["session"] for row in shown["sessions"]] == ["h"] and len(shown["nodes"]) == 3
+    pool.rgpu("kill", "h")
