@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, completing
 from rgpu.cli.pool import connect
 
 
@@ -22,7 +22,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 @click.command("cordon")
-@click.argument("host")
+@click.argument("host", shell_complete=completing.hosts)
 @click.option("--reason", default="", help="Why; shown wherever the host is refused.")
 @common.pool_option
 @common.output_option

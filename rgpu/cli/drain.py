@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, completing
 from rgpu.cli.pool import connect
 from rgpu.cli.settings import parse_seconds
 from rgpu.link.control_client import ControlClient
@@ -19,7 +19,7 @@ SILENCE_SECONDS = 60.0  #: without an answer of any leader, after which this com
 
 
 @click.command("drain")
-@click.argument("host")
+@click.argument("host", shell_complete=completing.hosts)
 @click.option("--reason", default="", help="Why; shown wherever the host is refused.")
 @click.option("--no-wait", is_flag=True, help="Return at once; the pool goes on by itself.")
 @click.option("--timeout", metavar="TIME", help="Stop waiting after this time; the drain goes on.")

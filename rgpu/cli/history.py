@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, completing
 from rgpu.cli.pool import connect
 
 
 @click.command("history")
-@click.argument("session", required=False)
-@click.option("--host", metavar="HOST", help="Only decisions about this host.")
+@click.argument("session", required=False, shell_complete=completing.sessions)
+@click.option("--host", metavar="HOST", shell_complete=completing.hosts, help="Only decisions about this host.")
 @click.option("-n", "--limit", default=100, show_default=True, type=click.IntRange(1, 2000), help="How many, the last.")
 @common.pool_option
 @common.output_option

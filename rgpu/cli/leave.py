@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, completing
 from rgpu.cli.drain import wait_empty
 from rgpu.cli.pool import connect, pool_files
 from rgpu.cli.settings import parse_seconds
@@ -20,7 +20,7 @@ STOP_SECONDS = 30.0
 
 
 @click.command("leave")
-@click.argument("host")
+@click.argument("host", shell_complete=completing.hosts)
 @click.option("--timeout", metavar="TIME", help="Give up when HOST is not empty by then; the drain goes on.")
 @common.pool_option
 @common.output_option

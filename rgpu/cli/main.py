@@ -14,7 +14,7 @@ VERBS = {
     "kill": "kill", "nodes": "nodes", "migrate": "migrate", "checkpoint": "checkpoint", "restore": "restore",
     "cordon": "cordon", "uncordon": "uncordon", "drain": "drain", "leave": "leave", "pool": "pool_group",
     "history": "history", "events": "events", "journal": "journal", "keys": "keys", "config": "config",
-    "doctor": "doctor", "demo": "demo", "top": "top",
+    "doctor": "doctor", "demo": "demo", "top": "top", "completion": "completion",
 }
 
 

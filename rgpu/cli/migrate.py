@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, completing
 from rgpu.cli.pool import connect
 
 
 @click.command("migrate")
-@click.argument("session")
-@click.argument("host")
+@click.argument("session", shell_complete=completing.sessions)
+@click.argument("host", shell_complete=completing.hosts)
 @click.option("--max-downtime", metavar="TIME", help="Abort when the stop would last longer (default: 10s).")
 @common.pool_option
 @common.output_option

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, completing
 from rgpu.cli.cordon import set_state, show
 
 
 @click.command("uncordon")
-@click.argument("host")
+@click.argument("host", shell_complete=completing.hosts)
 @click.option("--reason", default="", help="Why; kept in the history.")
 @common.pool_option
 @common.output_option

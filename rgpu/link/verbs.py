@@ -40,7 +40,7 @@ class Verb:
 ANY, LEADER, NAMED = Answers.ANY, Answers.LEADER, Answers.NAMED
 
 TABLE: tuple[Verb, ...] = (
-    Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, versions, endpoints}: is the node there?"),
+    Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, versions, time, endpoints}: is the node there?"),
     Verb("pool.stop", OPERATOR, ANY, True, "{} → {}: end this node and its workers."),
     Verb("pool.status", EVERYBODY, ANY, True,
          "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "

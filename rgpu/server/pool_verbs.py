@@ -172,7 +172,7 @@ class PoolVerbs:
     # -- anybody's -----------------------------------------------------------------------
     async def _ping(self, request: Request) -> Any:
         return {"host": self.daemon.host, "version": __version__, "versions": versions.ours(),
-                "endpoints": await self._endpoints()}
+                "time": time.time(), "endpoints": await self._endpoints()}
 
     async def _stop(self, request: Request) -> Any:
         self.daemon.stopping.set()
@@ -284,7 +284,9 @@ class PoolVerbs:
         for node, info in zip(nodes.values(), infos, strict=True):
             names = [v.get("device") for v in info.get("sessions", {}).values() if v.get("worker_pid")]
             devices = [{"device": d.device, "name": d.name, "total_memory": d.memory, "free_memory": d.free_memory,
-                        "healthy": d.healthy, "sessions": names.count(d.device)} for d in node.devices]
+                        "healthy": d.healthy, "sessions": names.count(d.device),
+                        "compute_capability": list(d.compute_capability), "driver_version": d.driver_version}
+                       for d in node.devices]
             rows.append({"host": node.host, "address": node.control, "data": node.data, "state": node.state,
                          "reason": node.reason, "version": node.version, "pid": info.get("pid"),
                          "leader": bool(info.get("leader")), "answers": bool(info), "devices": devices})
