@@ -10,6 +10,7 @@ from rgpu.cli import common
 from rgpu.cli.pool import connect, pool_files
 from rgpu.cli.settings import parse_seconds
 from rgpu.link.keys import Endpoint, KeyPair
+from rgpu.session.errors import NotFound, PoolUnavailable
 
 
 @click.group("keys")
@@ -77,10 +78,16 @@ def invite(host: str, expires: str, pool: str | None, output: str) -> None:
 @common.output_option
 @common.verb
 def list_keys(pool: str | None, output: str) -> None:
-    """List the public keys that the pool answers."""
-    files = pool_files(common.settings(pool=pool))
+    """List the public keys that the pool answers; of one that does not run, those in its folder."""
+    settings = common.settings(pool=pool)
+    files = pool_files(settings)
     files.read_description()
     rows: list[dict[str, Any]] = [{"name": k.name, "role": k.role, "public": k.public} for k in files.authorized.all()]
+    try:
+        with connect(settings) as client:
+            rows = client.call("keys.list", {})["keys"]
+    except (PoolUnavailable, NotFound):
+        common.err.print("no node answers: these are the keys of this folder alone")
     common.emit(rows, output, lambda values: common.table(
         ("NAME", "ROLE", "PUBLIC KEY"), ((v["name"], v["role"], v["public"]) for v in values)))
 

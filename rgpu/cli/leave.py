@@ -14,6 +14,7 @@ from rgpu.cli.pool import connect, pool_files
 from rgpu.cli.settings import parse_seconds
 from rgpu.link.control_client import ControlClient
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
+from rgpu.server.state_file import drop_endpoint
 from rgpu.session.errors import NotFound, PoolUnavailable, TimedOut
 
 STOP_SECONDS = 30.0
@@ -67,6 +68,7 @@ def _stop(client: ControlClient, host: str, keys: KeyPair) -> None:
 
 def _forget_files(files: PoolFiles, host: str) -> None:
     """Where the host's part of the pool is in this folder: its key must not come back on record."""
+    drop_endpoint(files, host)
     try:
         files.authorized.remove(f"node-{host}"[:63])
     except NotFound:

@@ -171,6 +171,10 @@ class AuthorizedKeys:
         self._refresh()
         return sorted(self._known.values(), key=lambda key: key.name)
 
+    def everybody(self) -> list[PublicKey]:
+        """Those in the folder and those on record, by name."""
+        return sorted({**self.on_record, **{key.public: key for key in self.all()}}.values(), key=lambda key: key.name)
+
     def _refresh(self) -> None:
         try:
             status = os.stat(self.directory)

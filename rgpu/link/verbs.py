@@ -54,6 +54,7 @@ TABLE: tuple[Verb, ...] = (
     Verb("pool.join", INVITED, LEADER, True,
          "{host, public} → {pool, secret, registry, cluster, endpoints}: a host joins by its invitation."),
     Verb("keys.invite", OPERATOR, LEADER, False, "{name, public, host, seconds} → {name, expires, pool}"),
+    Verb("keys.list", USER, ANY, True, "{} → {keys: [{name, role, public}]}: whom that node lets in."),
     Verb("keys.revoke", OPERATOR, LEADER, True, "{name}: no node lets that key in any more."),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options, versions} → {session, owner, "

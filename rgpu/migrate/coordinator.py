@@ -352,8 +352,11 @@ class Coordinator:
         return held
 
     async def agent_silent(self, name: str, seconds: float) -> SessionRecord:
-        """A client host is silent: past its grace the session is checkpointed, parked, ended (OWNERSHIP 9)."""
-        if seconds < self.agent_grace:
+        """A client host is silent: past its grace the session is checkpointed, parked, ended (OWNERSHIP 9).
+
+        Automation: not while that is paused.
+        """
+        if seconds < self.agent_grace or await self.desk.paused() is not None:
             return (await self.desk.held(name)).record
         async with self.session_lock(name):
             held = await self.desk.held(name)

@@ -41,7 +41,7 @@ class OperatorVerbs:
 
     def register(self, control: ControlServer) -> None:
         for verb, handler in {"pool.status": self._status, "pool.history": self._history,
-                              "pool.events": self._events}.items():
+                              "pool.events": self._events, "keys.list": self._keys}.items():
             control.register(verb, handler)
 
     @property
@@ -107,6 +107,10 @@ class OperatorVerbs:
         if leader not in nodes:
             return {}
         return dict((await self.daemon.pool_verbs.info_of(nodes[leader])).get("moves") or {})
+
+    async def _keys(self, request: Request) -> Any:
+        keys = self.daemon.authorized.everybody()
+        return {"keys": [{"name": key.name, "role": key.role, "public": key.public} for key in keys]}
 
     async def _history(self, request: Request) -> Any:
         args = request.args

@@ -265,6 +265,7 @@ def test_a_pause_stops_automation_not_sessions(tmp_path: Path) -> None:
         assert (await world.pool.owned_once("s")).owner == "a"
         await world.coordinator.migrate("t", "b")  # what somebody asks for is done
         await world.session("u", host="c")
+        assert (await world.coordinator.agent_silent("u", 1e6)).state == "running"
         del world.pool.nodes["a"].workers["s"]
         for _ in range(4):
             await world.coordinator.worker_died("s", "a", epoch=1, position=3, reason="killed")
