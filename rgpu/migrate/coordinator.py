@@ -30,6 +30,7 @@ from rgpu.migrate.records import (
     LEADER,
     HostRecord,
     ImageName,
+    PoolRecord,
     Program,
     SessionRecord,
     check_session_name,
@@ -383,6 +384,14 @@ class Coordinator:
     async def cordon(self, host: str, state: str, reason: str = "") -> HostRecord:
         """``ready``, ``cordoned`` or ``draining``. Raises :class:`NotFound`, :class:`UsageError`."""
         return await self.hosts.set_state(host, state, reason)
+
+    async def pause(self, paused: bool, reason: str = "") -> PoolRecord:
+        """Stop automation, or let it go on: what waited is then looked at with the next tick."""
+        record = await self.hosts.set_paused(paused, reason)
+        if not paused:
+            self._watching.look_again()
+            self.draining.blocked.clear()
+        return record
 
     async def leads(self) -> bool:
         """Whether the election still names this leader."""

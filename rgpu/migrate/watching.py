@@ -99,7 +99,7 @@ class Watching:
                 self.coordinator.cancel_moves(host, f"the lease of {host} has ended")
                 self.spawn(self._look_at(host, LOSS_GRACE), f"loss of {host}")
             elif self._news(host, event.entry):
-                self._retry.clear()
+                self.look_again()
                 self.spawn(self._look_at(host, 0.0), f"change of {host}")
 
     def _news(self, host: str, entry: Entry) -> bool:
@@ -142,6 +142,10 @@ class Watching:
             return False
         self._retry[name] = (now + wait, min(2 * wait, LONGEST_RETRY))
         return True
+
+    def look_again(self) -> None:
+        """Sessions that wait are tried with the next tick, however often that was in vain."""
+        self._retry.clear()
 
     # -- a node -------------------------------------------------------------------
     async def _look_at(self, host: str, grace: float) -> None:

@@ -61,7 +61,7 @@ class OperatorVerbs:
         return dict(coordinator.draining.status(record, await coordinator.desk.sessions(), alive))
 
     async def _pause(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
-        record = await self._coordinator.hosts.set_paused(bool(args.get("paused")), str(args.get("reason") or ""))
+        record = await self._coordinator.pause(bool(args.get("paused")), str(args.get("reason") or ""))
         return {"paused": record.paused, "reason": record.reason}
 
     async def _invite(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:

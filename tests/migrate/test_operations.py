@@ -258,7 +258,7 @@ def test_a_pause_stops_automation_not_sessions(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         for name in ("s", "t"):
             await world.session(name)
-        await world.coordinator.hosts.set_paused(True, "the registry is being moved")
+        await world.coordinator.pause(True, "the registry is being moved")
         await world.coordinator.cordon("a", "draining")
         await tick(world)
         assert "registry is being moved" in world.coordinator.draining.blocked["s"].reason
@@ -273,7 +273,7 @@ def test_a_pause_stops_automation_not_sessions(tmp_path: Path) -> None:
         assert record.state == "recovering" and record.epoch == 1 and "paused" in record.reason
         assert len(record.failures) == 1, "one loss, however often it is looked at"
 
-        await world.coordinator.hosts.set_paused(False, "done")
+        await world.coordinator.pause(False, "done")
         await world.coordinator.resume_unfinished()
         assert (await world.pool.owned_once("s")).epoch == 2
         assert (await pool_record(world.registry)).paused is False
@@ -285,7 +285,7 @@ def test_a_pause_stops_automation_not_sessions(tmp_path: Path) -> None:
 def test_an_owner_that_returns_during_a_pause_goes_on(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         await world.session("s")
-        await world.coordinator.hosts.set_paused(True, "")
+        await world.coordinator.pause(True, "")
         await world.pool.cut_off("a")
         await world.coordinator._watching._check_owner("s")
         assert (await world.pool.record("s")).state == "recovering"

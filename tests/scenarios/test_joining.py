@@ -53,6 +53,31 @@ def scrape(folder: Path, host: str) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
+@pytest.mark.timeout(300)
+def test_one_that_only_leads(fresh_pool: LocalPool) -> None:
+    """It has no devices, gets no sessions, and leads when the others are gone."""
+    pool = fresh_pool
+    only = serve(pool, pool.folder / "pool", "--host", "node-l", "--coordinator", "only")
+    try:
+        wait_node(pool, "node-l")
+        assert pool.node("node-l")["devices"] == []
+        for host in ("node-a", "node-b", "node-c"):
+            pool.rgpu("cordon", host)
+        program = pool.heat("h", steps=100)
+        assert program.process.wait(60) != 0
+        (refused,) = pool.rgpu("history", "h", "-n", "1")
+        assert refused["decision"] == "refuse" and "node-l has no device at all" in refused["reason"]
+        for host in ("node-a", "node-b", "node-c"):
+            os.kill(pool.node(host)["pid"], signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        while pool.rgpu("pool", "status")["leader"] != "node-l":
+            assert time.monotonic() < deadline, "it does not lead"
+            time.sleep(0.2)
+    finally:
+        only.terminate()
+        assert only.wait(30) == 0
+
+
 @pytest.mark.timeout(600)
 def test_joined_served_scraped_and_left(fresh_pool: LocalPool) -> None:
     pool, folder = fresh_pool, fresh_pool.folder / "joined"
