@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from rgpu.link.faults import fault
 from rgpu.migrate.hosts import host_records
 from rgpu.migrate.ownership import Held
 from rgpu.migrate.placement import Request, place
@@ -120,7 +121,9 @@ class Draining:
             return
         try:
             choice = place(await self.desk.snapshot(), Request(name, record.quota, record.needs, avoid_hosts={host}))
+            fault("drain.move")
             await self.coordinator.migrate(name, choice.host)
+            fault("drain.move.done")
             self.blocked.pop(name, None)
         except Fenced:
             raise
@@ -129,5 +132,6 @@ class Draining:
                 await self.desk.note("drain_blocked", f"{host} is drained, but {error.message}", session=name)
 
     async def _finish(self, host: HostRecord) -> None:
+        fault("drain.finish")
         why = f"drained; {host.reason}" if host.reason else "drained"
         await self.coordinator.hosts.set_state(host.host, "cordoned", why, only="draining", decision="drained")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from rgpu.link.faults import fault
 from rgpu.migrate import ownership
 from rgpu.migrate.desk import Desk
 from rgpu.migrate.nodes import ASK_SECONDS, IMAGE_SECONDS
@@ -124,6 +125,7 @@ class Recovery:
                 node = await self.desk.node(choice.host)
                 if node is None:
                     raise Refused(f"{choice.host} has just left the pool")
+                fault("recovery.place")
                 held = await self.desk.apply(ownership.recover(
                     held, epoch=old.epoch, node=node, device=choice.device, failure=attempt.failure,
                     leader=self.desk.leader, now=self.desk.clock.wall(), image=attempt.image,
@@ -133,6 +135,7 @@ class Recovery:
             except (Refused, NotFound) as error:
                 await self._wait(held, attempt, f"{attempt.why}; {error.message}")
                 return None
+        fault("recovery.place.done")
         attempt.failure = None  # it is on record now
         if old.owner not in (None, choice.host):
             await self.desk.suggest(old.owner, "worker.forget", {"session": old.name, "epoch": old.epoch,
@@ -163,6 +166,7 @@ class Recovery:
         record = held.record
         args = {"session": record.name, "epoch": record.epoch, "quota": record.quota, "device": choice.device,
                 "image": record.image.name if record.image else None, "recover": record.recover}
+        fault("recovery.start")
         try:
             result = await self.desk.tell(choice.host, "worker.start", args, epoch=record.epoch, timeout=IMAGE_SECONDS,
                                           tries=2)
@@ -177,6 +181,7 @@ class Recovery:
             log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
             attempt.failed_hosts.add(choice.host)
         else:
+            fault("recovery.start.done")
             return await self.desk.change(record.name, lambda h: ownership.started(
                 h, epoch=record.epoch, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
                 reason=f"{attempt.why}; on {choice.host} from position {result.get('position', 0)}"))
