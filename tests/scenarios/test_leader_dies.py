@@ -46,7 +46,7 @@ def test_in_a_recovery(case: str, expected: str) -> None:
         (worker,) = fire.workers()
         os.kill(worker, signal.SIGKILL)
         after(fire, case)
-        fire.survive(expected)
+        fire.survive(expected, workers=case.endswith(":stop"))  # a killed daemon leaves orphans that serve nobody
         decisions = [event["decision"] for event in fire.pool.rgpu("history", "fire")]
         assert "recover" in decisions and decisions[-1] == "end"
 
@@ -66,4 +66,4 @@ def test_in_a_drain(case: str, expected: str) -> None:
         assert fire.pool.session("fire")["host"] != host
         kept = [event["decision"] for event in fire.pool.rgpu("history", "--host", host)]
         assert kept.count("drained") == 1
-        fire.survive(expected)
+        fire.survive(expected, workers=case.endswith(":stop"))  # a killed daemon leaves orphans that serve nobody
