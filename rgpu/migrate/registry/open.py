@@ -1,4 +1,4 @@
-"""A registry by its address: ``embedded:PATH`` (others join here)."""
+"""A registry by its address: ``embedded:PATH`` or ``etcd://HOST:PORT,…/PREFIX?…``."""
 
 from __future__ import annotations
 
@@ -12,4 +12,9 @@ async def open_registry(address: str) -> Registry:
     kind, separator, place = address.partition(":")
     if kind == "embedded" and separator and place:
         return await EmbeddedRegistry.open(place)
-    raise UsageError(f"{address!r} is no registry: use embedded:PATH", address=address)
+    if kind == "etcd":
+        from rgpu.migrate.registry.etcd import EtcdRegistry  # only who uses it pays for gRPC
+
+        return await EtcdRegistry.open(address)
+    raise UsageError(f"{address!r} is no registry: use embedded:PATH or etcd://HOST:PORT,HOST:PORT/PREFIX",
+                     address=address)
