@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import shutil
@@ -16,6 +17,7 @@ import click
 from rgpu.cli import common
 from rgpu.cli.pool import connect, pool_files
 from rgpu.cli.settings import Settings
+from rgpu.migrate.registry.open import open_registry
 from rgpu.session.addresses import DEVICE_BASE, DEVICE_STRIDE
 from rgpu.session.errors import RgpuError
 
@@ -50,7 +52,8 @@ def _show(findings: list[dict[str, Any]]) -> None:
 
 def _all(settings: Settings) -> Iterator[Finding]:
     checks: tuple[Callable[[], Finding], ...] = (_python, _shim, _addresses, _randomisation, _memfd, _gpu,
-                                                 lambda: _keys(settings), lambda: _pool(settings))
+                                                 lambda: _keys(settings), lambda: _registry(settings),
+                                                 lambda: _pool(settings))
     for check in checks:
         try:
             yield check()
@@ -124,6 +127,25 @@ def _keys(settings: Settings) -> Finding:
 
     KeyPair.load(files.key_path("user"))
     return Finding("keys", True, f"{files.key_path('user')}")
+
+
+def _registry(settings: Settings) -> Finding:
+    """Whether this host reaches the pool's etcd as a node would."""
+    address = common.registry_address(settings)
+    if not address:
+        return Finding("registry", True, "embedded, in the pool's directory")
+
+    async def look() -> str:
+        registry = await open_registry(address)
+        try:
+            return f"{address.partition('?')[0]} answers, revision {await registry.revision()}"
+        finally:
+            await registry.close()
+
+    try:
+        return Finding("registry", True, asyncio.run(look()))
+    except RgpuError as error:
+        return Finding("registry", False, error.message, "docs/registry.md says how etcd is set up and named")
 
 
 def _pool(settings: Settings) -> Finding:

@@ -23,13 +23,14 @@ from rgpu.session.errors import NotFound
 @click.option("--advertise-data", default="", metavar="HOST:PORT",
               help="Where agents and nodes reach the data port, if not at --listen (NAT, a proxy).")
 @click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")
+@common.registry_option
 @click.option("--coordinator", type=click.Choice(["auto", "never"]), default="auto", show_default=True,
               help="Whether this node may be elected coordinator.")
 @common.pool_option
 @common.verb
 def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, listen: str,
-            control_port: int, data_port: int, advertise_data: str, lease: float, coordinator: str,
-            pool: str | None) -> None:
+            control_port: int, data_port: int, advertise_data: str, lease: float,
+            registry: str | None, coordinator: str, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
@@ -37,11 +38,11 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     """
     from rgpu.server.daemon import Options, run
 
-    settings = common.settings(pool=pool)
+    settings = common.settings(pool=pool, registry=registry)
     files = pool_files(settings)
     if not files.description_path.exists():
         raise NotFound(f"there is no pool in {files.root}; `rgpu up` or `rgpu keys init` makes one")
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
                 control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator == "auto",
-                log_level=settings.log_level, advertise_data=advertise_data,
+                registry=common.registry_address(settings), log_level=settings.log_level, advertise_data=advertise_data,
                 module_cache_size=parse_size(module_cache_size)))

@@ -12,6 +12,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from rgpu.migrate.registry.base import (
@@ -30,25 +31,36 @@ from rgpu.migrate.registry.etcd_address import EtcdAddress, parse
 from rgpu.migrate.registry.etcd_client import EtcdClient, EtcdFault
 from rgpu.migrate.registry.etcd_messages import PAGE, Fault, Keys, entry, txn_request, txn_result
 from rgpu.migrate.registry.etcd_watch import Watch
-from rgpu.session.errors import NotFound
+from rgpu.migrate.registry.guard import Guard
+from rgpu.session.errors import NotFound, PoolUnavailable
 
 
 class EtcdRegistry:
     """Implements :class:`rgpu.migrate.registry.base.Registry`. Make it with :meth:`open`."""
 
-    def __init__(self, client: EtcdClient) -> None:
+    def __init__(self, client: EtcdClient, guard: Guard) -> None:
         self._client = client
+        self._guard = guard
         self._rpc = client.rpc
         self._keys = Keys(client.address.prefix)
+        self._name = ""
         self._verified = -1  #: the client's count of breaks when the identity was last read
         self._verifying = asyncio.Lock()
-        self.cluster_id = ""
+
+    @property
+    def cluster_id(self) -> str:
+        return self._guard.cluster
 
     @classmethod
-    async def open(cls, address: EtcdAddress | str) -> EtcdRegistry:
-        """Raises :class:`UsageError`, :class:`PoolUnavailable`, :class:`AuthenticationFailed`, :class:`Refused`."""
+    async def open(cls, address: EtcdAddress | str, seen: Path | None = None) -> EtcdRegistry:
+        """``seen``: the file in which this host remembers the registry (:mod:`.guard`).
+
+        Raises :class:`UsageError`, :class:`PoolUnavailable`, :class:`AuthenticationFailed`, :class:`Refused`,
+        :class:`Corrupt`.
+        """
+        guard = Guard(seen)
         client = EtcdClient(parse(address) if isinstance(address, str) else address)
-        registry = cls(client)
+        registry = cls(client, guard)
         try:
             await registry._verify()
         except BaseException:
@@ -90,18 +102,22 @@ class EtcdRegistry:
 
     async def _range(self, **fields: Any) -> Any:
         await self._verify()
+        floor = self._guard.revision
         try:
-            return await self._client.call("KV.Range", self._rpc.RangeRequest(**fields))
+            answer = await self._client.call("KV.Range", self._rpc.RangeRequest(**fields))
         except EtcdFault as error:
             if error.fault is Fault.COMPACTED:
                 raise Compacted(str(error), oldest=0) from error
             raise _unexpected(error) from error
+        self._look(answer, floor)
+        return answer
 
     # -- changing -----------------------------------------------------------------
     async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
         check_txn(compares, operations)
         await self._verify()
         request = txn_request(self._rpc, self._keys, compares, operations)
+        floor = self._guard.revision
         try:
             response = await self._client.call("KV.Txn", request, change=bool(operations))
         except EtcdFault as error:
@@ -109,6 +125,7 @@ class EtcdRegistry:
                 leases = [operation.lease for operation in operations if isinstance(operation, Put) and operation.lease]
                 raise NotFound(f"a lease of {leases} has ended", leases=leases) from error
             raise _unexpected(error) from error
+        self._look(response, floor)
         return txn_result(self._keys, compares, response)
 
     async def put_if(self, compare: Compare, value: bytes, lease: int = 0) -> int:
@@ -166,24 +183,37 @@ class EtcdRegistry:
                 yield change
 
     async def close(self) -> None:
+        self._guard.save()
         await self._client.close()
 
     # -- whose data this is -------------------------------------------------------
     async def _verify(self) -> None:
-        """Read who answers, at the start and after every break: etcd may have been replaced meanwhile."""
+        """Read who answers, at the start and after every break: etcd may have been replaced meanwhile.
+
+        Raises :class:`PoolUnavailable` when it was, each time.
+        """
         if self._verified == self._client.breaks:
             return
         async with self._verifying:
             while self._verified != (breaks := self._client.breaks):
                 answer = await self._client.call("KV.Range", self._rpc.RangeRequest(key=self._keys.identity))
-                if not answer.kvs and not self.cluster_id:
-                    await self._name(answer)
+                if not answer.kvs and not self._guard.cluster:
+                    await self._give_name()
                     continue
-                name = answer.kvs[0].value.decode(errors="replace") if answer.kvs else "unnamed"
-                self.cluster_id = f"{answer.header.cluster_id:016x}-{name}"
+                self._name = answer.kvs[0].value.decode(errors="replace") if answer.kvs else "unnamed"
+                self._look(answer)
                 self._verified = breaks
 
-    async def _name(self, answer: Any) -> None:
+    def _look(self, answer: Any, floor: int | None = None) -> None:
+        """Raises :class:`PoolUnavailable` when the registry went back."""
+        header = answer.header
+        try:
+            self._guard.check(f"{header.cluster_id:016x}-{self._name}", int(header.revision), floor)
+        except PoolUnavailable:
+            self._verified = -1  # until it says otherwise, every request asks who answers first
+            raise
+
+    async def _give_name(self) -> None:
         """Give new data their name; of two that try, one does, and both read it afterwards."""
         rpc, key = self._rpc, self._keys.identity
         request = rpc.TxnRequest(

@@ -265,7 +265,7 @@ def _channels(address: EtcdAddress) -> dict[str, Any]:
         import grpc
     except ImportError as error:
         raise UsageError(f"a registry in etcd needs grpcio: {error}") from error
-    options = list(_CHANNEL_OPTIONS)
+    options: list[tuple[str, int | str]] = list(_CHANNEL_OPTIONS)
     if not address.tls:
         return {endpoint: grpc.aio.insecure_channel(endpoint, options) for endpoint in address.endpoints}
     if address.server_name:
