@@ -56,7 +56,7 @@ class Watch:
             try:
                 async with self._client.stream("Watch.Watch") as (call, endpoint):
                     try:
-                        await call.write(self._request())
+                        await self._begin(call)
                         async with aclosing(self._batches(call)) as batches:
                             async for batch in batches:
                                 heard = clock()
@@ -74,12 +74,21 @@ class Watch:
             log.debug("a watch goes on with another stream", prefix=self._prefix, reason=reason)
             await asyncio.sleep(PAUSE)
 
-    def _request(self) -> Any:
+    async def _begin(self, call: Any) -> None:
+        """Ask for the watch. Raises :class:`_Broken` when the member has refused the stream already."""
         rpc = self._client.rpc
         key, end = self._keys.span(self._prefix)
         # One earlier: see the module docstring. 0 would mean "from now".
-        return rpc.WatchRequest(create_request=rpc.WatchCreateRequest(
-            key=key, range_end=end, start_revision=max(self._following - 1, 1), fragment=True))
+        writing = asyncio.ensure_future(call.write(rpc.WatchRequest(create_request=rpc.WatchCreateRequest(
+            key=key, range_end=end, start_revision=max(self._following - 1, 1), fragment=True))))
+        try:
+            done, _ = await asyncio.wait([writing], timeout=self._client.address.timeout)
+            if not done:
+                raise _Broken("the stream takes nothing")
+            self._result(writing)
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
 
     async def _batches(self, call: Any) -> AsyncGenerator[list[Change], None]:
         """Whole changes from one stream, an empty list for any other word of the member's. Raises :class:`_Broken`."""
@@ -123,17 +132,21 @@ class Watch:
                 await asyncio.gather(asking, return_exceptions=True)
             if not done:
                 raise _Broken("no sign of life")
-            return self._response(read)
+            response = self._result(read)
+            if not hasattr(response, "watch_id"):
+                raise _Broken("the member ended the stream")
+            return response
         finally:
             read.cancel()
             await asyncio.gather(read, return_exceptions=True)
 
-    def _response(self, read: asyncio.Future[Any]) -> Any:
+    def _result(self, done: asyncio.Future[Any]) -> Any:
+        """What a read or a write came to. Raises :class:`_Broken`."""
         import grpc
 
-        if read.cancelled():
+        if done.cancelled():
             raise _Broken("the channel was closed")
-        error = read.exception()
+        error = done.exception()
         if isinstance(error, grpc.aio.AioRpcError):
             found = fault(error.code().name, error.details() or "")
             if found is Fault.TOKEN:
@@ -141,7 +154,4 @@ class Watch:
             raise _Broken(error.details() or error.code().name)
         if error is not None:
             raise _Broken(str(error))
-        response = read.result()
-        if response is grpc.aio.EOF:
-            raise _Broken("the member ended the stream")
-        return response
+        return done.result()
