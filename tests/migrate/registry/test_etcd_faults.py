@@ -6,77 +6,23 @@ import asyncio
 import itertools
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rgpu.migrate.leases import NODE_SLOT, LeaseKeeper
 from rgpu.migrate.registry import etcd, etcd_rpc
-from rgpu.migrate.registry.base import Change, Compacted, Delete, Put, absent, created, txn_certain, unchanged
+from rgpu.migrate.registry.base import Compacted, Delete, Put, absent, created, txn_certain, unchanged
 from rgpu.migrate.registry.clock import boot_time_ns
 from rgpu.migrate.registry.etcd import EtcdRegistry
-from rgpu.session.errors import AuthenticationFailed, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
-from tests.migrate.registry.etcd_cluster import EtcdCluster, Member, Tls, needs_etcd
+from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError, UnknownOutcome
+from tests.migrate.registry.etcd_cluster import EtcdCluster, Member, needs_etcd
+from tests.migrate.registry.etcd_use import Follower, eventually, prefix, use, works
 from tests.scenarios.proxy import Proxy
 
 pytestmark = needs_etcd
 
-_numbers = itertools.count()
-PASSWORD = "correct horse"
-
-
-def prefix() -> str:
-    return f"faults/test-{next(_numbers)}"
-
-
-def use(address: str, test: Callable[[EtcdRegistry], Awaitable[None]], seen: Path | None = None) -> None:
-    async def body() -> None:
-        registry = await EtcdRegistry.open(address, seen)
-        try:
-            await asyncio.wait_for(test(registry), 120)
-        finally:
-            await registry.close()
-
-    asyncio.run(body())
-
-
-async def eventually(attempt: Callable[[], Awaitable[Any]], seconds: float = 40.0) -> Any:
-    """The result of the first attempt that the registry answers."""
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            return await attempt()
-        except (PoolUnavailable, UnknownOutcome):
-            assert time.monotonic() < until, "the registry did not come back"
-            await asyncio.sleep(0.1)
-
-
-class Follower:
-    """Watches a prefix in the background."""
-
-    def __init__(self, registry: EtcdRegistry, prefix: str, revision: int) -> None:
-        self.changes: list[Change] = []
-        self.task = asyncio.ensure_future(self._follow(registry, prefix, revision))
-
-    async def _follow(self, registry: EtcdRegistry, prefix: str, revision: int) -> None:
-        async with aclosing(registry.watch(prefix, revision)) as changes:  # type: ignore[type-var]
-            async for change in changes:
-                self.changes.append(change)
-
-    async def reached(self, revision: int, seconds: float = 40.0) -> None:
-        until = time.monotonic() + seconds
-        while not self.changes or self.changes[-1].revision < revision:
-            if self.task.done():
-                self.task.result()
-            assert time.monotonic() < until, f"revision {revision} did not arrive; last: {self.changes[-1:]}"
-            await asyncio.sleep(0.02)
-
-    async def stop(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
 
 
 @pytest.fixture
@@ -473,70 +419,7 @@ def test_a_registry_that_went_back(single: EtcdCluster, tmp_path: Path, how: str
     if how != "restarted":
         with pytest.raises(PoolUnavailable, match="went back|identity"):  # a daemon that is started again remembers
             use(address, lambda registry: registry.revision(), seen)
-    use(address, lambda registry: _works(registry))  # who has never seen it takes it as it is
-
-
-async def _works(registry: EtcdRegistry) -> None:
-    assert (await registry.txn([], [Put("b", b"1")])).succeeded
-
-
-# -- TLS and users -----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    folder = tmp_path_factory.mktemp("secured")
-    tls = Tls.make(folder / "tls")
-    (folder / "password").touch(mode=0o600)
-    (folder / "password").write_text(PASSWORD + "\n")
-    with EtcdCluster(folder, tls=tls, arguments=("--auth-token-ttl", "1", "--bcrypt-cost", "4")) as cluster:
-        cluster.authentication("rgpu", PASSWORD, "faults")
-        yield cluster
-
-
-def as_user(cluster: EtcdCluster, where: str = "", **options: object) -> str:
-    return cluster.address(where or prefix(), user="rgpu", password_file=cluster.folder / "password", **options)
-
-
-def test_a_token_that_ended_is_replaced(secured: EtcdCluster) -> None:
-    """While nothing is asked, and when the member that knew it has died; watches too."""
-    async def test(registry: EtcdRegistry) -> None:
-        first = await registry.put_if(absent("a"), b"1")
-        follower = Follower(registry, "", first + 1)
-        token = registry._client._token
-        await asyncio.sleep(4.0)
-        second = await registry.put_if(unchanged("a", first), b"2")
-        assert registry._client._token != token, "the token did not end: this test shows nothing"
-        secured.members[0].kill()
-        secured.start(secured.members[0])
-        await asyncio.to_thread(secured.wait_ready)
-        await eventually(lambda: txn_certain(registry, [unchanged("a", second)], [Put("a", b"3")]))
-        entry = await eventually(lambda: registry.get("a"))
-        await follower.reached(entry.mod_revision)
-        await follower.stop()
-
-    use(as_user(secured), test)
-
-
-def test_who_is_not_let_in_is_told_so(secured: EtcdCluster, tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong"
-    wrong.touch(mode=0o600)
-    wrong.write_text("not it")
-    for address in (secured.address(prefix()), secured.address(prefix(), user="rgpu", password_file=wrong),
-                    secured.address(prefix(), user="nobody", password_file=wrong), as_user(secured, "elsewhere")):
-        with pytest.raises(AuthenticationFailed, match="refuses us"):
-            use(address, _works)
-
-
-def test_strangers_certificates(secured: EtcdCluster, tmp_path: Path) -> None:
-    """A server that our authority does not vouch for, and a client that theirs does not."""
-    other = Tls.make(tmp_path / "tls")
-    for options in ({"ca": other.ca}, {"cert": other.cert, "key": other.key}, {"server_name": "else.where"}):
-        with pytest.raises(PoolUnavailable, match="no member"):
-            use(as_user(secured, timeout=1, **options), _works)
-    plain = f"etcd://{secured.members[0].endpoint}/{prefix()}?timeout=1"
-    with pytest.raises(PoolUnavailable, match="no member"):
-        use(plain, _works)
+    use(address, works)  # who has never seen it takes it as it is
 
 
 # -- closing ----------------------------------------------------------------------------------
@@ -572,4 +455,4 @@ def test_members_are_spread_and_any_one_is_enough(three: EtcdCluster) -> None:
     dead: Member = three.followers()[0]
     dead.kill()
     for _ in range(4):
-        use(three.address(prefix()), _works)
+        use(three.address(prefix()), works)
