@@ -27,6 +27,7 @@ $(VENV)/.stamp: $(SOURCES)
 	@touch $@
 
 setup: $(VENV)/.stamp
+	@.ci/etcd
 
 demo: setup
 	$(BIN)/rgpu demo

@@ -30,6 +30,23 @@ def pool_option(command: Callable[..., Any]) -> Callable[..., Any]:
         command)
 
 
+def registry_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--registry", metavar="ADDRESS",
+                        help="Where the pool's truth is: etcd://HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE"
+                             "&user=NAME&password-file=FILE&timeout=SECONDS, or embedded (this host only; default: "
+                             "RGPU_REGISTRY, or embedded).")(command)
+
+
+def registry_address(settings: Settings) -> str:
+    """The registry that a daemon opens; "" for the embedded one. Raises :class:`UsageError`, :class:`Refused`."""
+    if settings.registry in ("", "embedded"):
+        return ""
+    from rgpu.migrate.registry.etcd_address import parse
+
+    parse(settings.registry)  # wrong ones are refused before anything is started
+    return str(settings.registry)
+
+
 #: The default of ``--module-cache-size``.
 MODULE_CACHE_SIZE = "4GiB"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import shutil
@@ -16,8 +17,11 @@ import click
 
 from rgpu.cli import common, doctor_pool
 from rgpu.cli.finding import Finding
+from rgpu.cli.pool import pool_files
 from rgpu.cli.settings import Settings
+from rgpu.migrate.registry.open import open_registry
 from rgpu.session.addresses import DEVICE_BASE, DEVICE_STRIDE
+from rgpu.session.errors import RgpuError
 
 
 @click.command("doctor")
@@ -41,7 +45,8 @@ def _show(findings: list[dict[str, Any]]) -> None:
 
 
 def _all(settings: Settings) -> Iterator[Finding]:
-    checks: tuple[Callable[[], Finding], ...] = (_python, _shim, _addresses, _randomisation, _memfd, _boot_clock, _gpu)
+    checks: tuple[Callable[[], Finding], ...] = (_python, _shim, _addresses, _randomisation, _memfd, _boot_clock, _gpu,
+                                                 lambda: _registry(settings))
     for check in checks:
         try:
             yield check()
@@ -117,3 +122,25 @@ def _gpu() -> Finding:
         return Finding("gpu", True, f"none that a node here could serve: {driver.explain(error, 'cuda:0')}")
     return Finding("gpu", True, f"{found.name}, compute capability {'.'.join(map(str, found.compute_capability))}, "
                    f"driver {found.driver_version // 1000}.{found.driver_version % 1000 // 10}")
+
+
+def _registry(settings: Settings) -> Finding:
+    """Whether this host reaches the pool's etcd as a node would."""
+    files = pool_files(settings)
+    address = common.registry_address(settings)
+    if not address and files.description_path.exists():
+        address = files.registry_address()
+    if not address.startswith("etcd"):
+        return Finding("registry", True, "embedded, in the pool's directory")
+
+    async def look() -> str:
+        registry = await open_registry(address)
+        try:
+            return f"{address.partition('?')[0]} answers, revision {await registry.revision()}"
+        finally:
+            await registry.close()
+
+    try:
+        return Finding("registry", True, asyncio.run(look()))
+    except RgpuError as error:
+        return Finding("registry", False, error.message, "docs/registry.md says how etcd is set up and named")

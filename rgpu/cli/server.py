@@ -23,6 +23,7 @@ from rgpu.session.errors import NotFound
 @click.option("--advertise-data", default="", metavar="HOST:PORT",
               help="Where agents and nodes reach the data port, if not at --listen (NAT, a proxy).")
 @click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")
+@common.registry_option
 @click.option("--coordinator", type=click.Choice(["auto", "never", "only"]), default="auto", show_default=True,
               help="Whether this node may be elected coordinator; only: it may, and has no devices.")
 @click.option("--metrics", default="", metavar="HOST:PORT", help="Answer Prometheus there (docs/metrics.md).")
@@ -31,8 +32,8 @@ from rgpu.session.errors import NotFound
 @common.pool_option
 @common.verb
 def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, listen: str,
-            control_port: int, data_port: int, advertise_data: str, lease: float, coordinator: str,
-            metrics: str, token: str | None, pool: str | None) -> None:
+            control_port: int, data_port: int, advertise_data: str, lease: float, registry: str | None,
+            coordinator: str, metrics: str, token: str | None, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
@@ -41,7 +42,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     from rgpu.server.daemon import Options, run
     from rgpu.server.metrics import parse_address
 
-    settings = common.settings(pool=pool)
+    settings = common.settings(pool=pool, registry=registry)
     files = pool_files(settings)
     if token:
         from rgpu.server.joining import join
@@ -56,5 +57,6 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
         devices = ()
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
                 control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator != "never",
-                metrics=metrics, log_level=settings.log_level, advertise_data=advertise_data,
+                registry=common.registry_address(settings), metrics=metrics, log_level=settings.log_level,
+                advertise_data=advertise_data,
                 module_cache_size=parse_size(module_cache_size)))

@@ -62,6 +62,7 @@ def _state_home() -> Path:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("pool", lambda: str(_state_home() / "pool"), str, "the pool's directory (addresses and keys)"),
+    Setting("registry", lambda: "embedded", str, "the pool's registry: etcd://HOST:PORT,…/PREFIX?…, or embedded"),
     Setting("memory", lambda: 1 << 30, parse_size, "device memory of a session (its quota)"),
     Setting("recover", lambda: True, parse_flag, "keep the journal since the last image, to outlive a server"),
     Setting("journal_limit", lambda: 256 << 20, parse_size, "journal kept in memory before it is spilled"),

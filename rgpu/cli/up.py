@@ -63,7 +63,7 @@ def start_daemon(root: Path, host: str, device: str, device_memory: str, lease: 
     with open(folder / "server.log", "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", str(root), "--host", host, "--device", device,
-             "--device-memory", device_memory, "--lease", str(lease),
+             "--device-memory", device_memory, "--lease", str(lease), "--registry", "embedded",
              "--module-cache-size", module_cache_size],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 

@@ -53,6 +53,7 @@ class Options:
     coordinator: bool
     log_level: str
     module_cache_size: int = DEFAULT_SIZE  #: bytes of images kept on disk; 0: none
+    registry: str = ""  #: etcd://…; "": the embedded one, in the pool's directory
     advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
     metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
 

@@ -36,7 +36,7 @@ from rgpu.migrate.registry.open import open_registry
 from rgpu.migrate.settle import Holding, settle
 from rgpu.server import driver
 from rgpu.server.keyring import Keyring
-from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, RgpuError
+from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
 from rgpu.session.facts import DeviceInfo
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Leadership:
     # -- joining and leaving ------------------------------------------------------
     async def join(self) -> None:
         """Open the registry; take back what adopted workers say they hold."""
-        address = self.daemon.files.registry_address()
-        self.registry = await open_registry(address)
+        address = self.daemon.options.registry or self.daemon.files.registry_address()
+        self.registry = await self._open(address)
         # A daemon frozen for longer than its lease is dead to the pool: the keeper must not renew for it.
         self.keeper = LeaseKeeper(address, patience=2 * self.daemon.options.lease)
         self.keyring = Keyring(self.daemon.authorized, self.registry)
@@ -75,6 +75,17 @@ class Leadership:
             await handle.give_deadline(self.keeper.page.fd)
         for session in list(self.daemon.node.running):
             await self._take_back(session)
+
+    async def _open(self, address: str) -> Registry:
+        """Wait for a registry that does not answer: workers of this host may be running meanwhile (OWNERSHIP 3)."""
+        while True:
+            try:
+                return await open_registry(address, seen=self.daemon.directory / "registry.json")
+            except PoolUnavailable as error:
+                if self.daemon.stopping.is_set() or address.startswith("embedded:"):
+                    raise
+                log.warning("waiting for the registry", reason=error.message)
+                await asyncio.sleep(SETTLE_AGAIN)
 
     async def announce(self, control: str, data: tuple[str, int]) -> None:
         """Register this node under its lease."""
@@ -237,6 +248,18 @@ class Leadership:
 
     async def _take_back(self, session: str) -> None:
         """An adopted worker: is it still ours? Then the record gets our new incarnation."""
+        while True:
+            try:
+                await self._take_back_now(session)
+                return
+            except (PoolUnavailable, UnknownOutcome) as error:  # no answer is no reason to forget a session
+                if self.daemon.stopping.is_set():
+                    raise
+                log.warning("waiting for the registry's word on an adopted worker", session=session,
+                            reason=error.message)
+                await asyncio.sleep(SETTLE_AGAIN)
+
+    async def _take_back_now(self, session: str) -> None:
         node = self.daemon.node
         try:
             held = await self.session(session)
@@ -250,6 +273,8 @@ class Leadership:
                     self._settle_later(session, held.record.move.id if held.record.move else "")
                 return
             reason = "the record changed meanwhile"
+        except (PoolUnavailable, UnknownOutcome):
+            raise
         except RgpuError as error:
             reason = error.message
         log.warning("an adopted worker is not ours any more", session=session, reason=reason)
