@@ -70,7 +70,7 @@ class CudaDevice:
         self._restored: dict[int, int | None] = {}
         self._modules: dict[int, modules.Module] = {}
         self._unloaded: list[modules.Module] = []  #: by the program, not yet by the driver
-        self._host_functions = HostFunctions(self._context, self.is_complete, self._failed)
+        self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._failed)
         self._graphs = Graphs(self._context, self._function)
         self._clock_offset = -time.monotonic_ns()
         self._reference = self._timing_event()

@@ -9,7 +9,8 @@
 // is an illegal address. Our own module's (an image that cuModuleLoadData takes,
 // whatever it is): rgpu_hash_pages and rgpu_copy_hash_pages, whose "hash" of a
 // page is the sum of its bytes plus the key's first word, and its length.
-// FAKE_DRIVER_DELAY_US: each piece of work takes that long.
+// After fake_loads_wait(1) loading a module and unregistering memory wait for
+// all streams, as they may on a real driver. FAKE_DRIVER_DELAY_US: each piece of work takes that long.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -56,11 +57,16 @@ auto &changed = *new std::condition_variable;
 std::atomic<int> sticky{0}, injected{0};
 std::atomic<long> launches{0};
 
+auto &streams = *new std::vector<Stream *>;
+std::atomic<bool> loads_wait{false};
+
 struct Stream {
     std::deque<std::function<bool()>> work;  // false: not yet
     bool blocking;
     std::thread thread;
     explicit Stream(bool blocking) : blocking(blocking) {
+        std::lock_guard guard(lock);
+        streams.push_back(this);
         thread = std::thread([this] { run(); });
         thread.detach();
     }
@@ -100,6 +106,12 @@ Result give(void *handle, std::function<bool()> work) {
 }
 Result give_once(void *handle, std::function<void()> work) {
     return give(handle, [work = std::move(work)] { return work(), true; });
+}
+
+void rest() {  // until no stream has work
+    std::unique_lock guard(lock);
+    while (loads_wait && std::any_of(streams.begin(), streams.end(), [](Stream *s) { return !s->work.empty(); }))
+        changed.wait_for(guard, std::chrono::milliseconds(1));
 }
 
 double milliseconds() {
@@ -188,7 +200,8 @@ Result start(const Kernel *kernel, void *stream, void **extra) {
 }  // namespace
 
 API Result fake_inject(int error) { return injected = error, 0; }
-API Result fake_reset() { return injected = 0, sticky = 0; }
+API Result fake_reset() { return loads_wait = false, injected = 0, sticky = 0; }
+API Result fake_loads_wait(int on) { return loads_wait = on, 0; }
 API long fake_launches() { return launches; }
 
 API Result cuInit(unsigned) { return 0; }
@@ -221,6 +234,10 @@ API Result cuMemAlloc_v2(Ptr *at, size_t size) { return *at = reinterpret_cast<P
 API Result cuMemFree_v2(Ptr at) { return free(reinterpret_cast<void *>(at)), 0; }
 API Result cuMemFreeHost(void *at) { return free(at), 0; }
 
+API Result cuMemHostRegister_v2(void *, size_t, unsigned) { return 0; }
+API Result cuMemHostUnregister(void *) { return rest(), 0; }
+API Result cuMemHostGetDevicePointer_v2(Ptr *at, void *host, unsigned) { return *at = reinterpret_cast<Ptr>(host), 0; }
+
 API Result cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return *stream = new Stream(!(flags & 1)), 0; }
 API Result cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
 API Result cuStreamDestroy_v2(void *) { return 0; }
@@ -238,6 +255,9 @@ API Result cuStreamWaitEvent(void *stream, void *handle, unsigned) {
         std::lock_guard inner(lock);
         return event->reached >= wanted;
     });
+}
+API Result cuStreamWaitValue32_v2(void *stream, Ptr at, uint32_t value, unsigned) {
+    return give(stream, [=] { return static_cast<int32_t>(*reinterpret_cast<volatile uint32_t *>(at) - value) >= 0; });
 }
 API Result cuStreamIsCapturing(void *, int *status) { return *status = 0, 0; }
 API Result cuEventCreate(void **event, unsigned) { return *event = new Event, 0; }
@@ -303,6 +323,7 @@ API Result cuMemsetD2D16Async(Ptr to, size_t p, unsigned short v, size_t w, size
 API Result cuMemsetD2D32Async(Ptr to, size_t p, unsigned v, size_t w, size_t h, void *s) { return set(to, p, v, 4, w, h, s); }
 
 API Result cuModuleLoadDataEx(void **handle, const void *image, unsigned, void *, void *) {
+    rest();
     auto module = std::make_unique<Module>();
     std::istringstream text(static_cast<const char *>(image));
     for (std::string line; std::getline(text, line);) {
