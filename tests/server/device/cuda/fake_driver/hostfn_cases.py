@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,9 +15,35 @@ from rgpu.session.addresses import PINNED_BASE
 from tests.server.device.cuda.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
 
 
-def opened(runtime: SessionRuntime, journal: Journal) -> Agent:
+Attach = Callable[[], Agent]
+
+
+@pytest.fixture
+def runtime(device: Any) -> SessionRuntime:
+    return SessionRuntime("s", 1, device)
+
+
+@pytest.fixture
+def attach(runtime: SessionRuntime) -> Iterator[Attach]:
+    """Opens links to the runtime; they end before the device does."""
+    links = []
+
+    def make() -> Agent:
+        link, connection = linked(runtime)
+        links.append(link)
+        return Agent(connection)
+
+    yield make
+    runtime.stop()
+    for link in links:
+        link.finish()
+        link._receiver.join(5)
+
+
+@pytest.fixture
+def agent(attach: Attach, journal: Journal) -> Agent:
     """A link with a session open, whose driver's loads wait for all streams from now on."""
-    agent = Agent(linked(runtime)[1])
+    agent = attach()
     agent.send(journal.opened())
     assert agent.answer(5)[0] == 0
     driver().fake_loads_wait(1)
@@ -44,15 +70,13 @@ def unregister(journal: Journal) -> bytes:
 @pytest.mark.parametrize("patience", [20.0, 0.05])
 @pytest.mark.parametrize("waits", [load, unregister])
 def test_a_call_that_waits_and_a_function_that_returns_behind_it(
-        device: Any, journal: Journal, monkeypatch: pytest.MonkeyPatch, waits: Callable[[Journal], bytes],
-        patience: float) -> None:
+        device: Any, runtime: SessionRuntime, agent: Agent, journal: Journal, monkeypatch: pytest.MonkeyPatch,
+        waits: Callable[[Journal], bytes], patience: float) -> None:
     """The record that would let the stream go is behind the call: in the same message, and in a later one.
 
     With little patience the call is inside the driver when that record comes.
     """
     monkeypatch.setattr(lookahead, "PATIENCE", patience)
-    runtime = SessionRuntime("s", 1, device)
-    agent = opened(runtime, journal)
     for together in (True, False):
         agent.send(journal("host_allocate", address=PINNED_BASE, size=1 << 16, flags=0) + journal.write(bytes(16)))
         function = stopped(agent, journal)
@@ -74,10 +98,8 @@ def test_a_call_that_waits_and_a_function_that_returns_behind_it(
     assert runtime.executor.bugs == 0 and not device.host_gates.held and not device.host_gates.open
 
 
-def test_much_behind_the_call_is_kept_in_order(device: Any, journal: Journal) -> None:
+def test_much_behind_the_call_is_kept_in_order(runtime: SessionRuntime, agent: Agent, journal: Journal) -> None:
     """Copies of megabytes, answers and a ping between the call and the record that lets it go."""
-    runtime = SessionRuntime("s", 1, device)
-    agent = opened(runtime, journal)
     function = stopped(agent, journal)
     data = bytes(range(256)) * 16384
     agent.send(load(journal))
@@ -92,19 +114,17 @@ def test_much_behind_the_call_is_kept_in_order(device: Any, journal: Journal) ->
     assert runtime.executor.bugs == 0
 
 
-def test_a_connection_ends_while_the_call_is_in_the_driver(device: Any, journal: Journal,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_ends_while_the_call_is_in_the_driver(
+        runtime: SessionRuntime, attach: Attach, agent: Agent, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one finds it there, brings the record that lets it go, and nothing is applied twice."""
     monkeypatch.setattr(lookahead, "PATIENCE", 0.05)
-    runtime = SessionRuntime("s", 1, device)
-    agent = opened(runtime, journal)
     function = stopped(agent, journal)
     call = load(journal)
     loaded = journal.seq
     agent.send(call)
     time.sleep(0.3)
     agent.connection.close()
-    again = Agent(linked(runtime)[1])
+    again = attach()
     assert runtime.applied == loaded - 1
     again.send(call + journal("host_function_done", call=function) + journal.add_one() + journal.read(16))
     assert again.answer(loaded)[0] == 0
@@ -112,11 +132,10 @@ def test_a_connection_ends_while_the_call_is_in_the_driver(device: Any, journal:
     assert runtime.applied == journal.seq
 
 
-def test_a_cut_waits_for_a_call_in_the_driver(device: Any, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_waits_for_a_call_in_the_driver(runtime: SessionRuntime, agent: Agent, journal: Journal,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
     """Its position is behind the call, and the call's work is in it."""
     monkeypatch.setattr(lookahead, "PATIENCE", 0.05)
-    runtime = SessionRuntime("s", 1, device)
-    agent = opened(runtime, journal)
     function = stopped(agent, journal)
     agent.send(load(journal))
     loaded = journal.seq
