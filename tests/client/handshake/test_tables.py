@@ -76,7 +76,7 @@ other = c.c_uint64(); assert d.cuCtxGetId(primary, c.byref(other)) == 0 and othe
 
 
 def test_what_cublas_asks_of_a_stream(stage: Stage) -> None:
-    """Slot 51: an object for each stream, readable and zero; slot 39: zero. Called without an error, they are silent."""
+    """Slot 51: an object for each stream, readable and zero; slot 39: zero. Nothing is said of either."""
     outcome = stage.run(START + r"""
 assert d.cuInit(0) == 0
 context, streams = c.c_void_p(), [c.c_void_p(), c.c_void_p()]

@@ -183,5 +183,5 @@ def _describe(function: Any, layout: Layout, node: KernelNode) -> str:
     attributes = ", ".join(f"{identity}={value[:16].hex()}" for identity, value in _given(node)) or "none"
     known = {each: _attribute(function, each) for each in range(16)}
     return (f"{name.decode() if not int(error) and isinstance(name, bytes) else '?'}: grid {node.grid}, block "
-            f"{node.block}, {node.shared} bytes shared, cooperative {node.cooperative}, launch attributes {attributes}, "
-            f"{len(layout)} parameters in {len(node.parameters)} bytes, function attributes {known}")
+            f"{node.block}, {node.shared} bytes shared, cooperative {node.cooperative}, launch attributes "
+            f"{attributes}, {len(layout)} parameters in {len(node.parameters)} bytes, function attributes {known}")

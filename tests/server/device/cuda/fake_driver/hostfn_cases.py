@@ -14,7 +14,6 @@ from rgpu.server.runtime import SessionRuntime
 from rgpu.session.addresses import PINNED_BASE
 from tests.server.device.cuda.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
 
-
 Attach = Callable[[], Agent]
 
 
@@ -115,7 +114,8 @@ def test_much_behind_the_call_is_kept_in_order(runtime: SessionRuntime, agent: A
 
 
 def test_a_connection_ends_while_the_call_is_in_the_driver(
-        runtime: SessionRuntime, attach: Attach, agent: Agent, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+        runtime: SessionRuntime, attach: Attach, agent: Agent, journal: Journal,
+        monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one finds it there, brings the record that lets it go, and nothing is applied twice."""
     monkeypatch.setattr(lookahead, "PATIENCE", 0.05)
     function = stopped(agent, journal)
