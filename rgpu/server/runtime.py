@@ -19,8 +19,10 @@ import structlog
 from rgpu.checkpoint import restore
 from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.state import SessionState
+from rgpu.server import lookahead
 from rgpu.server.executor import Executor
 from rgpu.server.fast_path import Came, FastPath
+from rgpu.server.lookahead import MAY_WAIT, DoneScanner, Gates, Under
 from rgpu.session.answers import RetainedAnswers
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import LinkError, TimedOut
@@ -38,6 +40,8 @@ PATIENCE = 1.0  #: seconds to wait for the device before more is submitted all t
 
 #: (seq, CUresult, encoded reply arguments, payload)
 Deliver = Callable[[int, int, bytes, Any], None]
+#: Reads on for so many seconds: the next bytes of the stream of records, kept to be fed later; none came: empty
+ReadAhead = Callable[[float], Any]
 
 
 class SessionRuntime:
@@ -48,6 +52,9 @@ class SessionRuntime:
         self.epoch = epoch
         self.device = device
         self.fast: FastPath | None = getattr(device, "fast_path", None)
+        self._gates: Gates | None = getattr(device, "host_gates", None)
+        self._under: Under | None = None  #: a call of the driver that did not return yet, beside the applying thread
+        self.read_ahead: ReadAhead | None = None  #: of the link whose thread applies
         self.hash_key = hash_key or secrets.token_bytes(32)
         self.executor = Executor(device, self._answered)
         self.live = LiveObjects()
@@ -112,6 +119,7 @@ class SessionRuntime:
     def _feed_fast(self, data: Any) -> int:
         assert self.fast is not None
         view, at = memoryview(data).cast("B"), 0
+        self._finish_under(view)
         self._enter()
         try:
             while True:
@@ -122,7 +130,7 @@ class SessionRuntime:
                 if fed.came is Came.RECORD and fed.record is not None:
                     self.gate.position = fed.record.seq - 1
                     for command in self.gate.feed(fed.record):
-                        self._obey(command)
+                        self._obey(command, view[at:])
                 elif fed.came is Came.INTERRUPTED:
                     self._leave()
                     if self._go_away():
@@ -163,10 +171,13 @@ class SessionRuntime:
     def _go_away(self) -> bool:
         return self._stopped or self._interrupts > 0
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: Command, behind: Any = b"") -> None:
         match command:
             case Apply(record):
-                self._apply(record)
+                if record.call_id in MAY_WAIT and self._gates is not None and self._gates.held:
+                    self._apply_late(record, behind)
+                else:
+                    self._apply(record)
             case WaitFor(seq):
                 if not self.device.is_complete(seq):
                     self._wait(lambda: self.device.wait_complete(seq, 0.05))
@@ -176,6 +187,52 @@ class SessionRuntime:
                 self._wait(lambda: self.device.drain(0.05))
             case Drop(_):
                 pass
+
+    def _apply_late(self, record: Record, behind: Any) -> None:
+        """Apply a call for which the driver may wait, while streams may stand at host functions (lookahead.py)."""
+        assert self._gates is not None
+        scanner = DoneScanner(record.seq)
+        self._release(scanner.feed(behind))
+        until = time.monotonic() + lookahead.PATIENCE
+        while self._gates.held and time.monotonic() < until:
+            if self._go_away():
+                raise LinkError("another connection takes over, or the session ends here")
+            self._look_ahead(scanner, 0.02)
+        if not self._gates.held:
+            self._apply(record)
+            return
+        log.warning("a call is made while a host function runs", call=BY_ID[record.call_id].name, seq=record.seq)
+        self._under = Under(lambda: self._apply(record))
+        self._await_under(scanner)
+
+    def _await_under(self, scanner: DoneScanner) -> None:
+        under = self._under
+        assert under is not None and self._gates is not None
+        while not under.returned(0.002):
+            if self._go_away():  # the call goes on: who applies next waits for it
+                raise LinkError("another connection takes over, or the session ends here")
+            if self._gates.held:
+                self._look_ahead(scanner, 0.01)
+        self._under = None
+        under.check()
+
+    def _finish_under(self, data: Any) -> None:
+        """A connection ended while a call was under way; this one's stream begins with that call, or behind it."""
+        if self._under is not None:
+            scanner = DoneScanner(self.applied + 1)
+            self._release(scanner.feed(data))
+            self._await_under(scanner)
+
+    def _look_ahead(self, scanner: DoneScanner, seconds: float) -> None:
+        if self.read_ahead is None or scanner.ended:
+            time.sleep(seconds)
+        else:
+            self._release(scanner.feed(self.read_ahead(seconds)))
+
+    def _release(self, calls: list[int]) -> None:
+        for call in calls:
+            assert self._gates is not None
+            self._gates.release(call)
 
     def _apply(self, record: Record) -> None:
         if record.call_id in _AWAITED:
@@ -225,7 +282,7 @@ class SessionRuntime:
 
     def _leave(self) -> None:
         with self._condition:
-            self._applying = False
+            self._applying = self._under is not None
             self._condition.notify_all()
 
     def stop(self) -> None:
@@ -244,6 +301,7 @@ class SessionRuntime:
         live = LiveObjects.from_dict(state.live)
         restore.restore(self.device, state, live.structural_calls(), self.executor.replay, pages)
         self.executor.premapped = []
+        self.executor.restored = state.position
         self.live = live
         self.retained = RetainedAnswers.from_list(state.answers)
         self.hash_key = state.hash_key

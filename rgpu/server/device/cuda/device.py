@@ -70,8 +70,8 @@ class CudaDevice:
         self._restored: dict[int, int | None] = {}
         self._modules: dict[int, modules.Module] = {}
         self._unloaded: list[modules.Module] = []  #: by the program, not yet by the driver
-        self._host_functions = HostFunctions(self._context, self.is_complete, self._failed)
-        self._graphs = Graphs(self._context, self._function)
+        self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._failed)
+        self._graphs = Graphs(self._context, self._kernel)
         self._clock_offset = -time.monotonic_ns()
         self._reference = self._timing_event()
         check(driver.cuEventRecord(self._reference, 0), "cuEventRecord")
@@ -280,6 +280,10 @@ class CudaDevice:
         if loaded is None or function >= len(loaded.functions):
             raise DeviceError(f"module {module} has no function {function}", CUDA_ERROR_INVALID_HANDLE)
         return loaded.functions[function]
+
+    def _kernel(self, module: int, function: int) -> tuple[Any, tuple[tuple[int, int], ...]]:
+        """A function and where its parameters are."""
+        return self._function(module, function), self._modules[module].layouts[function]
 
     def instantiate_graph(self, graph: int, context: int, flags: int, nodes: list[Node]) -> None:
         self._use()
