@@ -154,6 +154,10 @@ class Image:
                 for start in range(0, pages, BATCH):
                     yield number, start, min(BATCH, pages - start)
 
+        if sum(len(column) for column in self.table.pages) <= BATCH:  # not worth a thread
+            for number, start, count in places():
+                yield number, start, self.read_pages(number, start, count)
+            return
         waiting: deque[tuple[int, int, Future[list[bytes | None]]]] = deque()
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="restore")
         try:
