@@ -49,12 +49,12 @@ def _classify(error: Exception) -> tuple[type[StoreError], str]:
         if "NoSuchBucket" in text:
             return StoreError, "there is no such bucket"
         return StoreMissing, "it is not there"
+    if any(word in text for word in _FULL):
+        return StoreFull, "the store is full"
     if isinstance(error, failed.PermissionDeniedError | failed.UnauthenticatedError) \
             or any(word in text for word in _DENIED):
         clock = "; look at this host's clock" if "RequestTimeTooSkewed" in text else ""
         return StoreDenied, f"the store refuses the credentials{clock}"
-    if any(word in text for word in _FULL):
-        return StoreFull, "the store is full"
     if isinstance(error, failed.GenericError) and ("error sending request" in text or "timed out" in text
                                                    or "HTTP error" in text or " 50" in text):
         return StoreUnreachable, f"the store does not answer ({text[:200]})"
