@@ -140,15 +140,17 @@ class ArchiveReader:
         head = self._pread(0, _HEAD.size)
         if len(head) < _HEAD.size or head[:8] != MAGIC:
             raise bad("magic")
-        version = _HEAD.unpack(head)[1]
+        _, version, zero = _HEAD.unpack(head)
         if version != VERSION:
             raise VersionMismatch(f"{self._path}: archive version {version}, this reader knows {VERSION}",
                                   found=version, known=VERSION)
+        if zero:
+            raise bad("a field that must be zero", 12)
         end = self._pread(max(0, whole - _END.size), _END.size)
         if len(end) < _END.size or end[:8] != END_MAGIC:
             raise bad("cut short", whole)
-        _, _, zero, at, length, digest = _END.unpack(end)
-        if zero or at + length + _END.size != whole or length > image.MAX_BODY:
+        _, version, zero, at, length, digest = _END.unpack(end)
+        if zero or version != VERSION or at + length + _END.size != whole or length > image.MAX_BODY:
             raise bad("index", at)
         index = self._pread(at, length)
         if blake3(index).digest() != digest:

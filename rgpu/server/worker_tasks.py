@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -176,19 +177,21 @@ class Tasks:
     # -- images -------------------------------------------------------------------------
     def do_checkpoint(self, fds: list[int], image: str, store: dict[str, Any], base: str = "",
                       others: list[str] | None = None, facts: dict[str, Any] | None = None,
-                      staging: int = STAGING) -> dict[str, Any]:
+                      staging: int = 0) -> dict[str, Any]:
         """Write an image; what image ``base`` (and ``others``, of the same user) hold is not stored again.
 
         The session stands still while the pages that changed are taken: those
         that the store does not keep up with wait in memory, ``staging`` bytes
-        at most, and beyond that the session waits with them.
+        at most (0: as :func:`staging_bytes` says), and beyond that the session
+        waits with them.
         """
         runtime = self.worker.runtime
         with granted(store, fds) as images:
             if self.worker.state != "running":
                 raise Fenced(f"the session is {self.worker.state} here")
             began = time.monotonic()
-            with images.own.writer(image, base or None, others=others or [], staging=staging) as writer:
+            with images.own.writer(image, base or None, others=others or [],
+                                   staging=staging or staging_bytes()) as writer:
                 runtime.quiesce(DRAIN_SECONDS)
                 try:
                     paused = time.monotonic()
@@ -217,6 +220,16 @@ class Tasks:
                     raise Fenced(f"image {image} is of session {state.session}, not of {runtime.session}")
                 runtime.restore(state, opened.pages())
         return {"position": state.position, "epoch": state.epoch}
+
+
+def staging_bytes() -> int:
+    """An eighth of the host's free memory, 256 MiB to 16 GiB: for pages on their way to the store."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        free = 0
+    return max(STAGING, min(free // 8, 16 << 30))
 
 
 def _staged(state: SessionState, pages: dict[int, bytes]) -> Iterator[tuple[int, int, bytes | None]]:

@@ -115,7 +115,8 @@ class Recorder:
             self.history.append(Operation("mkdir", inside))
 
 
-def after_a_crash(history: list[Operation], chance: random.Random | None, keep: bool = False) -> dict[str, bytes | None]:
+def after_a_crash(history: list[Operation], chance: random.Random | None,
+                  keep: bool = False) -> dict[str, bytes | None]:
     """One state that the disk may be in: path → content, None for a directory.
 
     ``chance`` decides about each thing that was not synced; without it all of that is there (``keep``) or not.
@@ -178,7 +179,7 @@ def _apply(names: dict[str, int | None], change: Operation) -> None:
             del names[change.path]
 
 
-def lay_out(state: dict[str, bytes | None], base: Path | None, root: Path) -> None:
+def lay_out(state: dict[str, bytes | None], root: Path) -> None:
     """Make the state real below ``root``; what lies in no directory that exists is not there."""
     root.mkdir(parents=True)
     for name in sorted(state):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.session.errors import AlreadyExists, Corrupt, NotFound, Refused, StoreDenied
+from rgpu.session.errors import AlreadyExists, Corrupt, NotFound, Refused, StoreDenied, StoreUnreachable
 from tests.scenarios.pool import LocalPool, VerbError
 
 
@@ -130,3 +130,33 @@ def test_a_store_without_credentials_is_refused_at_the_start(tmp_path: Path) -> 
         pool.rgpu("up", "--nodes", "1", "--detach", "--store", "s3://bucket/prefix?endpoint=http://127.0.0.1:9")
     assert "AWS_ACCESS_KEY_ID" in caught.value.text, caught.value.text
     assert StoreDenied.exit_code
+
+
+# -- an object store -------------------------------------------------------------------
+def environment_of(pid: int) -> dict[str, str]:
+    fields = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(field.decode().split("=", 1) for field in fields if b"=" in field)
+
+
+def test_sessions_recover_from_an_object_store_and_workers_have_no_credentials(tmp_path: Path) -> None:
+    pytest.importorskip("moto.server", reason="moto is not installed")
+    from tests.checkpoint.moto_server import MotoServer
+
+    with MotoServer() as server:
+        address = server.bucket("pool")
+        pool = LocalPool(tmp_path, nodes=2)
+        pool.environment.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="very secret", RGPU_STORE=address)
+        with pool:
+            program = pool.heat("objects", steps=6000)
+            program.wait_lines(2)
+            image = pool.rgpu("checkpoint", "objects")
+            assert pool.rgpu("image", "verify", image["image"])["pages"] == image["pages"]
+            row = pool.session("objects")
+            worker = environment_of(int(row["worker_pid"]))
+            assert not [name for name in worker if name.startswith("AWS_")] and "very secret" not in str(worker)
+            assert not list((tmp_path / "pool").glob("images/*")), "nothing beside the store"
+            kill_worker(pool, "objects")
+            running_again(pool, "objects", 2)
+            server.stop()  # the store goes: the session runs on, and a checkpoint says why it fails
+            assert "does not answer" in fails(StoreUnreachable, pool, "checkpoint", "objects")
+            assert program.finish()
