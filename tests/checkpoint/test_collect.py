@@ -13,6 +13,7 @@ import pytest
 from rgpu.checkpoint import collect, cut, intents, retention
 from rgpu.checkpoint.store import DirectoryStore, ImageInfo, ImageStore
 from rgpu.session.errors import Fenced, NotFound, RgpuError
+from tests.checkpoint.fake_device import FakeDevice
 from tests.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, image_of, many_pages, restores_as
 from tests.checkpoint.test_images import taken
 
@@ -108,6 +109,50 @@ def test_a_collection_at_every_point_of_a_writer(tmp_path: Path, grace: float) -
             break
         points += 1
     assert points > 12
+
+
+def test_a_writer_at_every_point_of_a_collection(tmp_path: Path) -> None:
+    """A writer has read its base, which is then removed; it announces itself at the n-th request of a collection."""
+    points = 0
+    while True:
+        plain, device = DirectoryStore(tmp_path / f"{points}"), many_pages(1)
+        image_of(plain, "a", device)
+        held, go = threading.Event(), threading.Event()
+        count = [0]
+
+        def before_its_packs_are_announced(operation: str, name: str, plain: DirectoryStore = plain,
+                                           held: threading.Event = held, go: threading.Event = go) -> None:
+            # the second time the intent is put: the base's manifest is in the writer's memory
+            if operation == "put" and name.startswith("intents/") and plain.blobs.size(name) is not None \
+                    and not held.is_set():
+                plain.forget("a")
+                held.set()
+                assert go.wait(30)
+
+        def write(plain: DirectoryStore = plain, device: FakeDevice = device,
+                  hook: Callable[[str, str], None] = before_its_packs_are_announced) -> None:
+            image_of(ImageStore(FailingBlobs(plain.blobs, hook)), "b", device, 8, base="a")
+
+        def strike(operation: str, name: str, at: int = points, count: list[int] = count,
+                   go: threading.Event = go) -> None:
+            count[0] += 1
+            if count[0] == at + 1:
+                go.set()
+                writer.join()
+
+        # The writer's first intent would protect nothing of the base: it is that of a writer with a base unknown yet.
+        writer = threading.Thread(target=write)
+        writer.start()
+        assert held.wait(30)
+        collect.collect(ImageStore(FailingBlobs(plain.blobs, strike)), grace=0)
+        go.set()
+        writer.join()
+        plain.verify("b")
+        assert restores_as(plain.open("b"), device)
+        if count[0] <= points:
+            break
+        points += 1
+    assert points > 10
 
 
 def test_a_writer_taken_for_dead_at_every_point(tmp_path: Path) -> None:
