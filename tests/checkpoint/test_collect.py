@@ -117,7 +117,7 @@ def test_a_writer_at_every_point_of_a_collection(tmp_path: Path) -> None:
     while True:
         plain, device = DirectoryStore(tmp_path / f"{points}"), many_pages(1)
         image_of(plain, "a", device)
-        held, go = threading.Event(), threading.Event()
+        held, go, done = threading.Event(), threading.Event(), threading.Event()
         count = [0]
 
         def before_its_packs_are_announced(operation: str, name: str, plain: DirectoryStore = plain,
@@ -130,17 +130,18 @@ def test_a_writer_at_every_point_of_a_collection(tmp_path: Path) -> None:
                 assert go.wait(30)
 
         def write(plain: DirectoryStore = plain, device: FakeDevice = device,
-                  hook: Callable[[str, str], None] = before_its_packs_are_announced) -> None:
+                  hook: Callable[[str, str], None] = before_its_packs_are_announced,
+                  done: threading.Event = done) -> None:
             image_of(ImageStore(FailingBlobs(plain.blobs, hook)), "b", device, 8, base="a")
+            done.set()
 
         def strike(operation: str, name: str, at: int = points, count: list[int] = count,
-                   go: threading.Event = go) -> None:
+                   go: threading.Event = go, done: threading.Event = done) -> None:
             count[0] += 1
             if count[0] == at + 1:
                 go.set()
-                writer.join()
+                assert done.wait(30)
 
-        # The writer's first intent would protect nothing of the base: it is that of a writer with a base unknown yet.
         writer = threading.Thread(target=write)
         writer.start()
         assert held.wait(30)
