@@ -19,7 +19,7 @@ from rgpu.checkpoint.blobs import DirectoryBlobs, Found
 from rgpu.checkpoint.files import TEMPORARY
 from rgpu.checkpoint.intents import CONDEMNED, ENDED, FORGET_SECONDS, ID_DIGITS, INTENTS, STALE_SECONDS, read_all
 from rgpu.checkpoint.packs import pack_blob
-from rgpu.session.errors import Corrupt, NotFound, VersionMismatch
+from rgpu.session.errors import Corrupt, RgpuError
 
 if TYPE_CHECKING:
     from rgpu.checkpoint.store import ImageStore
@@ -104,13 +104,10 @@ def _needed(store: ImageStore) -> tuple[set[str], set[str]]:
     over = {found.name[len(prefix + ENDED):] for found in blobs.ls(prefix + ENDED)}
     intents = [intent for intent in intents if intent.id not in over]
     needed = {name for intent in intents for name in intent.packs}
-    for name in store.names():
-        try:
-            needed.update(pack.name for pack in store.summary(name).packs)
-        except NotFound:
-            continue  # removed meanwhile
-        except (Corrupt, VersionMismatch) as error:
-            raise _Blocked(error.message) from error
+    for _, _, _, about in store.summaries():
+        if isinstance(about, RgpuError):
+            raise _Blocked(about.message)
+        needed.update(pack.name for pack in about.packs)
     return needed, {intent.id for intent in intents}
 
 

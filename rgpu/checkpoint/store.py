@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -47,6 +48,7 @@ __all__ = ["DirectoryStore", "Image", "ImageInfo", "ImageStore", "user_key", "us
 
 log = structlog.get_logger(__name__)
 
+LOOKERS = 8  #: manifests that are looked at at once
 _SUFFIX = ".image"
 _NAME = re.compile(r"[\w@:+=,./-]{1,150}", re.ASCII)
 #: What makes an image unusable, as against a store that cannot be asked now.
@@ -197,16 +199,31 @@ class ImageStore:
         return {unquote(found.name[start:-len(_SUFFIX)]): (found.size, found.modified)
                 for found in self.blobs.ls(self.prefix + "images/") if found.name.endswith(_SUFFIX)}
 
+    def summaries(self) -> Iterator[tuple[str, int, float, image.Summary | RgpuError]]:
+        """(name, manifest's bytes, when written, summary or why it cannot be read) of every image, in no order.
+
+        Raises :class:`StoreError` when the store cannot be asked; one image's damage is its own.
+        """
+        def look(name: str) -> image.Summary | RgpuError | None:
+            try:
+                return self.summary(name)
+            except NotFound:
+                return None  # removed meanwhile
+            except (Corrupt, VersionMismatch, UsageError) as error:
+                return error
+
+        names = self.names()
+        with ThreadPoolExecutor(LOOKERS, thread_name_prefix="look") as threads:
+            for (name, (size, modified)), found in zip(names.items(), threads.map(look, names), strict=True):
+                if found is not None:
+                    yield name, size, modified, found
+
     def ls(self) -> list[ImageInfo]:
         """Every image, newest first; a damaged one has its ``error``."""
         found = []
-        for name, (size, modified) in self.names().items():
-            try:
-                about = self.summary(name)
-            except NotFound:
-                continue  # removed meanwhile
-            except RgpuError as error:
-                found.append(ImageInfo(name, modified, manifest_bytes=size, error=error.message))
+        for name, size, modified, about in self.summaries():
+            if isinstance(about, RgpuError):
+                found.append(ImageInfo(name, modified, manifest_bytes=size, error=about.message))
             else:
                 found.append(ImageInfo(name, about.created, about.session, about.position, about.epoch, about.memory,
                                        about.pages, about.stored, size))

@@ -119,6 +119,7 @@ def rm(image: str, operator: bool, pool: str | None, output: str) -> None:
 @command.command("gc")
 @click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the newest N images of each session.")
 @click.option("--older-than", metavar="AGE", help="Remove images older than that: 12h, 7d.")
+@click.option("--ended", metavar="AGE", help="Remove the images of sessions that ended at least so long ago.")
 @click.option("--grace", default="15m", show_default=True, metavar="AGE",
               help="How long a pack that nothing names stays, for who may still read it.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
@@ -126,14 +127,14 @@ def rm(image: str, operator: bool, pool: str | None, output: str) -> None:
 @common.pool_option
 @common.output_option
 @common.verb
-def gc(keep_last: int | None, older_than: str | None, grace: str, dry_run: bool, operator: bool, pool: str | None,
-       output: str) -> None:
+def gc(keep_last: int | None, older_than: str | None, ended: str | None, grace: str, dry_run: bool, operator: bool,
+       pool: str | None, output: str) -> None:
     """Remove packs that no image needs, and images that the given rules let go.
 
     Never one that the registry names, nor what a writer at work needs. Safe while checkpoints are written.
     """
     args = {"keep_last": keep_last, "max_age": None if older_than is None else parse_age(older_than),
-            "grace": parse_age(grace), "dry_run": dry_run}
+            "ended": None if ended is None else parse_age(ended), "grace": parse_age(grace), "dry_run": dry_run}
     with connect(common.settings(pool=pool), _role(operator)) as client:
         result = client.call("image.gc", args, timeout=LONG)
     common.emit(result, output, _show_gc)

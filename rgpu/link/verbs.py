@@ -81,7 +81,7 @@ TABLE: tuple[Verb, ...] = (
     Verb("image.show", USER, ANY, True, "{image} → what it holds, without its pages"),
     Verb("image.verify", USER, ANY, True, "{image} → {pages, chunks, packs}: every byte was read and is right."),
     Verb("image.rm", USER, ANY, True, "{image} → {freed}; refused for one that the registry names."),
-    Verb("image.gc", USER, ANY, True, "{keep_last, max_age, grace, dry_run} → {images, packs, freed, blocked}"),
+    Verb("image.gc", USER, ANY, True, "{keep_last, max_age, ended, grace, dry_run} → {images, packs, freed, …}"),
     Verb("image.state", USER, ANY, True, "{image, offset} → {data, size, facts}: a piece of its encoded state."),
     Verb("image.pages", USER, ANY, True, "{image, region, start, count} → {pages: […]}"),
     Verb("image.import", USER, NAMED, False, "{id, offset, data} → {size}; {id, end, name} → {image, pages, bytes}"),

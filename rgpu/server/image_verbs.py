@@ -120,10 +120,16 @@ class ImageVerbs:
         if args.get("keep_last") is not None or args.get("max_age") is not None:
             policy = retention.Policy(_number(args.get("keep_last"), int), _number(args.get("max_age"), float))
         grace = float(args.get("grace", collect.GRACE))
+        ended = _number(args.get("ended"), float)
         scopes = await self._scopes(request)
         for tag, images in scopes:
             if policy is not None:
                 removed += await self.daemon.images.retain(tag, policy, dry_run=dry_run)
+            if ended is not None:
+                over = [name for name in await self.daemon.images.of_ended(tag, ended) if name not in removed]
+                removed += over
+                if not dry_run:
+                    await self.daemon.images.forget(tag, over)
             _add(total, await asyncio.to_thread(collect.collect, images.own, grace=grace, dry_run=dry_run))
         if request.role == "operator":
             _add(total, await asyncio.to_thread(collect.collect, scopes[0][1].earlier, grace=grace, dry_run=dry_run))

@@ -94,13 +94,23 @@ class NodeImages:
         return base, others, facts
 
     async def named(self) -> set[str]:
-        """Images that a session's record names, or that its journal could follow. Raises :class:`RgpuError`."""
+        """Images that a session which has not ended could be recovered from. Raises :class:`RgpuError`."""
         found: set[str] = set()
         for record in await self._records():
-            if record.image is not None:
-                found.add(record.image.name)
-            if record.live:
-                found.update(image.name for image in record.usable_images)
+            if record.state != "ended":
+                found.update(image.name for image in [record.image, *record.usable_images] if image is not None)
+        return found
+
+    async def of_ended(self, tag: str, seconds: float) -> list[str]:
+        """A user's images of sessions that ended at least ``seconds`` ago, or that the registry does not know."""
+        records = {record.name: record for record in await self._records()}
+        now, found = time.time(), []
+        for info in await asyncio.to_thread(self.of_tag(tag).own.ls):
+            record = records.get(info.session)
+            if info.error or (record is not None and record.state != "ended"):
+                continue
+            if now - max(info.created, record.changed if record is not None else 0.0) >= seconds:
+                found.append(info.name)
         return found
 
     # -- keeping order -----------------------------------------------------------------
@@ -133,7 +143,14 @@ class NodeImages:
         infos = await asyncio.to_thread(store.ls)
         gone = retention.superfluous([info for info in infos if not session or info.session == session], policy,
                                      named, time.time())
-        for name in gone if not dry_run else ():
-            log.info("an image goes", image=name, user=tag)
-            await asyncio.to_thread(store.forget, name)
+        if not dry_run:
+            await self.forget(tag, gone)
         return gone
+
+    async def forget(self, tag: str, names: Iterable[str]) -> None:
+        """Remove these images of a user. One that is gone already is no error."""
+        store = self.of_tag(tag).own
+        for name in names:
+            log.info("an image goes", image=name, user=tag)
+            with contextlib.suppress(NotFound):
+                await asyncio.to_thread(store.forget, name)

@@ -70,7 +70,13 @@ def test_images_are_listed_shown_checked_and_kept_in_order(small: LocalPool) -> 
     for name in left:
         pool.rgpu("image", "verify", name)
     assert pool.rgpu("checkpoint", "listed", "--no-wait") == {"session": "listed", "waited": False}
+    deadline = time.monotonic() + 30
+    while pool.rgpu("image", "ls", "listed")[0]["image"] == newest:
+        assert time.monotonic() < deadline, "nobody took the image"
     pool.rgpu("kill", "listed")
+    assert not pool.rgpu("image", "gc", "--ended", "1h")["images"]
+    assert pool.rgpu("image", "gc", "--ended", "0", "--grace", "0")["images"]
+    assert pool.rgpu("image", "ls") == []
 
 
 def kill_worker(pool: LocalPool, name: str) -> None:
