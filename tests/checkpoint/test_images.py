@@ -164,11 +164,14 @@ def paths(path: Path) -> list[Path]:
 
 
 def test_every_flipped_bit_is_detected(tmp_path: Path) -> None:
-    store = small_store(tmp_path)
+    """All bits of the headers, one of each further byte; with RGPU_SWEEP all."""
+    store, chance = small_store(tmp_path), random.Random(8)
     for path in paths(tmp_path):
         whole = path.read_bytes()
         assert 100 < len(whole) < 3500
-        for bit in range(8 * len(whole)):
+        heads = 8 * (110 if path.suffix == ".image" else 100)
+        bits = [*range(heads), *(8 * at + chance.randrange(8) for at in range(heads // 8, len(whole)))]
+        for bit in range(8 * len(whole)) if os.environ.get("RGPU_SWEEP") else bits:
             damaged = bytearray(whole)
             damaged[bit // 8] ^= 1 << bit % 8
             path.write_bytes(damaged)
