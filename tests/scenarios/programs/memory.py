@@ -36,7 +36,7 @@ for at in range(0, size, STEP):
 chance = np.random.default_rng(5)
 model = hashlib.sha256()
 left = size // PAGE // 100
-for at in range(0, size, STEP):
+for _ in range(0, size, STEP):
     block = chance.integers(0, 1 << 32, STEP // 4, np.uint32)
     first = min(left, STEP // PAGE)
     block[:first * PAGE // 4] = 7
