@@ -57,6 +57,19 @@ def module_cache_option(command: Callable[..., Any]) -> Callable[..., Any]:
                              "sends one twice; 0 keeps none.")(command)
 
 
+def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--store``, ``--store-credentials``, ``--keep-images``: where images go, and how many stay."""
+    for option in (
+        click.option("--keep-images", metavar="N", help="Newest images of each session that stay when a new one is "
+                     "taken; 0: all (default 3)."),
+        click.option("--store-credentials", metavar="FILE", help="Credentials of an object store (JSON, mode 0600; "
+                     "default: the AWS_* variables)."),
+        click.option("--store", metavar="DIR|s3://…", help="Where images are kept: a directory that every node sees, "
+                     "or s3://BUCKET/PREFIX?endpoint=URL (default: the pool's directory).")):
+        command = option(command)
+    return command
+
+
 def verb(command: Callable[..., Any]) -> Callable[..., Any]:
     """Turn an :class:`RgpuError` into one line on stderr (or JSON) and its class's exit code."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from rgpu.cli import common
@@ -17,6 +19,7 @@ from rgpu.session.errors import NotFound
 @click.option("--device-memory", metavar="SIZE", default="8GiB", show_default=True,
               help="Device memory that a cpu device offers.")
 @common.module_cache_option
+@common.store_options
 @click.option("--listen", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--control-port", default=0, help="Port for control; 0: any free one.")
 @click.option("--data-port", default=0, help="Port for calls and pages; 0: any free one.")
@@ -31,9 +34,10 @@ from rgpu.session.errors import NotFound
               help="Join a pool by the invitation that `rgpu keys invite` printed; afterwards it is not needed.")
 @common.pool_option
 @common.verb
-def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, listen: str,
-            control_port: int, data_port: int, advertise_data: str, lease: float, registry: str | None,
-            coordinator: str, metrics: str, token: str | None, pool: str | None) -> None:
+def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, store: str | None,
+            store_credentials: str | None, keep_images: str | None, listen: str, control_port: int, data_port: int,
+            advertise_data: str, lease: float, registry: str | None, coordinator: str, metrics: str, token: str | None,
+            pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
@@ -42,7 +46,9 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     from rgpu.server.daemon import Options, run
     from rgpu.server.metrics import parse_address
 
-    settings = common.settings(pool=pool, registry=registry)
+    settings = common.settings(pool=pool, registry=registry, store=store, store_credentials=store_credentials,
+                               keep_images=keep_images)
+    credentials = Path(settings.store_credentials).expanduser() if settings.store_credentials else None
     files = pool_files(settings)
     if token:
         from rgpu.server.joining import join
@@ -58,5 +64,5 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
                 control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator != "never",
                 registry=common.registry_address(settings), metrics=metrics, log_level=settings.log_level,
-                advertise_data=advertise_data,
-                module_cache_size=parse_size(module_cache_size)))
+                advertise_data=advertise_data, module_cache_size=parse_size(module_cache_size), store=settings.store,
+                store_credentials=credentials, keep_images=settings.keep_images))

@@ -290,12 +290,12 @@ class Coordinator:
                                       timeout=IMAGE_SECONDS, tries=2)
         image = ImageName(name=str(result["image"]), position=int(result["position"]), epoch=epoch, created=now,
                           bytes=int(result.get("bytes", 0)))
-        await self.desk.change(name, lambda held: ownership.publish_image(
+        published = await self.desk.change(name, lambda held: ownership.publish_image(
             held, owner=owner, epoch=epoch, image=image, leader=self.desk.leader, now=self.desk.clock.wall(),
             reason=f"image {image.name} at position {image.position}"))
         await self.desk.suggest(owner, "session.notice", {
             "session": name, "epoch": epoch, "kind": "cut",
-            "values": {"epoch": epoch, "position": image.position, "image": image.name}}, epoch=epoch)
+            "values": {"epoch": epoch, "position": published.record.journal_from, "image": image.name}}, epoch=epoch)
         return {"session": name, "image": image.name, "position": image.position, "epoch": epoch,
                 "pages": int(result.get("pages", 0)), "bytes": image.bytes}
 
@@ -315,9 +315,9 @@ class Coordinator:
                 if position is None:
                     raise NotFound(f"the registry names no image {image} of {name}", image=image)
                 chosen = ImageName(name=image, position=position, epoch=record.epoch)
-            if record.image is not None and chosen.position < record.image.position:
+            if chosen.position < record.journal_from:
                 raise Refused(f"image {image} stands at position {chosen.position}, and the journal before "
-                              f"{record.image.position} was cut: a live program cannot be rolled back", image=image)
+                              f"{record.journal_from} was cut: a live program cannot be rolled back", image=image)
             if not record.recover:
                 raise Refused(f"{name} runs with --recover off: no journal is kept that could follow an image")
             place(await self.desk.snapshot(), Request(name, record.quota, record.needs, host=host))

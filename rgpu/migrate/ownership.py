@@ -37,6 +37,7 @@ from typing import Any
 
 from rgpu.migrate.records import (
     LEADER,
+    MAX_OLDER,
     MAX_TEXT,
     Failure,
     HistoryRecord,
@@ -72,6 +73,9 @@ FROM: dict[str, frozenset[str | None]] = {
 
 #: Losses at one position that are answered by another start (OWNERSHIP 9).
 MAX_LOSSES = 2
+#: How many images behind the newest one the agents keep their journals for: 0 cuts them at the newest
+#: image; with 1 a damaged newest image costs nothing, and journals are about twice as long.
+SPARE_IMAGES = 0
 #: Where the position of a loss is not known: a session that ran for less than this made no progress, s.
 #: (A lost node is noticed a lease's length after its end.)
 SAME_PLACE_SECONDS = 15.0
@@ -156,9 +160,9 @@ def recover(held: Held, *, epoch: int, node: Node, device: str, failure: Failure
     old = held.record
     if not old.recover:
         raise Refused(f"{old.name} runs with --recover off: nothing is kept that it could be brought back from")
-    if image is not None and old.image is not None and image.position < old.image.position:
+    if image is not None and image.position < old.journal_from:
         raise Refused(f"image {image.name} stands at position {image.position}, and the journal before "
-                      f"{old.image.position} was cut: a live program cannot be rolled back", image=image.name)
+                      f"{old.journal_from} was cut: a live program cannot be rolled back", image=image.name)
     failures = old.failures
     if failure is not None:
         failures = count_failure(old, failure)
@@ -235,7 +239,12 @@ def publish_image(held: Held, *, owner: str, epoch: int, image: ImageName, now: 
         raise Fenced(f"image {image.name} was taken at epoch {image.epoch}; this is {epoch}")
     if old.image is not None and image.position < old.image.position:
         raise Refused(f"image {image.name} stands at {image.position}, behind {old.image.name} at {old.image.position}")
-    return _decide("publish_image", held, old.replace(image=image), leader, now, reason)
+    earlier = [] if old.image is None else [old.image, *old.older]
+    older = [found for found in earlier if found.name != image.name][:MAX_OLDER]
+    # Up to the image that is SPARE_IMAGES behind; never back: what an agent was once allowed to cut is gone.
+    named = [image, *older][SPARE_IMAGES:]
+    cut = max(old.journal_from, named[0].position) if named else old.journal_from
+    return _decide("publish_image", held, old.replace(image=image, older=older, cut=cut), leader, now, reason)
 
 
 def adopt(held: Held, *, epoch: int, node: Node | NodeRecord, now: float, reason: str) -> Decision:

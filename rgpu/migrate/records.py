@@ -21,6 +21,7 @@ SCHEMA = 1
 MAX_RECORD = 256 * 1024  #: bytes of one encoded record
 MAX_DEVICES = 64
 MAX_TEXT = 4096
+MAX_OLDER = 4
 
 NODES, SESSIONS, HISTORY, LEADER = "nodes/", "sessions/", "history/", "election/leader"
 HOSTS, POOL, KEYS, INVITATIONS = "hosts/", "pool/settings", "keys/", "invitations/"
@@ -174,6 +175,8 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     device: Text
     needs: Needs = Needs()
     image: ImageName | None = None
+    older: Annotated[list[ImageName], Meta(max_length=MAX_OLDER)] = []  #: images it named before, newest first
+    cut: U63 | None = None  #: the agent may have cut its journal up to here; None: to the image's position
     move: MoveRecord | None = None
     recover: bool = True
     program: Program = Program()
@@ -182,6 +185,21 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     running_since: Seconds = 0.0
     reason: Text = ""
     failures: Annotated[list[Failure], Meta(max_length=16)] = []
+
+    @property
+    def journal_from(self) -> int:
+        """The position up to which the agent may have cut its journal."""
+        if self.cut is not None:
+            return self.cut
+        return self.image.position if self.image is not None else 0
+
+    @property
+    def usable_images(self) -> list[ImageName]:
+        """Images that the kept journal can follow, newest first."""
+        if self.image is None:
+            return []
+        older = [found for found in self.older if found.name != self.image.name]
+        return [found for found in [self.image, *older] if found.position >= self.journal_from]
 
     @property
     def live(self) -> bool:

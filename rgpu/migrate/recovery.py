@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -23,7 +24,10 @@ from rgpu.session.errors import (
     RecoveryFailed,
     Refused,
     RgpuError,
+    StoreDenied,
     StoreError,
+    StoreFull,
+    StoreUnreachable,
     TimedOut,
 )
 
@@ -174,6 +178,9 @@ class Recovery:
             if await self._over(record.name, record.epoch):
                 return None
             raise error
+        except (StoreUnreachable, StoreDenied, StoreFull) as error:  # of that host's store, now: nothing is lost by it
+            log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
+            attempt.failed_hosts.add(choice.host)
         except CONTENT_ERRORS as error:
             attempt.failure = Failure(host=choice.host, device=choice.device, when=self.desk.clock.wall(),
                                       reason=f"its start failed: {error.message}"[:MAX_TEXT], epoch=record.epoch)
@@ -184,7 +191,7 @@ class Recovery:
             fault("recovery.start.done")
             return await self.desk.change(record.name, lambda h: ownership.started(
                 h, epoch=record.epoch, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
-                reason=f"{attempt.why}; on {choice.host} from position {result.get('position', 0)}"))
+                reason=f"{attempt.why}; on {choice.host} from position {result.get('position', 0)}{_warned(result)}"))
         attempt.why = f"{attempt.why}; {choice.host} could not start it"
         return None
 
@@ -209,3 +216,8 @@ class Recovery:
         await self.desk.change(held.record.name, lambda h: ownership.fail(
             h, epoch=epoch, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why))
         await self.desk.suggest(owner, "session.drop", {"session": held.record.name, "reason": why}, epoch=epoch)
+
+
+def _warned(result: dict[str, Any]) -> str:
+    """What a start had to say about images that it could not use."""
+    return "".join(f"; {text}" for text in result.get("warnings") or [])[:2000]

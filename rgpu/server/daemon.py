@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from rgpu import __version__
+from rgpu.checkpoint import places, retention
 from rgpu.checkpoint.device import DeviceFacts
 from rgpu.link.control import AsyncControlClient, ControlServer
 from rgpu.link.keys import Endpoint, PoolFiles
 from rgpu.link.logging import configure_logging
+from rgpu.migrate.records import SessionRecord
 from rgpu.server import driver, workers
 from rgpu.server.data_port import DataPort
+from rgpu.server.image_verbs import ImageVerbs
+from rgpu.server.images import NodeImages
 from rgpu.server.leadership import Leadership
 from rgpu.server.metrics import Metrics
 from rgpu.server.module_cache import DEFAULT_SIZE
@@ -54,6 +60,9 @@ class Options:
     log_level: str
     module_cache_size: int = DEFAULT_SIZE  #: bytes of images kept on disk; 0: none
     registry: str = ""  #: etcd://…; "": the embedded one, in the pool's directory
+    store: str = ""  #: where images are; the pool's directory if empty
+    store_credentials: Path | None = None
+    keep_images: int = 3  #: newest images of each session that stay; 0: all
     advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
     metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
 
@@ -91,7 +100,11 @@ class Daemon:
         self.keys = self.files.add_node(options.host)
         self._name = hold_name(self.directory, options.host)  # kept open: the lock is the proof
         slots = [device_slot(spec, options.host, options.device_memory) for spec in options.devices]
-        self.node = Node(host=self.host, directory=self.directory, store=self.files.root / "images",
+        place = places.parse(options.store or str(self.files.root / "images"))
+        self.images = NodeImages(
+            places.connect(place, places.credentials(options.store_credentials, os.environ)), self.files.secret(),
+            self._record, self._records, retention.Policy(options.keep_images or None))
+        self.node = Node(host=self.host, directory=self.directory, images=self.images,
                          pool_secret=self.files.secret(), slots={slot.spec: slot for slot in slots},
                          on_event=self.worker_event, log_level=options.log_level, deadline=self.deadline_fd,
                          module_cache_size=options.module_cache_size,
@@ -105,9 +118,16 @@ class Daemon:
         self.node_verbs = NodeVerbs(self)
         self.operator_verbs = OperatorVerbs(self)
         self.pool_verbs = PoolVerbs(self)
+        self.image_verbs = ImageVerbs(self)
         self.stopping = asyncio.Event()
         self._peers: dict[Endpoint, AsyncControlClient] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def _record(self, session: str) -> SessionRecord:
+        return (await self.leadership.session(session)).record
+
+    async def _records(self) -> list[SessionRecord]:
+        return await self.leadership.sessions()
 
     # -- life -----------------------------------------------------------------
     async def run(self) -> None:
@@ -120,6 +140,7 @@ class Daemon:
             await self._adopt()
             await self.leadership.join()
             self.pool_verbs.register(self.control)
+            self.image_verbs.register(self.control)
             await self.control.start()
             port.start()
             if self.options.metrics:

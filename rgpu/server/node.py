@@ -15,11 +15,13 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.device import DeviceFacts
+from rgpu.checkpoint.store import BAD_IMAGE
 from rgpu.link import tickets
 from rgpu.link.faults import fault
 from rgpu.link.tickets import Ticket
 from rgpu.migrate.placement import mebibytes
 from rgpu.server import workers
+from rgpu.server.images import NodeImages
 from rgpu.server.workers import WorkerHandle
 from rgpu.session.errors import Fenced, LinkError, NotFound, PoolUnavailable, Refused, RgpuError
 
@@ -56,7 +58,7 @@ class Node:
 
     host: str
     directory: Path
-    store: Path
+    images: NodeImages
     pool_secret: bytes
     slots: dict[str, DeviceSlot]
     on_event: Callable[[str, str, dict[str, Any]], Awaitable[None]]
@@ -68,7 +70,7 @@ class Node:
     running: dict[str, WorkerHandle] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
-    images: dict[str, str] = field(default_factory=dict)  #: newest image written here, by session
+    bases: dict[str, str] = field(default_factory=dict)  #: the image that a worker here wrote or was made from
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: last views of sessions that ended here
     #: sent by a move whose outcome is not known yet: the move, empty if an earlier daemon knew it
     paused: dict[str, str] = field(default_factory=dict)
@@ -126,8 +128,31 @@ class Node:
         known = self.epochs.get(session, 0)
         if epoch < known or (epoch == known and session in self.running):
             raise Fenced(f"{self.host} has {session} at epoch {known}; {epoch} is over")
+        self.bases.pop(session, None)
         await self._drop(session)
         spec = self.choose(device, quota)
+        tried = await self.images.candidates(session, image) if image else [""]
+        warnings: list[str] = []
+        for candidate in tried:
+            try:
+                position = await self._begin(session, epoch, spec, quota, candidate)
+                break
+            except BAD_IMAGE as error:
+                log.warning("an image is bad", session=session, image=candidate, error=error.code,
+                            reason=error.message)
+                warnings.append(f"image {candidate} is bad: {error.message}")
+                if candidate == tried[-1]:
+                    raise
+        handle = self.running[session]
+        # While it started another leader may have given the session to somebody else: it is not told to forget
+        # what it does not have yet.
+        self.watch_move(session, "")
+        log.info("session starts here", session=session, epoch=epoch, device=spec, image=candidate, position=position)
+        return {"position": position, "device": spec, "worker_pid": handle.pid, "image": candidate,
+                "warnings": warnings}
+
+    async def _begin(self, session: str, epoch: int, spec: str, quota: int, image: str) -> int:
+        """A worker that runs the session, empty or from ``image``; returns its position."""
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="empty",
                                      on_event=self.on_event, log_level=self.log_level,
                                      module_cache_size=self.module_cache_size)
@@ -136,17 +161,16 @@ class Node:
             await handle.give_deadline(self.deadline())
             position = 0
             if image:
-                restored = await handle.request("restore", image=image, store=str(self.store), timeout=600)
+                with await self.images.grant(session) as grant:
+                    restored = await handle.request("restore", fds=grant.descriptors, image=image, store=grant.values,
+                                                    timeout=600)
                 position = int(restored["position"])
+                self.bases[session] = image
             await handle.request("activate", epoch=epoch)
         except RgpuError:
             await self._drop(session)
             raise
-        # While it started another leader may have given the session to somebody else: it is not told to forget
-        # what it does not have yet.
-        self.watch_move(session, "")
-        log.info("session starts here", session=session, epoch=epoch, device=spec, image=image, position=position)
-        return {"position": position, "device": spec, "worker_pid": handle.pid}
+        return position
 
     async def move_receive(self, *, session: str, move: str, epoch: int, quota: int, device: str | None = None,
                            **_: Any) -> dict[str, Any]:
@@ -210,6 +234,7 @@ class Node:
             incoming = self.incoming[session]
             await incoming.handle.request("activate", epoch=epoch)
             del self.incoming[session]
+            self.bases.pop(session, None)  # the record knows a newer one
             old = self.running.get(session)
             self.running[session], self.epochs[session] = incoming.handle, epoch
             if old is not None:
@@ -228,9 +253,13 @@ class Node:
     async def session_checkpoint(self, *, session: str, image: str, **_: Any) -> dict[str, Any]:
         """Write an image; it counts only when the registry names it."""
         self.check_deadline("an image")
-        done = await self._owned(session).request("checkpoint", image=image, store=str(self.store),
-                                                  base=self.images.get(session, ""), timeout=600)
-        self.images[session] = image
+        handle = self._owned(session)
+        base, others, facts = await self.images.bases(session, self.bases.get(session))
+        with await self.images.grant(session) as grant:
+            done = await handle.request("checkpoint", fds=grant.descriptors, image=image, store=grant.values,
+                                        base=base, others=others, facts=facts, timeout=600)
+        self.bases[session] = image
+        self.images.written(session, image)
         return done
 
     async def logs(self, *, session: str, lines: int = 100, **_: Any) -> dict[str, Any]:

@@ -76,7 +76,8 @@ class OperatorVerbs:
         await self._coordinator.members.join(public, host, check_public(str(args["public"])))
         files, nodes = self.daemon.files, await self.daemon.leadership.nodes()
         return {"pool": files.read_description().id, "secret": self.daemon.node.pool_secret,
-                "registry": self.daemon.options.registry or files.registry_address(), "cluster": self.daemon.leadership.registry.cluster_id,
+                "registry": self.daemon.options.registry or files.registry_address(),
+                "cluster": self.daemon.leadership.registry.cluster_id,
                 "endpoints": [{"address": n.control, "public": n.public_key, "host": n.host}
                               for n in nodes.values() if n.control]}
 

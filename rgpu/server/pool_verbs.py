@@ -148,14 +148,18 @@ class PoolVerbs:
         return dict(await self._coordinator.move_abort(str(args["session"]), str(args.get("move") or "")) or {})
 
     async def _checkpoint(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
-        return dict(await self._coordinator.checkpoint(str(args["session"])))
+        session = str(args["session"])
+        if args.get("wait") is False:
+            await self.daemon.leadership.session(session)  # a wrong name is told at once
+            self.daemon.spawn(self._coordinator.checkpoint(session))
+            return {"session": session, "waited": False}
+        return dict(await self._coordinator.checkpoint(session))
 
     async def _restore(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
-        from rgpu.checkpoint.store import DirectoryStore
-
         name = str(args["image"])
-        state = await asyncio.to_thread(lambda: DirectoryStore(self.daemon.node.store).open(name).state)
-        return dict(await self._coordinator.restore(name, state.session, position=state.position,
+        images = await self.daemon.images.find(public, name)
+        about = await asyncio.to_thread(lambda: images.holding(name).summary(name))
+        return dict(await self._coordinator.restore(name, about.session, position=about.position,
                                                     host=args.get("host")))
 
     async def _unreachable(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:

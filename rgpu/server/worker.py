@@ -140,7 +140,7 @@ class Worker:
         try:
             if handler is None:
                 raise Refused(f"a worker does not know {name!r}")
-            sockets = [fds] if name in ("attach", "receive", "deadline") else []
+            sockets = [fds] if name in ("attach", "receive", "deadline", "checkpoint", "restore") else []
             reply = {"id": number, "ok": handler(*sockets, **message) or {}}
         except RgpuError as error:
             reply = {"id": number, "error": error.as_dict()}

@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from rgpu.checkpoint import cut, pagehash
 from rgpu.checkpoint.device import PAGE
+from rgpu.checkpoint.grants import granted
 from rgpu.checkpoint.state import SessionState
-from rgpu.checkpoint.store import DirectoryStore
+from rgpu.checkpoint.writer import STAGING
 from rgpu.link.faults import fault
 from rgpu.link.frames import SealedConnection, client_preamble, connect
 from rgpu.server.page_stream import PageReceiver, PageSender, Received
@@ -173,44 +175,61 @@ class Tasks:
         return sum(pagehash.page_count(region.size) for region in state.regions)
 
     # -- images -------------------------------------------------------------------------
-    def do_checkpoint(self, image: str, store: str, base: str = "") -> dict[str, Any]:
-        """Write an image; chunks that image ``base`` holds are not stored again.
+    def do_checkpoint(self, fds: list[int], image: str, store: dict[str, Any], base: str = "",
+                      others: list[str] | None = None, facts: dict[str, Any] | None = None,
+                      staging: int = 0) -> dict[str, Any]:
+        """Write an image; what image ``base`` (and ``others``, of the same user) hold is not stored again.
 
-        The session stands still while its pages are copied to host memory.
+        The session stands still while the pages that changed are taken: those
+        that the store does not keep up with wait in memory, ``staging`` bytes
+        at most (0: as :func:`staging_bytes` says), and beyond that the session
+        waits with them.
         """
         runtime = self.worker.runtime
-        if self.worker.state != "running":
-            raise Fenced(f"the session is {self.worker.state} here")
-        began = time.monotonic()
-        runtime.quiesce(DRAIN_SECONDS)
-        try:
-            paused = time.monotonic()
-            state = self.take()
-            pages = list(cut.pages(runtime.device, state))
-            pause = time.monotonic() - paused
-        finally:
-            runtime.resume()
-        fault("cut")
-        with DirectoryStore(store).writer(image, base or None) as writer:
-            for page in pages:
-                writer.add_page(page)
-            fault("image")
-            counts = writer.finish(state, {"pause_ms": pause * 1000})
-        return {"image": image, "position": state.position, "epoch": state.epoch, "pages": len(pages),
-                "bytes": counts.get("stored_bytes", 0), "pause_ms": pause * 1000,
-                "total_ms": (time.monotonic() - began) * 1000}
+        with granted(store, fds) as images:
+            if self.worker.state != "running":
+                raise Fenced(f"the session is {self.worker.state} here")
+            began = time.monotonic()
+            with images.own.writer(image, base or None, others=others or [],
+                                   staging=staging or staging_bytes()) as writer:
+                runtime.quiesce(DRAIN_SECONDS)
+                try:
+                    paused = time.monotonic()
+                    state = self.take()
+                    for page in cut.pages(runtime.device, state, writer.inherit(state)):
+                        writer.add_page(page)
+                    pause = time.monotonic() - paused
+                finally:
+                    runtime.resume()
+                fault("cut")
+                fault("image")
+                counts = writer.finish(state, {"pause_ms": pause * 1000}, facts)
+        return {"image": image, "position": state.position, "epoch": state.epoch, "pages": counts["pages"],
+                "bytes": counts["stored_bytes"], "unchanged_pages": counts["unchanged_pages"],
+                "pause_ms": pause * 1000, "total_ms": (time.monotonic() - began) * 1000}
 
-    def do_restore(self, image: str, store: str) -> dict[str, Any]:
+    def do_restore(self, fds: list[int], image: str, store: dict[str, Any]) -> dict[str, Any]:
         """Rebuild the session from an image of the store; every page is verified."""
         runtime = self.worker.runtime
-        if self.worker.state != "empty":
-            raise Fenced(f"the session is {self.worker.state} here")
-        with DirectoryStore(store).open(image) as opened:
-            state = opened.state
-            if state.session != runtime.session:
-                raise Fenced(f"image {image} is of session {state.session}, not of {runtime.session}")
-            runtime.restore(state, opened.pages())
+        with granted(store, fds) as images:
+            if self.worker.state != "empty":
+                raise Fenced(f"the session is {self.worker.state} here")
+            with images.open(image) as opened:
+                state = opened.state
+                if state.session != runtime.session:
+                    raise Fenced(f"image {image} is of session {state.session}, not of {runtime.session}")
+                runtime.restore(state, opened.pages())
         return {"position": state.position, "epoch": state.epoch}
+
+
+def staging_bytes() -> int:
+    """An eighth of the host's free memory, 256 MiB to 16 GiB: for pages on their way to the store."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        free = 0
+    return max(STAGING, min(free // 8, 16 << 30))
 
 
 def _staged(state: SessionState, pages: dict[int, bytes]) -> Iterator[tuple[int, int, bytes | None]]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from rgpu.checkpoint.places import without_credentials
 from rgpu.server.channel import Channel, connect
 from rgpu.session.errors import LinkError, RgpuError, TimedOut, from_dict
 
@@ -165,7 +166,8 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
              "--host", directory.name, "--device", device, "--quota", str(quota), "--socket", str(socket_path),
              "--state", state, "--log-level", log_level, "--module-cache", str(directory / "modules"),
              "--module-cache-size", str(module_cache_size)],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True)
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True,
+            env=without_credentials(os.environ))
     threading.Thread(target=process.wait, name="reap", daemon=True).start()  # no zombie is left
     try:
         channel = await _connect(socket_path, process)
