@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """A program to be moved: holds memory, changes a known part of it at each step, prints its steps and a digest.
 
-    python bench/move_load.py --kind weights|train|atomics --mib N --seconds S
+    python bench/move_load.py --kind weights|train|atomics --mib N [--steps S | --until FILE]
 
 Driver API only, kernels in PTX, so that it runs natively and on any device of
 ours. `weights`: 1 % of the memory changes each second. `train`: every element
 changes at each step, deterministically (the shape of a training step's
 optimizer). `atomics`: as train, with a term that float atomics sum up in
 whatever order they come. Memory is touched before the first line is printed.
-Each line: `step N T` with T seconds of monotonic time, so that its reader sees
+Each line: `step N T` with T the time in seconds, so that its reader sees
 how long the program stood. All memory is read only for the digest at the end
 (not for atomics, whose result is its own).
 """
@@ -19,6 +19,7 @@ import argparse
 import hashlib
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kind", choices=("weights", "train", "atomics"), required=True)
     parser.add_argument("--mib", type=int, required=True)
-    parser.add_argument("--steps", type=int, default=0, help="so many steps; 0: until stdin says stop")
+    parser.add_argument("--steps", type=int, default=0, help="so many steps; 0: until the file of --until is there")
+    parser.add_argument("--until", type=Path, default=Path("/nonexistent"))
     options = parser.parse_args()
     check(driver.cuInit(0))
     context = check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0))))
@@ -94,12 +96,11 @@ def main() -> int:
         check(driver.cuMemsetD32(address, 1, count))
         launch(touch, count, (address, np.uint64), (count, np.uint32), (7, np.uint32))
     check(driver.cuCtxSynchronize())
-    end = _stop_asked()
-    number, changed, began = 0, 0.0, time.monotonic()
-    while (number < options.steps) if options.steps else not end():
+    number = 0
+    while (number < options.steps) if options.steps else not options.until.exists():
         number += 1
         if options.kind == "weights":
-            changed = step_weights(touch, chunks, number)
+            step_weights(touch, chunks, number)
             check(driver.cuCtxSynchronize())
             time.sleep(0.01)
         else:
@@ -109,8 +110,7 @@ def main() -> int:
                 launch(total_of, 65536, (0, np.uint64), (65536, np.uint32), (total, np.uint64))
                 check(driver.cuMemcpyDtoD(chunks[0][0], total, 4))
             check(driver.cuCtxSynchronize())
-        print(f"step {number} {time.monotonic() - began:.6f}", flush=True)
-    del changed
+        print(f"step {number} {time.time():.6f}", flush=True)
     digest = hashlib.sha256()
     for address, count in chunks if options.kind != "atomics" else ():
         data = np.empty(count, np.uint32)
@@ -120,19 +120,12 @@ def main() -> int:
     return 0
 
 
-def step_weights(touch: Any, chunks: list[tuple[int, int]], number: int) -> float:
+def step_weights(touch: Any, chunks: list[tuple[int, int]], number: int) -> None:
     """One of a hundred steps a second, so 1/10,000 of the memory: 1 % a second."""
     words = max(1024, sum(count for _, count in chunks) // 10000)
     address, count = chunks[number % len(chunks)]
     at = (number * words) % max(1, count - words)
     launch(touch, words, (address + 4 * at, np.uint64), (words, np.uint32), (number, np.uint32))
-    return words / count
-
-
-def _stop_asked() -> Any:
-    """Whether a line came on stdin; looked for without waiting."""
-    import select
-    return lambda: bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ OLD, END = 1, 2
 
 
 def near(port: int) -> SealedConnection:
-    return Handover(KEYS[0], KEYS[1], TO_NODE, "s", 1, "pages").connection(socket.create_connection(("127.0.0.1", port)))
+    sock = socket.create_connection(("127.0.0.1", port))
+    return Handover(KEYS[0], KEYS[1], TO_NODE, "s", 1, "pages").connection(sock)
 
 
 def far(listener: socket.socket) -> SealedConnection:
@@ -68,7 +69,7 @@ def serve(listener: socket.socket, size: int, lanes: int, rounds: int) -> None:
         device = CpuDevice(memory=size)
         receiver = PageReceiver(far(listener), device)
         for _ in range(lanes - 1):
-            threading.Thread(target=lambda: receiver.join(far(listener)), daemon=True).start()
+            threading.Thread(target=lambda to=receiver: to.join(far(listener)), daemon=True).start()
         try:
             receiver.receive()
         except Exception:  # noqa: BLE001 - the source hangs up when it has measured

@@ -27,7 +27,7 @@ class TokenBucket:
         self._level, self._at = burst, clock()
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may pass. More than the bucket holds go into debt, which the next one waits for."""
+        """Wait until ``count`` bytes may pass. More than it holds is debt, which the next one waits for."""
         with self._lock:
             now = self._clock()
             self._level = min(self.burst, self._level + (now - self._at) * self.rate) - count
@@ -38,7 +38,7 @@ class TokenBucket:
 
 
 class Shaper:
-    """Listens on 127.0.0.1 and relays to ``target`` at ``gigabits`` Gb/s in each direction, all connections together."""
+    """Listens on 127.0.0.1 and relays to ``target`` at ``gigabits`` Gb/s each way, all connections together."""
 
     def __init__(self, target: tuple[str, int], gigabits: float) -> None:
         self.target = target
