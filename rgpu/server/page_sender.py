@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -245,21 +246,21 @@ class _Round:
             self._errors.append(error)
         self._free.put(None)
         if first:
-            for lane in self.sender.lanes[1:]:
-                lane.connection.close()
-            with suppress(OSError):  # not the reading half: it may still say why
-                self.sender.connection.sock.shutdown(1)
+            for lane in self.sender.lanes:
+                with suppress(OSError):  # not the reading half: it may still say why
+                    lane.connection.sock.shutdown(socket.SHUT_WR)
 
     def _cause(self) -> BaseException:
         """What to raise: the other side's own words before what they did to the link."""
         reasons = [error for error in self._errors if not isinstance(error, LinkError)]
         if reasons:
             return reasons[0]
-        with suppress(RgpuError):
-            while True:
-                kind, body = self.sender.connection.recv(0.5)
-                if kind == FAILED:
-                    return from_dict(_decode(body))
+        for lane in self.sender.lanes:  # what broke one of them may have been said on another
+            with suppress(RgpuError):
+                while True:
+                    kind, body = lane.connection.recv(0.5)
+                    if kind == FAILED:
+                        return from_dict(_decode(body))
         return self._errors[0]
 
     # -- filling ----------------------------------------------------------------------------
