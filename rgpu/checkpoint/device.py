@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rgpu.checkpoint.pagehash import PageHashes
+from rgpu.checkpoint.ring import PageRing
 from rgpu.session.addresses import GRANULE, PAGE
 from rgpu.session.graphs import Node
 from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
@@ -211,6 +212,16 @@ class Device(Protocol):
 
         ``staging``: the address of memory that the device can write, a multiple of 16; the rest of a short
         page's place becomes zeros. The hash is that of the bytes at ``staging``, whatever runs meanwhile.
+        """
+
+    def page_ring(self) -> PageRing:
+        """The device's one staging ring, made when the device was opened. One page stream uses it at a time."""
+
+    def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
+        """Write (address, size, bytes or None for zeros) of state, in order, in one batch.
+
+        Returns when the bytes were taken and are in place for whatever is given to the device later. For threads
+        side by side as long as their ranges do not overlap.
         """
 
     def elapsed(self, start: int, end: int) -> float:

@@ -61,13 +61,21 @@ class Sealer:
 
     def seal_whole(self, message: Any) -> bytearray:
         """The same for a message that stands in one run already, its type in front: it is not gathered."""
-        if len(message) > MESSAGE_LIMIT or self._counter >= _COUNTER_LIMIT:
+        if len(message) > MESSAGE_LIMIT:
             raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
         frame = bytearray(_LENGTH.size + len(message) + TAG)
-        _LENGTH.pack_into(frame, 0, len(message) + TAG)
-        self._cipher.encrypt_into(_NONCE.pack(0, self._counter), message, self._aad, memoryview(frame)[4:])
-        self._counter += 1
+        self.seal_run(message, memoryview(frame))
         return frame
+
+    def seal_run(self, message: Any, frame: memoryview) -> int:
+        """The same into the beginning of ``frame``; its length. Without the interpreter's lock."""
+        if len(message) > MESSAGE_LIMIT or self._counter >= _COUNTER_LIMIT:
+            raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
+        end = _OVERHEAD + len(message)
+        _LENGTH.pack_into(frame, 0, len(message) + TAG)
+        self._cipher.encrypt_into(_NONCE.pack(0, self._counter), message, self._aad, frame[_LENGTH.size:end])
+        self._counter += 1
+        return end
 
     def seal_into(self, kind: int, parts: Sequence[Any], frame: memoryview) -> int:
         """One whole frame into the beginning of ``frame``, which has room for it; its length.

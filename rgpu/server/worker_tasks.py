@@ -50,6 +50,7 @@ class Tasks:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._received: Received | None = None
+        self._receiver: PageReceiver | None = None
         self._sending: Sending | None = None
 
     # -- a move, as the source ------------------------------------------------------
@@ -70,15 +71,19 @@ class Tasks:
         connection = client_preamble(sock, "pages", ticket, secret, runtime.session)
         self.call_off("")
         sending = self._sending = Sending(move, connection)
+        sender: PageSender | None = None
         try:
             fault("connected")
-            sender = PageSender(connection, runtime.device, runtime.hash_key, fault)
+            sender = PageSender(connection, runtime.device, runtime.hash_key, fault, more=lambda: client_preamble(
+                connect((str(address[0]), int(address[1]))), "pages", ticket, secret, runtime.session))
             sender.begin(runtime.session, move)
             self._copy_running(sender, move)
             statistics = self._last_round(sender, sending, max_downtime)
         finally:
             if self._sending is sending:
                 self._sending = None
+            if sender is not None:
+                sender.close()
             connection.close()
         return {**statistics, "total_ms": (time.monotonic() - began) * 1000}
 
@@ -133,14 +138,18 @@ class Tasks:
         from rgpu.server.worker import adopt
 
         connection = adopt(fds, handover)
+        receiver = self._receiver
+        if receiver is not None and self.worker.state == "incoming":  # a further connection of the same move
+            threading.Thread(target=receiver.join, args=(connection,), name="page-lane", daemon=True).start()
+            return
         if self.worker.state != "incoming" or self._received is not None:
             connection.close()
             raise Fenced(f"this worker is {self.worker.state} and receives no session")
-        threading.Thread(target=self._receive, args=(connection,), name="receive", daemon=True).start()
+        receiver = self._receiver = PageReceiver(connection, self.worker.runtime.device)
+        threading.Thread(target=self._receive, args=(receiver,), name="receive", daemon=True).start()
 
-    def _receive(self, connection: SealedConnection) -> None:
+    def _receive(self, receiver: PageReceiver) -> None:
         worker, runtime = self.worker, self.worker.runtime
-        receiver = PageReceiver(connection, runtime.device)
         try:
             fault("receive")
             received = self._received = receiver.receive()

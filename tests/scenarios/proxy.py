@@ -12,7 +12,7 @@ class Proxy:
 
     ``pass``, ``drop`` (every connection ends, new ones too), ``stall`` (nothing passes),
     ``delay`` (each piece ``late`` seconds late), ``cut`` (half a piece passes, then the connection ends; once),
-    ``flip`` (one bit of one piece changes; once).
+    ``flip`` (one bit of one piece changes; once), ``duplicate`` (one piece passes twice; once).
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -76,15 +76,18 @@ class Proxy:
                 if self.mode == "delay":
                     self.hit.set()
                     time.sleep(self.late)
-                elif self.mode in ("cut", "flip") and len(data) > 64:
+                elif self.mode in ("cut", "flip", "duplicate") and len(data) > 64:
                     mode, self.mode = self.mode, "pass"
                     self.hit.set()
                     if mode == "cut":
                         sink.sendall(data[:len(data) // 2])
                         return
-                    changed = bytearray(data)
-                    changed[len(data) // 2] ^= 4
-                    data = bytes(changed)
+                    if mode == "duplicate":
+                        sink.sendall(data)
+                    else:
+                        changed = bytearray(data)
+                        changed[len(data) // 2] ^= 4
+                        data = bytes(changed)
                 sink.sendall(data)
         except OSError:
             pass

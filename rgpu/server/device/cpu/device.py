@@ -7,7 +7,6 @@ in :mod:`.modules`. See :class:`rgpu.checkpoint.device.Device` for the contract.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import structlog
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
+from rgpu.checkpoint.ring import HostRing
 from rgpu.server.device.cpu import addressspace
 from rgpu.server.device.cpu.facts import make_facts
 from rgpu.server.device.cpu.graphs import Graphs
@@ -61,6 +61,7 @@ class CpuDevice:
         self._clock_offset = -time.monotonic_ns()
         self._ranges: tuple[RangeTable | None, Any] = (None, None)
         self._printf = printf
+        self._ring = HostRing()
         self._closed = False
 
     # -- memory ---------------------------------------------------------------------
@@ -340,15 +341,31 @@ class CpuDevice:
         return [pagehash.examine_pages(self._memory.state_view(region.address, region.size), key) for region in regions]
 
     def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> pagehash.PageHashes:
-        memory = (ctypes.c_uint8 * (PAGE * len(pages))).from_address(staging)
-        places = np.ctypeslib.as_array(memory).reshape(len(pages), PAGE)
+        if not pages:
+            return pagehash.PageHashes(np.empty((0, 2), np.uint64), np.empty(0, np.bool_))
+        places = addressspace.view(staging, PAGE * len(pages))
         found = []
-        for place, (address, size) in zip(places, pages, strict=True):
+        at = 0
+        while at < len(pages):  # neighbours go together: a call costs more than a page
+            address, size = pages[at]
+            end = at + 1
+            while end < len(pages) and pages[end][0] == address + size and not size % PAGE:
+                size += pages[end][1]
+                end += 1
+            place = places[at * PAGE:end * PAGE]
             place[:size] = self._memory.state_view(address, size)
             place[size:] = 0
             found.append(pagehash.examine_pages(place[:size], key))
-        return pagehash.PageHashes(np.concatenate([one.hashes for one in found] or [np.empty((0, 2), np.uint64)]),
-                                   np.concatenate([one.zero for one in found] or [np.empty(0, np.bool_)]))
+            at = end
+        return pagehash.PageHashes(np.concatenate([one.hashes for one in found]),
+                                   np.concatenate([one.zero for one in found]))
+
+    def page_ring(self) -> HostRing:
+        return self._ring
+
+    def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
+        for address, size, data in runs:
+            self._memory.state_view(address, size)[:] = 0 if data is None else np.frombuffer(data, np.uint8)
 
     def elapsed(self, start: int, end: int) -> float:
         with self._streams.schedule.mutex:

@@ -26,6 +26,7 @@ from rgpu.server.device.cuda.graphs import Graphs
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
+from rgpu.server.device.cuda.ring import CudaRing
 from rgpu.server.device.cuda.streams import Completion
 from rgpu.server.device.cuda.zeroing import Zeroing
 from rgpu.session.calls import decoders
@@ -57,6 +58,7 @@ class CudaDevice:
         self._use()
         self.facts = facts(ordinal)
         self.hasher = PageHasher(self._context, self.facts.compute_capability, self.facts.attributes.get(16, 1))
+        self._ring = CudaRing(self._context)
         self.engine = Engine(int(self._context))
         self.fast_path = self.engine
         self.zeroing = Zeroing(lambda: [state.handle for state in list(self.completion.streams.values())])
@@ -435,6 +437,19 @@ class CudaDevice:
     def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
         return self.hasher.copy_and_hash(pages, staging, key)
 
+    def page_ring(self) -> CudaRing:
+        return self._ring
+
+    def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
+        on_device = []
+        for address, size, data in runs:
+            if self.shadows.contains(address, size):
+                self.shadows.write(address, bytes(size) if data is None else data)
+            else:
+                on_device.append((address, size, data))
+        if on_device:
+            self._ring.write(on_device, self.zeroing.fence)
+
     def _recorded(self, event: int) -> bool:
         """Whether it was recorded here; what was restored from elsewhere is over with that."""
         return bool(self.engine.event_recorded(event))
@@ -485,6 +500,7 @@ class CudaDevice:
         self.completion.stop()
         self._use()
         self.hasher.close()
+        self._ring.close()
         self.engine.close()
         self.memory.close()
         self.zeroing.close()
