@@ -33,7 +33,7 @@ def take(device: Device, *, session: str, epoch: int, position: int, hash_key: b
     regions = [
         RegionState(region.address, region.size, region.kind, region.owner, region.name,
                     pagehash.pack(device.hash_pages(region, hash_key)))
-        for region in device.regions()
+        for region in sorted(device.regions(), key=lambda region: region.address)
     ]
     facts = device.facts
     return SessionState(

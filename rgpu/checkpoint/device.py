@@ -224,6 +224,17 @@ class Device(Protocol):
         side by side as long as their ranges do not overlap.
         """
 
+    # -- room for copies of pages, outside the session's state (see rgpu.checkpoint.frozen) --------------------
+    def free_memory(self) -> int:
+        """Bytes that :meth:`stage` may still be given, as far as is known now."""
+
+    def stage(self, size: int) -> int:
+        """Memory for ``copy_and_hash``: its address, a multiple of 256. Raises DeviceError (2) when there is none."""
+
+    def unstage(self, address: int) -> None: ...
+    def read_staged(self, address: int, size: int) -> bytes:
+        """Bytes of staged memory."""
+
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two recorded timing events. Raises DeviceError (400, 600 not ready)."""
 

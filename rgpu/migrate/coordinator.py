@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -40,10 +41,12 @@ from rgpu.migrate.records import (
 from rgpu.migrate.recovery import Recovery
 from rgpu.migrate.registry.base import Delete, Registry, created
 from rgpu.migrate.watching import Watching
+from rgpu.migrate.wishes import Wishes
 from rgpu.session.errors import (
     AlreadyExists,
     Conflict,
     Fenced,
+    MoveFailed,
     NotFound,
     Refused,
     RgpuError,
@@ -55,6 +58,7 @@ log = structlog.get_logger(__name__)
 CREATE_TRIES = 3
 AGENT_GRACE = 600.0  #: seconds of silence of a client's host (OWNERSHIP 9)
 UNREACHABLE_SECONDS = 10.0  #: of an owner that its agent does not reach (OWNERSHIP 7)
+MOVES_PER_NODE = 4  #: at a time, from it and to it
 KEEP_HISTORY = 2000
 KEEP_ENDED = 500
 
@@ -69,6 +73,7 @@ class Coordinator:
         self.recovery = Recovery(self.desk)
         self.agent_grace = agent_grace
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._lane: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOVES_PER_NODE))
         self._movers: dict[str, Mover] = {}
         self.hosts = Hosts(self.desk)
         self.members = Members(self.hosts)
@@ -179,28 +184,64 @@ class Coordinator:
             return None
 
     # -- move -------------------------------------------------------------------
-    async def migrate(self, name: str, host: str, *, max_downtime: float = 10.0, device: str | None = None,
+    async def migrate(self, name: str, host: str, *, wishes: Wishes | None = None, device: str | None = None,
                       on_progress: Progress | None = None) -> dict[str, Any]:
         """Move a session while it runs; the statistics of ``rgpu migrate -o json``.
 
-        Raises :class:`NotFound`, :class:`Refused` before anything was changed, :class:`MoveFailed`
+        A replay that does not work out is followed by a move of its own that copies. Raises
+        :class:`NotFound`, :class:`Refused` before anything was changed, :class:`MoveFailed`
         when the move was aborted (detail: the statistics), :class:`Fenced`.
         """
         if name in self._movers:
             raise Refused(f"{name} is being moved already ({self._movers[name].role.state})", session=name)
-        async with self.session_lock(name):
-            check = MoveCheck(self.desk, name, host, device)
+        wishes = wishes or Wishes()
+        async with self.session_lock(name), self._lanes(str((await self.desk.held(name)).record.owner), host):
             try:
-                return await self.drive(Mover(self.desk, name, check=check, max_downtime=max_downtime,
-                                              on_progress=lambda values: self._progressed(name, values, on_progress)))
+                return await self._move(name, host, device, wishes, on_progress)
             except Refused as error:
                 await self.desk.note("refuse_move", f"not to {host}: {error.message}", session=name)
                 raise
+
+    async def _move(self, name: str, host: str, device: str | None, wishes: Wishes,
+                    on_progress: Progress | None) -> dict[str, Any]:
+        def mover_for(wishes: Wishes) -> Mover:
+            return Mover(self.desk, name, check=MoveCheck(self.desk, name, host, device), wishes=wishes,
+                         on_progress=lambda values: self._progressed(name, values, on_progress))
+
+        mover = mover_for(wishes)
+        try:
+            return await self.drive(mover)
+        except MoveFailed as failed:
+            if not mover.replay_failed:
+                raise
+            log.warning("the replay did not work out: copying", session=name, move=mover.move, reason=failed.message)
+            return {**await self.drive(mover_for(replace(wishes, mode="copy"))), "fell_back": failed.message}
 
     def _progressed(self, name: str, values: dict[str, Any], tell: Progress | None) -> None:
         self._progress[name] = values
         if tell is not None:
             tell(values)
+
+    @asynccontextmanager
+    async def _lanes(self, *hosts: str) -> AsyncIterator[None]:
+        """At most :data:`MOVES_PER_NODE` moves from and to a node at a time; others wait. (In order: no deadlock.)"""
+        async with AsyncExitStack() as held:
+            for host in sorted(set(hosts)):
+                await held.enter_async_context(self._lane[host])
+            yield
+
+    async def plan_move(self, name: str, host: str, *, wishes: Wishes | None = None,
+                        device: str | None = None) -> dict[str, Any]:
+        """``rgpu migrate --dry-run``: every check that needs no change, and what the move would cost.
+
+        Raises as :meth:`migrate` would before anything was changed.
+        """
+        check = MoveCheck(self.desk, name, host, device, forecast=True)
+        await check.run()
+        record = check.held.record
+        return {"session": name, "from": record.owner, "to": host, "device": check.device, "reason": check.reason,
+                "epoch": record.epoch, "wishes": (wishes or Wishes()).as_dict(),
+                "forecast": dict(check.found.get("forecast") or {})}
 
     async def drive(self, mover: Mover) -> dict[str, Any]:
         """Run a mover; the caller holds the session's lock."""
@@ -240,7 +281,8 @@ class Coordinator:
         record = (await self.desk.held(name)).record
         mover = self._movers.get(name)
         move = record.move
-        return {"session": name, "role": mover.role.state if mover else None, "move": None if move is None else {
+        return {"session": name, "role": mover.role.state if mover else None,
+                "progress": mover.progress if mover else {}, "move": None if move is None else {
             "id": move.id, "from": move.source, "to": move.destination, "state": move.state, "reason": move.reason}}
 
     async def unreachable(self, name: str, *, epoch: int, reached: str | None = None,

@@ -41,7 +41,8 @@ from rgpu.session.errors import DeviceError, NotFound, PoolUnavailable, RgpuErro
 log = structlog.get_logger(__name__)
 
 #: What a worker says of a move under way, and who asked for it may know.
-PROGRESS = frozenset({"phase", "round", "pages_sent", "pages_total", "pages_left", "bytes_sent"})
+PROGRESS = frozenset({"phase", "round", "pages_sent", "pages_total", "pages_left", "bytes_sent", "mode", "why",
+                      "expected", "behind_ms", "waiting_bytes"})
 
 
 @dataclass(frozen=True)

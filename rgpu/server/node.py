@@ -19,6 +19,7 @@ from rgpu.checkpoint.store import BAD_IMAGE
 from rgpu.link import tickets
 from rgpu.link.faults import fault
 from rgpu.link.tickets import Ticket
+from rgpu.migrate.nodes import MOVE_SECONDS
 from rgpu.migrate.placement import mebibytes
 from rgpu.server import workers
 from rgpu.server.images import NodeImages
@@ -192,21 +193,25 @@ class Node:
                 "worker_pid": handle.pid}
 
     async def move_send(self, *, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,
-                        max_downtime: float = 10.0, **_: Any) -> dict[str, Any]:
+                        wishes: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
         """Be the source: send everything; on return the session is paused and the copy verified."""
         self.check_deadline("a move")
         fault("daemon.send")
         handle = self._owned(session)
         asked = asyncio.get_running_loop().time()
         result = await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
-                                      max_downtime=max_downtime, timeout=600)
+                                      timeout=MOVE_SECONDS, **(wishes or {}))
         self.paused[session] = move
         self.watch_move(session, move)
         return {**result, "send_ms": (asyncio.get_running_loop().time() - asked) * 1000}
 
-    async def worker_describe(self, *, session: str, **_: Any) -> dict[str, Any]:
-        """What the worker says of itself; ``pins``: what keeps the session from moving."""
-        return {"pins": [], **await self._owned(session).refresh()}
+    async def worker_describe(self, *, session: str, forecast: bool = False, **_: Any) -> dict[str, Any]:
+        """What the worker says of itself; ``pins``: what keeps the session from moving; ``forecast``: its cost."""
+        handle = self._owned(session)
+        found = {"pins": [], **await handle.refresh()}
+        if forecast:
+            found["forecast"] = await handle.request("forecast", timeout=60)
+        return found
 
     def holds(self, session: str, move: str) -> tuple[str, int, str] | None:
         """What this node has of the session: ("incoming" | "paused" | "running", epoch, move); None for nothing.

@@ -22,6 +22,7 @@ from rgpu.link.control import ControlServer, Request
 from rgpu.link.verbs import VERBS
 from rgpu.migrate import placement
 from rgpu.migrate.records import NodeRecord, SessionRecord
+from rgpu.migrate.wishes import Wishes
 from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, Refused, RgpuError, UnknownOutcome
 from rgpu.session.facts import SessionFacts
 
@@ -140,9 +141,11 @@ class PoolVerbs:
 
     async def _migrate(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         options = dict(args.get("options") or {})
-        return dict(await self._coordinator.migrate(
-            str(args["session"]), str(args["host"]), max_downtime=float(options.get("max_downtime") or 10.0),
-            on_progress=progress))
+        wishes = Wishes.from_options(options)
+        name, host = str(args["session"]), str(args["host"])
+        if options.get("dry_run"):
+            return dict(await self._coordinator.plan_move(name, host, wishes=wishes))
+        return dict(await self._coordinator.migrate(name, host, wishes=wishes, on_progress=progress))
 
     async def _move_abort(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         return dict(await self._coordinator.move_abort(str(args["session"]), str(args.get("move") or "")) or {})
@@ -279,7 +282,9 @@ class PoolVerbs:
 
     async def _move_status(self, request: Request) -> Any:
         held = await self.daemon.leadership.session(str(request.args["session"]))
-        return {"session": held.record.name, "state": held.record.state, "move": _plain(held.record.move)}
+        view = (await self._views()).get(held.record.name, {})
+        return {"session": held.record.name, "state": held.record.state, "owner": held.record.owner,
+                "move": _plain(held.record.move), "progress": dict(view.get("move") or {})}
 
     async def _node_list(self, request: Request) -> Any:
         nodes = await self.daemon.leadership.nodes()
@@ -313,7 +318,7 @@ def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
     """One line of ``rgpu ps``."""
     stats = dict(view.get("stats") or {})
     notes = [record.reason if record.state not in ("running",) else "", str(stats.get("blocked_reason") or ""),
-             str(view.get("error_detail") or "")]
+             str(view.get("error_detail") or ""), _pinned(view.get("pins"))]
     return {"session": record.name, "state": record.state, "host": record.owner, "epoch": record.epoch,
             "memory_bytes": view.get("memory_bytes"), "calls": stats.get("calls", view.get("position")),
             "awaited_calls": stats.get("awaited_calls"), "bytes": stats.get("bytes"), "pid": record.program.pid,
@@ -322,6 +327,11 @@ def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
             "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
             "unsupported_calls": _names(stats.get("unsupported_calls")),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
+
+
+def _pinned(pins: Any) -> str:
+    """Why a session cannot move, if anything keeps it."""
+    return f"cannot move: {'; '.join(_names(pins))}" if pins else ""
 
 
 def _names(value: Any) -> list[str]:

@@ -22,16 +22,20 @@ from rgpu.checkpoint.state import SessionState
 from rgpu.server import lookahead
 from rgpu.server.executor import Executor
 from rgpu.server.fast_path import Came, FastPath
+from rgpu.server.journal_tap import JournalTap
 from rgpu.server.lookahead import MAY_WAIT, DoneScanner, Gates, Under
 from rgpu.session.answers import RetainedAnswers
-from rgpu.session.calls.wire import BY_ID, Answer
+from rgpu.session.calls import decoders
+from rgpu.session.calls.wire import BY_ID, BY_NAME, Answer
 from rgpu.session.errors import LinkError, TimedOut
 from rgpu.session.live import LiveObjects
-from rgpu.session.record import Record, RecordReader, pack_record
+from rgpu.session.record import Record, RecordReader, pack_record, record_size
 from rgpu.session.replay import Apply, ApplyGate, Command, Drop, WaitAll, WaitFor
 
 log = structlog.get_logger(__name__)
 
+_EVENT_CREATE = BY_NAME["event_create"].id
+_EVER = 2**63  #: a position that no session reaches
 _AWAITED = frozenset(call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC)
 
 PACE = 32  #: calls between two looks at how far behind the device is
@@ -64,6 +68,7 @@ class SessionRuntime:
         self._bugs = 0  #: argument errors that the fast path had told of
         self._unanswered: set[int] = set()  #: awaited calls that were applied and have no answer yet
         self.deliver: Deliver | None = None  #: where answers go while an agent is attached
+        self.tap: JournalTap | None = None  #: what is applied goes there too, for a replay elsewhere
         self._condition = threading.Condition()
         self._pauses = 0
         self._applying = False
@@ -86,6 +91,8 @@ class SessionRuntime:
         """
         if self.fast is not None:
             self.fast.reset()
+            if self.tap is not None:
+                self.tap.stream_begins()
             return self._feed_fast
         reader = RecordReader()
 
@@ -124,13 +131,21 @@ class SessionRuntime:
         try:
             while True:
                 fed = self.fast.feed(view[at:] if at else view)
-                at += fed.taken
+                begin, at = at, at + fed.taken
+                if self.tap is not None:
+                    # A record that is handed back was not applied yet: a cut may come before it.
+                    size = record_size(fed.record) if fed.came is Came.RECORD and fed.record is not None else 0
+                    split = max(begin, at - size)
+                    self.tap.add(view[begin:split])
+                    begin = split
                 if fed.bugs != self._bugs:
                     self._tell_bugs(fed.bugs, fed.bug)
                 if fed.came is Came.RECORD and fed.record is not None:
                     self.gate.position = fed.record.seq - 1
                     for command in self.gate.feed(fed.record):
                         self._obey(command, view[at:])
+                    if self.tap is not None:
+                        self.tap.add(view[begin:at])
                 elif fed.came is Came.INTERRUPTED:
                     self._leave()
                     if self._go_away():
@@ -246,6 +261,8 @@ class SessionRuntime:
                 self.fast.broken(self.executor.broken)
             return
         self._applied = record.seq
+        if self.tap is not None:
+            self.tap.add(pack_record(record))
         if record.seq % PACE == 0:
             self._keep_pace()
 
@@ -307,6 +324,33 @@ class SessionRuntime:
         self.hash_key = state.hash_key
         self.gate = ApplyGate(state.position)
         self._applied = state.position
+        if self.fast is not None:
+            self.fast.position(state.position, [row[0] for row in self.retained.unobserved()])
+
+    def replay(self) -> None:
+        """What is fed from now on was applied by another owner before: it waits where that owner had waited.
+
+        Its answers stay here; :meth:`settle` puts those of the owner in their place.
+        """
+        self.gate = ApplyGate(self.applied, replay_until=_EVER)
+
+    def settle(self, state: SessionState) -> None:
+        """The replay is over, at ``state.position``: answers, events and clock are those of the owner.
+
+        Raises :class:`DeviceError`.
+        """
+        for record in self.live.structural_calls():
+            # An event that was recorded in the replay knows another clock: it begins anew.
+            if record.call_id == _EVENT_CREATE:
+                self.device.destroy_event(decoders.decode(record.call_id, record.args).event)
+                self.executor.replay(record)
+        present = self.device.event_states().keys()
+        self.device.restore_event_states({event: when for event, when in state.events.items() if event in present})
+        self.device.set_clock(state.clock)
+        with self._answers_lock:
+            self.retained = RetainedAnswers.from_list(state.answers)
+            self._unanswered.clear()
+        self.gate = ApplyGate(state.position)
         if self.fast is not None:
             self.fast.position(state.position, [row[0] for row in self.retained.unobserved()])
 

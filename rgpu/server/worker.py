@@ -218,6 +218,7 @@ class Worker:
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
+                "move": self.tasks.progress,
                 "modules": self.modules.statistics()}
 
     # -- ownership ------------------------------------------------------------------

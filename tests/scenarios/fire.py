@@ -40,7 +40,8 @@ class Outcome:
 class Fire:
     """A pool of its own in which one fault happens during one move."""
 
-    def __init__(self, case: str, fault: str = "", **pool: Any) -> None:
+    def __init__(self, case: str, fault: str = "", mode: str = "copy", **pool: Any) -> None:
+        self.mode = mode
         self.folder = Path(tempfile.mkdtemp(prefix="rgpu-fire-"))
         self.outcome = Outcome(case)
         self._fault = fault
@@ -73,10 +74,11 @@ class Fire:
 
     def start_move(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "rgpu.cli.main", "migrate", "fire", OTHER[self.row["host"]], "-o", "json"],
+            [sys.executable, "-m", "rgpu.cli.main", "migrate", "fire", OTHER[self.row["host"]], "--mode", self.mode,
+             "-o", "json"],
             env=self.pool.environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def wait_fired(self, seconds: float = 15.0) -> bool:
+    def wait_fired(self, seconds: float = 45.0) -> bool:
         """Until the fault has happened; False when its point was not reached."""
         deadline = time.monotonic() + seconds
         while not list(self.folder.glob("fault.*.fired")):

@@ -8,6 +8,7 @@ in :mod:`.modules`. See :class:`rgpu.checkpoint.device.Device` for the contract.
 from __future__ import annotations
 
 import importlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
 from rgpu.checkpoint.ring import HostRing
 from rgpu.server.device.cpu import addressspace
-from rgpu.server.device.cpu.facts import make_facts
+from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
 from rgpu.server.device.cpu.memory import Memory
 from rgpu.server.device.cpu.modules import Engine, Modules
@@ -55,6 +56,8 @@ class CpuDevice:
         self._engine: Any = engine or importlib.import_module("rgpu.server.device.cpu.ptx")
         self._memory = Memory(memory, index)
         self._modules = Modules(self._memory, self._engine)
+        self._staged: dict[int, np.ndarray[Any, Any]] = {}
+        self._staged_lock = threading.Lock()
         self._streams = Streams()
         self._graphs = Graphs(self)
         self._contexts: dict[int, dict[int, int]] = {}
@@ -353,12 +356,20 @@ class CpuDevice:
                 size += pages[end][1]
                 end += 1
             place = places[at * PAGE:end * PAGE]
-            place[:size] = self._memory.state_view(address, size)
+            place[:size] = self._readable(address, size)
             place[size:] = 0
             found.append(pagehash.examine_pages(place[:size], key))
             at = end
         return pagehash.PageHashes(np.concatenate([one.hashes for one in found]),
                                    np.concatenate([one.zero for one in found]))
+
+    def _readable(self, address: int, size: int) -> np.ndarray:
+        """Bytes of the session's state, or of what was staged of it."""
+        with self._staged_lock:
+            for start, block in self._staged.items():
+                if start <= address and address + size <= start + block.nbytes:
+                    return block[address - start:address - start + size]
+        return self._memory.state_view(address, size)
 
     def page_ring(self) -> HostRing:
         return self._ring
@@ -366,6 +377,26 @@ class CpuDevice:
     def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
         for address, size, data in runs:
             self._memory.state_view(address, size)[:] = 0 if data is None else np.frombuffer(data, np.uint8)
+
+    def free_memory(self) -> int:
+        """Half of what the host could give: other sessions of this host want some, too."""
+        return available_memory() // 2
+
+    def stage(self, size: int) -> int:
+        try:
+            block = np.zeros(size, np.uint8)
+        except MemoryError as error:
+            raise DeviceError(f"the host has no {size} bytes for copies of pages", 2) from error
+        with self._staged_lock:
+            self._staged[int(block.ctypes.data)] = block
+        return int(block.ctypes.data)
+
+    def unstage(self, address: int) -> None:
+        with self._staged_lock:
+            del self._staged[address]
+
+    def read_staged(self, address: int, size: int) -> bytes:
+        return self._readable(address, size).tobytes()
 
     def elapsed(self, start: int, end: int) -> float:
         with self._streams.schedule.mutex:

@@ -450,6 +450,25 @@ class CudaDevice:
         if on_device:
             self._ring.write(on_device, self.zeroing.fence)
 
+    def free_memory(self) -> int:
+        self._use()
+        return int(check(driver.cuMemGetInfo(), "cuMemGetInfo")[0])
+
+    def stage(self, size: int) -> int:
+        """Memory of this context, beside the session's own; other sessions of the device may take it first."""
+        self._use()
+        return int(check(driver.cuMemAlloc(size), "cuMemAlloc"))
+
+    def unstage(self, address: int) -> None:
+        self._use()
+        check(driver.cuMemFree(address), "cuMemFree")
+
+    def read_staged(self, address: int, size: int) -> bytes:
+        self._use()
+        data = np.empty(size, np.uint8)
+        check(driver.cuMemcpyDtoH(data.ctypes.data, address, size), "cuMemcpyDtoH")
+        return data.tobytes()
+
     def _recorded(self, event: int) -> bool:
         """Whether it was recorded here; what was restored from elsewhere is over with that."""
         return bool(self.engine.event_recorded(event))
