@@ -103,7 +103,12 @@ def test_a_record_that_was_handed_back_is_tapped_when_it_was_applied(monkeypatch
     runtime.tap = JournalTap(armed=True)
     feed = runtime.open_stream()
     seen: list[bytes] = []
-    monkeypatch.setattr(runtime, "_obey", lambda command: seen.append(b"".join(d for _, d in drained(runtime.tap))))
+
+    def obey(command: object, behind: object) -> None:
+        assert runtime.tap is not None
+        seen.append(b"".join(data for _, data in drained(runtime.tap)))
+
+    monkeypatch.setattr(runtime, "_obey", obey)
     # 7 bytes of the hot record came with an earlier piece, the last 3 of the late one are still to come.
     runtime.gate.position = 1
     feed((parts[0] + parts[1] + parts[2])[7:-3])
