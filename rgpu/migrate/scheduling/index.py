@@ -85,8 +85,8 @@ class Index:
         return int(self.exists.sum())
 
     def allocated(self) -> float:
-        """Devices' worth of compute given away."""
-        return float((WHOLE - self.compute[self.exists]).sum()) / WHOLE
+        """Devices' worth of compute given away; a device held twice during a move counts once."""
+        return float((WHOLE - np.clip(self.compute[self.exists], 0, WHOLE)).sum()) / WHOLE
 
     def admits(self, need: Demand) -> Bools:
         """Rows that might take the demand at all: model and host resources."""
