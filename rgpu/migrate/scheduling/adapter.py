@@ -53,6 +53,7 @@ def _index(snapshot: Snapshot, request: Request) -> Index:
     for row, node in enumerate(snapshot.nodes):
         for column, device in enumerate(node.devices):
             index.memory[row, column] = snapshot.free(node, device, request.session) // MIB
+    index.refresh()
     return index
 
 

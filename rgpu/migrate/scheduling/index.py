@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rgpu.migrate.scheduling.mix import Mix, mix
+from rgpu.migrate.scheduling.scores import Scores
 from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Node, Placed, Snapshot
 from rgpu.session.errors import Conflict
 
@@ -38,6 +39,17 @@ class Index:
     host_memory: Ints
     models: dict[str, Bools]  #: model -> rows
     groups: Counter[tuple[str, int]] = field(default_factory=Counter)  #: (anti-affinity group, row) -> sessions
+    effective: Ints = field(init=False)  #: see :meth:`free`; kept by :meth:`take` and :meth:`give`
+    scores: Scores = field(default_factory=Scores)
+    changed: list[int] = field(default_factory=list)  #: rows in the order of their changes: what caches look at
+
+    def __post_init__(self) -> None:
+        self.refresh()
+
+    def refresh(self) -> None:
+        """After the arrays were written directly: nothing kept is true any more."""
+        self.scores = Scores()
+        self.effective = effective(self.compute, self.memory, self.total_memory)
 
     def copy(self) -> Index:
         """One to try things on; what never changes is shared."""
@@ -69,12 +81,14 @@ class Index:
         self.memory[row, devices] += sign * need.memory_mib
         self.cpu[row] += sign * need.cpu_milli
         self.host_memory[row] += sign * need.host_memory_mib
+        self.effective[row] = effective(self.compute[row], self.memory[row], self.total_memory[row])
+        self.changed.append(row)
         if placed.anti_affinity:
             self.groups[placed.anti_affinity, row] -= sign
 
     def free(self) -> Ints:
         """Per cent of each device that can be given: the scarcer of compute and memory."""
-        return effective(self.compute, self.memory, self.total_memory)
+        return self.effective
 
     def fragmentation(self) -> float:
         """Devices' worth of free capacity that a random next request cannot use (see ``mix.py``)."""
@@ -88,19 +102,22 @@ class Index:
         """Devices' worth of compute given away; a device held twice during a move counts once."""
         return float((WHOLE - np.clip(self.compute[self.exists], 0, WHOLE)).sum()) / WHOLE
 
-    def admits(self, need: Demand) -> Bools:
-        """Rows that might take the demand at all: model and host resources."""
-        rows = (self.cpu >= need.cpu_milli) & (self.host_memory >= need.host_memory_mib)
+    def admits(self, need: Demand, rows: Ints | None = None) -> Bools:
+        """Of ``rows`` (None: all), those that might take the demand at all: model and host resources."""
+        which = slice(None) if rows is None else rows
+        admitted = (self.cpu[which] >= need.cpu_milli) & (self.host_memory[which] >= need.host_memory_mib)
         if need.models:
             named = np.zeros(len(self.nodes), dtype=bool)
             for model in need.models & self.models.keys():
                 named |= self.models[model]
-            rows &= named
-        return rows
+            admitted &= named[which]
+        return np.asarray(admitted)
 
-    def fits(self, need: Demand) -> Bools:
-        """Devices with so much free, whatever their host."""
-        return self.usable & (self.compute >= need.compute) & (self.memory >= need.memory_mib)
+    def fits(self, need: Demand, rows: Ints | None = None) -> Bools:
+        """Devices (of ``rows``; None: all) with so much free, whatever their host."""
+        which = slice(None) if rows is None else rows
+        return np.asarray(self.usable[which] & (self.compute[which] >= need.compute)
+                          & (self.memory[which] >= need.memory_mib))
 
 
 def effective(compute: Ints, memory: Ints, total_memory: Ints) -> Ints:

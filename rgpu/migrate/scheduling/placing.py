@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rgpu.migrate.scheduling.index import Bools, Index, Ints
-from rgpu.migrate.scheduling.policies import POLICIES, REASONS, Places, least
+from rgpu.migrate.scheduling.policies import DUST, POLICIES, REASONS, Places, least
 from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Placed, Request
 from rgpu.session.errors import Refused, UsageError
 
@@ -36,26 +36,55 @@ def place(index: Index, request: Request, policy: str = "fgd", seed: int = 0,
     """
     if policy not in POLICIES:
         raise UsageError(f"no placement policy is called {policy!r}; there are: {', '.join(POLICIES)}")
+    if policy != "random" and request.demand.gpus == 1:
+        return _remembered(index, request, policy, allowed)
     found = candidates(index, request, allowed)
     if len(found.rows) == 0:
         return None
     random = np.random.default_rng([seed, int.from_bytes(request.name.encode()[-8:], "big")])
     best = least(POLICIES[policy](index, request.demand, found, random))
-    host = index.nodes[int(found.rows[best])].host
-    devices = tuple(int(column) for column in found.columns[best])
-    names = ", ".join(index.nodes[int(found.rows[best])].devices[d].name for d in devices) or "no GPU"
-    reason = f"{names} of {host}: {REASONS[policy]}, of {len(found.rows)} places that fit {request.demand}"
-    return Place(host, devices, reason)
+    return _place(index, request, policy, int(found.rows[best]), found.columns[best], len(found.rows))
+
+
+def _remembered(index: Index, request: Request, policy: str, allowed: Bools | None) -> Place | None:
+    """One device: by the scores kept for such a demand, of which only changed rows are worked out anew."""
+    keys = index.scores.keys(index, request.demand, policy)
+    first = keys[0]
+    if allowed is not None:
+        first = np.where(allowed, first, np.inf)
+    taken = _rivals(index, request)
+    if taken:
+        first = first.copy()
+        first[taken] = np.inf
+    lowest = first.min(initial=np.inf)
+    if lowest == np.inf:
+        return None
+    best = np.flatnonzero(first <= lowest + DUST)
+    if len(best) > 1 and len(keys) > 1:
+        best = best[[least(tuple(key.ravel()[best] for key in keys[1:]))]]
+    row, column = divmod(int(best[0]), first.shape[1])
+    return _place(index, request, policy, row, np.array([column]), int(np.isfinite(first).sum()))
+
+
+def _place(index: Index, request: Request, policy: str, row: int, columns: Ints, fitting: int) -> Place:
+    node, devices = index.nodes[row], tuple(int(column) for column in columns)
+    names = ", ".join(node.devices[d].name for d in devices) or "no GPU"
+    return Place(node.host, devices,
+                 f"{names} of {node.host}: {REASONS[policy]}, of {fitting} places that fit {request.demand}")
+
+
+def _rivals(index: Index, request: Request) -> list[int]:
+    """Rows that have a session of the same anti-affinity group."""
+    if not request.anti_affinity:
+        return []
+    return [row for (group, row), count in index.groups.items() if group == request.anti_affinity and count > 0]
 
 
 def candidates(index: Index, request: Request, allowed: Bools | None = None) -> Places:
     """Every place that fits; of several devices of one host, the tightest set."""
     need = request.demand
     rows = index.admits(need)
-    if request.anti_affinity:
-        for (group, row), count in index.groups.items():
-            if group == request.anti_affinity and count > 0:
-                rows[row] = False
+    rows[_rivals(index, request)] = False
     if need.gpus == 0:
         ready = index.usable.any(axis=1) if allowed is None else (index.usable & allowed).any(axis=1)
         chosen = np.flatnonzero(rows & ready)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rgpu.migrate.scheduling.index import Floats, Index, Ints
 from rgpu.migrate.scheduling.snapshot import WHOLE, Demand
+
+if TYPE_CHECKING:
+    from rgpu.migrate.scheduling.index import Floats, Index, Ints
 
 DUST = 1e-6  #: scores closer than this are equal: sums in another order must not decide
 
@@ -23,8 +26,14 @@ class Places:
     rows: Ints
     columns: Ints  #: (candidates, gpus)
 
+    def hosts(self) -> tuple[Ints, Ints]:
+        """The distinct rows, and for each candidate where its row is among them. (``rows`` rises.)"""
+        first = np.ones(len(self.rows), bool)
+        np.not_equal(self.rows[1:], self.rows[:-1], out=first[1:])
+        return self.rows[first], np.cumsum(first) - 1
 
-Score = Callable[[Index, Demand, Places, np.random.Generator], tuple[Floats, ...]]
+
+Score = Callable[["Index", Demand, Places, np.random.Generator], "tuple[Floats, ...]"]
 
 
 def by_random(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
@@ -37,18 +46,21 @@ def by_best_fit(index: Index, need: Demand, places: Places, random: np.random.Ge
     """The node with the least left (GPU and CPU, as shares of the largest node's), then the tightest device."""
     free = index.free()
     most = max(free.shape[1] * WHOLE, 1)
-    left = free.sum(axis=1) / most + index.cpu / max(int(index.total_cpu.max(initial=1)), 1)
-    return (left[places.rows], _tightness(free, places))
+    rows, where = places.hosts()
+    left = free[rows].sum(axis=1) / most + index.cpu[rows] / max(int(index.total_cpu.max(initial=1)), 1)
+    return (left[where], _tightness(free, places))
 
 
 def by_packing(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
     """Devices already shared first, then idle devices of hosts in use, then idle hosts; the tightest of each."""
     free = index.free()
-    idle = (free >= WHOLE) & index.exists
-    unused = idle.sum(axis=1) == index.exists.sum(axis=1)
-    opened = idle[places.rows[:, None], places.columns].sum(axis=1)
-    tier = np.where(opened == 0, 0, np.where(unused[places.rows], 2, 1)).astype(float)
-    return (tier, _tightness(free, places), idle.sum(axis=1)[places.rows].astype(float))
+    rows, where = places.hosts()
+    idle = (free[rows] >= WHOLE) & index.exists[rows]
+    spare = idle.sum(axis=1)
+    unused = spare == index.exists[rows].sum(axis=1)
+    opened = idle[where[:, None], places.columns].sum(axis=1)
+    tier = np.where(opened == 0, 0, np.where(unused[where], 2, 1)).astype(float)
+    return (tier, _tightness(free, places), spare[where].astype(float))
 
 
 def by_gradient(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
@@ -58,25 +70,24 @@ def by_gradient(index: Index, need: Demand, places: Places, random: np.random.Ge
 
 def gradient(index: Index, need: Demand, places: Places) -> Floats:
     """What fragmentation would rise by at each place, in per cent of a device."""
-    mix, rows, columns = index.mix, places.rows, places.columns
-    free = index.free()
-    touched, where = np.unique(rows, return_inverse=True)
-    before = free[touched]
+    mix, columns = index.mix, places.columns
+    touched, where = places.hosts()
+    before = index.free()[touched]
     level_then = mix.level(index.cpu[touched])
     level_now = mix.level(index.cpu[touched] - need.cpu_milli)
     whole = (before >= WHOLE).sum(axis=1)
-    value = before * mix.single[level_then[:, None], before]
-    usable_then = value.sum(axis=1) + WHOLE * whole * mix.several[level_then, whole]
+    usable_then = (before * mix.single[level_then[:, None], before]).sum(axis=1)
+    usable_then += WHOLE * whole * mix.several[level_then, whole]
     value_now = before * mix.single[level_now[:, None], before]
     rest = value_now.sum(axis=1)
     at = where[:, None], columns
     old = before[at]
-    new = np.minimum(index.compute[rows[:, None], columns] - need.compute, _memory_left(index, need, places))
+    new = np.minimum(index.compute[places.rows[:, None], columns] - need.compute, _memory_left(index, need, places))
     new = np.clip(new, 0, WHOLE)
     whole_now = whole[where] - ((old >= WHOLE) & (new < WHOLE)).sum(axis=1)
-    usable_now = (rest[where] - value_now[at].sum(axis=1)
-                  + (new * mix.single[level_now[where][:, None], new]).sum(axis=1)
-                  + WHOLE * whole_now * mix.several[level_now[where], whole_now])
+    level = level_now[where]
+    usable_now = (rest[where] - value_now[at].sum(axis=1) + (new * mix.single[level[:, None], new]).sum(axis=1)
+                  + WHOLE * whole_now * mix.several[level, whole_now])
     return np.asarray((new - old).sum(axis=1) - usable_now + usable_then[where])
 
 
