@@ -57,10 +57,11 @@ def command(nodes: Path, tasks: Path, policy: str, rebalance: str, load: float, 
             def options(seed: int, name: str = name, moving: bool = moving) -> Options:
                 return Options(name, moving, seed, gpu_memory_mib=gpu_memory, costs=costs)
 
-            title = f"{name}{' + rebalancing' if moving else ''}"
-            reports.append(report.simulate(
-                hosts, recorded, load, seeds, hours if churning else None, options,
-                lambda line, title=title: common.err.print(f"{title}, {line}", markup=False)))
+            def progress(line: str, title: str = f"{name}{' + rebalancing' if moving else ''}") -> None:
+                common.err.print(f"{title}, {line}", markup=False)
+
+            reports.append(report.simulate(hosts, recorded, load, seeds, hours if churning else None, options,
+                                           progress))
     if plot is not None:
         for path in plots.plot(reports, plot):
             common.err.print(f"wrote {path}", markup=False)

@@ -33,7 +33,8 @@ class Arrival:
 def filling(tasks: Sequence[Task], gpus: int, load: float, seed: int) -> list[Arrival]:
     """Raises :class:`UsageError` for a list in which nothing asks for a GPU."""
     _check(tasks)
-    draw, arrivals, demanded = random.Random(seed), [], 0.0
+    arrivals: list[Arrival] = []
+    draw, demanded = random.Random(seed), 0.0
     while demanded < load * gpus:
         task, at = draw.choice(tasks), float(len(arrivals) + 1)
         arrivals.append(Arrival(at, Request(f"t{len(arrivals)}", task.demand, arrived=at), FOREVER))
