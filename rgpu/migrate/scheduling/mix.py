@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from rgpu.migrate.scheduling.snapshot import MAX_GPUS, WHOLE, Demand
 
-COVERED = 0.95  #: share of requests whose classes count; the rest is noise
 Shape = tuple[int, int, int]  #: cpu_milli, gpus, per cent of each
 
 #: When nothing was asked for yet: half want a whole device, half part of one.
@@ -51,24 +50,20 @@ def shape(demand: Demand) -> Shape:
 
 
 def mix(demands: Iterable[Demand]) -> Mix:
-    """The most popular classes that cover :data:`COVERED` of the demands, as tables."""
+    """All classes, as tables. (Leaving the rarest 5 % out, as published, saves nothing here and places worse:
+    94.3 % of the GPUs allocated against 95.1 %, docs/simulation.md.)"""
     counted = Counter(shape(demand) for demand in demands)
     if not counted:
         counted = Counter(shape(demand) for demand in UNKNOWN)
     total = sum(counted.values())
-    kept: list[tuple[Shape, int]] = []
-    for item, count in sorted(counted.items(), key=lambda pair: (-pair[1], pair[0])):
-        if sum(n for _, n in kept) >= COVERED * total:
-            break
-        kept.append((item, count))
-    weight = sum(count for _, count in kept)
+    kept = sorted(counted.items(), key=lambda pair: (-pair[1], pair[0]))
     levels = np.array(sorted({item[0] for item, _ in kept}), dtype=np.int64)
     single = np.zeros((len(levels) + 1, WHOLE + 1))
     several = np.zeros((len(levels) + 1, MAX_GPUS + 1))
     for (cpu, gpus, share), count in kept:
         row = int(np.searchsorted(levels, cpu)) + 1
         if gpus == 1:
-            single[row:, share:] += count / weight
+            single[row:, share:] += count / total
         elif gpus > 1:
-            several[row:, gpus:] += count / weight
-    return Mix(levels, single, several, tuple((item, count / weight) for item, count in kept))
+            several[row:, gpus:] += count / total
+    return Mix(levels, single, several, tuple((item, count / total) for item, count in kept))

@@ -20,7 +20,7 @@ from rgpu.migrate.scheduling.policies import Places, gradient
 from rgpu.migrate.scheduling.snapshot import WHOLE, Placed, Request
 
 TRIED_HOSTS = 12  #: hosts to clear that are worked out in full
-TRIED_SESSIONS = 48  #: sessions whose destination is looked for, best first
+TRIED_SESSIONS = 256  #: sessions whose destination is looked for, best first
 
 
 @dataclass(frozen=True, slots=True)

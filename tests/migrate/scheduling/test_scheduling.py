@@ -253,6 +253,6 @@ def test_alarm_has_patience_and_hysteresis() -> None:
     assert seen == [False, False, False, False, True, True, False, False]
 
 
-def test_mix_drops_rare_classes() -> None:
-    made = mix([Demand(1, 50)] * 96 + [Demand(8)] * 4)
-    assert made.classes == (((0, 1, 50), 1.0),)
+def test_mix_counts_every_class() -> None:
+    made = mix([Demand(1, 50)] * 3 + [Demand(8)])
+    assert made.classes == (((0, 1, 50), 0.75), ((0, 8, 100), 0.25))
