@@ -51,7 +51,7 @@ def shape(demand: Demand) -> Shape:
 
 def mix(demands: Iterable[Demand]) -> Mix:
     """All classes, as tables. (Leaving the rarest 5 % out, as published, saves nothing here and places worse:
-    94.3 % of the GPUs allocated against 95.1 %, docs/simulation.md.)"""
+    94.3 % of the GPUs allocated against 94.9 %, docs/simulation.md.)"""
     counted = Counter(shape(demand) for demand in demands)
     if not counted:
         counted = Counter(shape(demand) for demand in UNKNOWN)
