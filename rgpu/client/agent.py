@@ -55,6 +55,9 @@ class Options:
     on_full: str = "block"
     extra: dict[str, Any] = field(default_factory=dict)
     record: Path | None = None  #: folder for recordings of the sessions
+    checkpoint_every: float = 0.0  #: seconds after which the journal is worth an image; 0: any time
+    max_replay: float = 0.0  #: seconds that the replay of a recovery may be predicted to take; 0: any time
+    divergence: str = "warn"  #: when a replay answers otherwise: ``warn`` or ``stop``
 
 
 class Agent:
@@ -244,7 +247,9 @@ class Agent:
         directory = None
         if recover and self.options.journal_dir is not None:
             directory = prepare_directory(self.options.journal_dir / name.replace("/", "~"))
-        return Policy(recover, self.options.journal_limit, directory, self.options.on_full)
+        options = self.options
+        return Policy(recover, options.journal_limit, directory, options.on_full, options.checkpoint_every,
+                      options.max_replay, options.divergence)
 
     def _code_of(self, pid: int) -> int | None:
         """The exit code of the process the launcher started; others' are not known."""

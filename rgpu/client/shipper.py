@@ -336,6 +336,8 @@ class Shipper:
             return
         if kind == dl.ANSWER:
             self.returns.answer(body)
+            if self.deliveries.divergences:
+                self._diverged()
         elif kind == dl.WATERMARK:
             self.returns.watermark(body)
         elif kind == dl.PONG:
@@ -349,6 +351,15 @@ class Shipper:
             self._notice(link, dl.decode_map(body))
         else:
             raise Corrupt(f"a message of type {kind} from the worker", type=kind, reason="type")
+
+    def _diverged(self) -> None:
+        """A replay answered otherwise than the program was told; what follows is the user's choice."""
+        if self.journal.policy.divergence != "stop" or self.over:
+            return
+        what = self.deliveries.divergences[0].what
+        self._lost, self.over = True, f"the recovered session diverged: {what} (--divergence stop); its journal is kept"
+        self.desk.submit(self.desk.quietly, "session.end", {"session": self.identity.session, "reason": self.over,
+                                                            "exit_code": None}, 5.0)
 
     def _applied(self, position: int) -> None:
         if position > self.acknowledged and position <= self.journal.last_seq:
@@ -367,6 +378,7 @@ class Shipper:
             if not isinstance(position, int) or position < 0:
                 raise Corrupt(f"a cut notice with position {position!r}", reason="notice")
             self.journal.cut(position, self.cursor)
+            self.upkeep.covered(position)
             self.deliveries.forget(position)
             self.release()
         elif kind in ("moved", "fenced", "ended"):
