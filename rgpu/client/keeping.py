@@ -87,10 +87,10 @@ def decide(rules: Rules, facts: Facts) -> Decision:
                             f"{full}: the session can be moved from now on, but not recovered")
         return Decision(ask, why, Exposure.BLOCK, _with_store(full, facts))
     if why and facts.store_error:
+        beyond = "on disk" if rules.directory else "nowhere"
         return Decision(ask, why, Exposure.RUNNING,
-                        f"no image can be written ({facts.store_error}): the journal is kept, {_size(facts.kept_bytes)} "
-                        f"of {_size(rules.limit)} in memory and beyond that "
-                        f"{'on disk' if rules.directory else 'nowhere'}; {why}")
+                        f"no image can be written ({facts.store_error}): {_size(facts.kept_bytes)} of journal are kept, "
+                        f"in memory up to {_size(rules.limit)} and beyond that {beyond}; {why}")
     return Decision(ask, why)
 
 

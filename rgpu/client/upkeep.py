@@ -80,7 +80,8 @@ class Upkeep:
         calls = max(0, journal.last_seq - self._covered)
         if not calls:
             self._covered_at = now  # nothing is exposed
-        return Facts(journal.memory_bytes, journal.kept_bytes, calls, journal.protected, now - (self._full_since or now),
+        full = now - (self._full_since or now)
+        return Facts(journal.memory_bytes, journal.kept_bytes, calls, journal.protected, full,
                      now - self._covered_at, self._rate.predict(calls), journal.spill_error, self._store_error,
                      now - self._requested, self._checkpointing, self._shipper.link is not None)
 

@@ -22,7 +22,7 @@ from rgpu.checkpoint.device import PAGE
 from rgpu.checkpoint.snapshot import Snapshot
 from rgpu.checkpoint.state import RegionState, SessionState
 from rgpu.link.sealing import Opener, Sealer
-from rgpu.server.page_stream import (_PAGE, BEGIN, LAYOUT, LZ4, PAGES, RAW, ROUND, STATE, ZERO, PageReceiver)
+from rgpu.server.page_stream import _PAGE, BEGIN, LAYOUT, LZ4, PAGES, RAW, ROUND, STATE, ZERO, PageReceiver
 from rgpu.session import graphs
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID
