@@ -48,7 +48,7 @@ def phase_copy_in(number):
 
 
 def phase_copy_out(number):
-    for k in range(REPEAT):
+    for _ in range(REPEAT):
         launch(step, data, number)
         check(driver.cuMemcpyDtoHAsync(host.ctypes.data, data, N * 4, stream))
         check(driver.cuStreamSynchronize(stream))
