@@ -89,7 +89,7 @@ def decide(rules: Rules, facts: Facts) -> Decision:
     if why and facts.store_error:
         beyond = "on disk" if rules.directory else "nowhere"
         return Decision(ask, why, Exposure.RUNNING,
-                        f"no image can be written ({facts.store_error}): {_size(facts.kept_bytes)} of journal are kept, "
+                        f"no image can be written ({facts.store_error}): {_size(facts.kept_bytes)} of journal kept, "
                         f"in memory up to {_size(rules.limit)} and beyond that {beyond}; {why}")
     return Decision(ask, why)
 
