@@ -8,6 +8,7 @@ what decodes must encode to the same, lengths must not go beyond the input.
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 import tempfile
@@ -16,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from rgpu.checkpoint import image, pagehash
 from rgpu.checkpoint.device import PAGE
+from rgpu.checkpoint.ring import HostRing
 from rgpu.checkpoint.snapshot import Snapshot
 from rgpu.checkpoint.state import RegionState, SessionState
 from rgpu.link.sealing import Opener, Sealer
-from rgpu.server.page_stream import _PAGE, BEGIN, LAYOUT, LZ4, PAGES, RAW, ROUND, STATE, ZERO, PageReceiver
+from rgpu.server import page_frames
+from rgpu.server.page_stream import BEGIN, LAYOUT, LZ4, PAGES, RAW, ROUND, STATE, ZERO, PageReceiver
 from rgpu.session import graphs
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID
@@ -199,13 +203,21 @@ class _Pages:
     def __init__(self, messages: list[tuple[int, bytes]]) -> None:
         self._messages = iter(messages)
 
-    def recv(self) -> tuple[int, memoryview]:
+    def recv(self, room: Any = None) -> tuple[int, memoryview]:
         for kind, body in self._messages:
             return kind, memoryview(body)
         raise LinkError("the peer closed the connection")
 
     def send(self, kind: int, *parts: Any) -> None:
         pass
+
+    def close(self) -> None:
+        pass
+
+
+@functools.cache
+def _ring() -> HostRing:
+    return HostRing()
 
 
 class _Memory:
@@ -220,8 +232,13 @@ class _Memory:
     def unmap(self, address: int, size: int) -> None:
         self.ranges.remove((address, size))
 
-    def write(self, address: int, data: bytes) -> None:
-        assert any(start <= address and address + len(data) <= start + size for start, size in self.ranges)
+    def page_ring(self) -> HostRing:
+        return _ring()
+
+    def write_pages(self, runs: Any) -> None:
+        for address, size, data in runs:
+            assert data is None or len(data) == size
+            assert any(start <= address and address + size <= start + length for start, length in self.ranges)
 
 
 def page_stream(data: bytes) -> None:
@@ -271,11 +288,18 @@ def _page_seeds() -> list[bytes]:
         return bytes([kind]) + len(body).to_bytes(2, "little") + body
 
     encode = msgspec.msgpack.encode
-    begin = message(BEGIN, encode({"session": "fuzz", "move": "m", "hash_key": _KEY}))
+    def page(address: int, data: bytes, codec: int, stored: bytes) -> tuple[Any, bytes]:
+        hashes = pagehash.hash_pages(data, _KEY)
+        return page_frames.table([address], hashes, size=len(data), stored=len(stored), codec=codec), stored
+
+    zeros = bytes(PAGE)
+    begin = message(BEGIN, encode({"session": "fuzz", "move": "m", "hash_key": _KEY, "lanes": 0}))
     layout = message(LAYOUT, encode({"regions": [[1 << 45, 2 * PAGE, "mapped", 0], [1 << 44, 100, "global", 7]]}))
-    packed = lz4.block.compress(bytes(PAGE), store_size=False)
-    pages = message(PAGES, _PAGE.pack(1 << 45, PAGE, 0, ZERO) + _PAGE.pack(1 << 44, 4, 4, RAW) + b"page"
-                    + _PAGE.pack((1 << 45) + PAGE, PAGE, len(packed), LZ4) + packed)
+    packed = lz4.block.compress(zeros, store_size=False)
+    parts = [page(1 << 45, zeros, ZERO, b""), page(1 << 44, b"page", RAW, b"page"),
+             page((1 << 45) + PAGE, zeros, LZ4, packed)]
+    body = page_frames.head(np.concatenate([entries for entries, _ in parts])) + b"".join(data for _, data in parts)
+    pages = message(PAGES, body)
     return [begin + layout + pages + message(ROUND, encode({"round": 1})) + message(STATE, b"\1" + _state().encode()),
             layout + pages, begin]
 
