@@ -15,6 +15,7 @@ VERBS = {
     "image": "image", "cordon": "cordon", "uncordon": "uncordon", "drain": "drain", "leave": "leave",
     "pool": "pool_group", "history": "history", "events": "events", "journal": "journal", "keys": "keys",
     "config": "config", "doctor": "doctor", "demo": "demo", "top": "top", "completion": "completion",
+    "simulate": "simulate",
 }
 
 

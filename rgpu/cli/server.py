@@ -25,6 +25,9 @@ from rgpu.session.errors import NotFound
 @click.option("--data-port", default=0, help="Port for calls and pages; 0: any free one.")
 @click.option("--advertise-data", default="", metavar="HOST:PORT",
               help="Where agents and nodes reach the data port, if not at --listen (NAT, a proxy).")
+@click.option("--spares", type=int, metavar="N",
+              help="Workers that stand ready for each device, so that sessions begin and come back sooner "
+                   "(default: 1; RGPU_SPARES).")
 @click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")
 @common.registry_option
 @click.option("--coordinator", type=click.Choice(["auto", "never", "only"]), default="auto", show_default=True,
@@ -36,8 +39,8 @@ from rgpu.session.errors import NotFound
 @common.verb
 def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, store: str | None,
             store_credentials: str | None, keep_images: str | None, listen: str, control_port: int, data_port: int,
-            advertise_data: str, lease: float, registry: str | None, coordinator: str, metrics: str, token: str | None,
-            pool: str | None) -> None:
+            advertise_data: str, spares: int | None, lease: float, registry: str | None, coordinator: str, metrics: str,
+            token: str | None, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
@@ -47,7 +50,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     from rgpu.server.metrics import parse_address
 
     settings = common.settings(pool=pool, registry=registry, store=store, store_credentials=store_credentials,
-                               keep_images=keep_images)
+                               keep_images=keep_images, spares=spares)
     credentials = Path(settings.store_credentials).expanduser() if settings.store_credentials else None
     files = pool_files(settings)
     if token:
@@ -64,5 +67,6 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
                 control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator != "never",
                 registry=common.registry_address(settings), metrics=metrics, log_level=settings.log_level,
-                advertise_data=advertise_data, module_cache_size=parse_size(module_cache_size), store=settings.store,
-                store_credentials=credentials, keep_images=settings.keep_images))
+                advertise_data=advertise_data, spares=settings.spares,
+                module_cache_size=parse_size(module_cache_size), store=settings.store, store_credentials=credentials,
+                keep_images=settings.keep_images))

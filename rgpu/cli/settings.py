@@ -27,6 +27,13 @@ def parse_size(text: str | int) -> int:
     return int(float(match.group(1)) * _UNITS[match.group(2)])
 
 
+def parse_count(text: str | int) -> int:
+    """A whole number, not negative. Raises :class:`UsageError`."""
+    if not re.fullmatch(r"\s*\d{1,6}\s*", str(text)):
+        raise UsageError(f"{text!r} is no number; write for example 2")
+    return int(text)
+
+
 def parse_flag(text: str | bool) -> bool:
     """``on``/``off`` and their usual other spellings. Raises :class:`UsageError`."""
     if isinstance(text, bool):
@@ -82,6 +89,7 @@ SETTINGS: tuple[Setting, ...] = (
             "variables); read by node daemons only"),
     Setting("keep_images", lambda: 3, int, "newest images of each session that stay when a new one is taken; 0: all"),
     Setting("timeout", lambda: 30.0, parse_seconds, "how long a command waits for the pool"),
+    Setting("spares", lambda: 1, parse_count, "workers that stand ready for each device of a node"),
     Setting("log_level", lambda: "info", str, "debug, info, warning or error"),
 )
 

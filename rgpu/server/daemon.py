@@ -35,6 +35,7 @@ from rgpu.server.node import DeviceSlot, Node
 from rgpu.server.node_verbs import NodeVerbs
 from rgpu.server.operator_verbs import OperatorVerbs
 from rgpu.server.pool_verbs import PoolVerbs
+from rgpu.server.spares import Spares
 from rgpu.server.state_file import hold_name, update_endpoint, write_state
 from rgpu.session.errors import DeviceError, NotFound, PoolUnavailable, RgpuError, UsageError
 
@@ -64,6 +65,7 @@ class Options:
     store: str = ""  #: where images are; the pool's directory if empty
     store_credentials: Path | None = None
     keep_images: int = 3  #: newest images of each session that stay; 0: all
+    spares: int = 0  #: workers that stand ready for each device
     advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
     metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
 
@@ -110,6 +112,9 @@ class Daemon:
                          on_event=self.worker_event, log_level=options.log_level, deadline=self.deadline_fd,
                          module_cache_size=options.module_cache_size,
                          in_time=self.in_time, watch_move=self.watch_move)
+        self.spares = self.node.spares = Spares(
+            self.directory, options.spares, spawn=workers.spawn, room=self.node.free,
+            options=workers.common_options(self.directory, options.log_level, options.module_cache_size))
         self.authorized = self.files.authorized
         self.control = ControlServer(self.keys, self.authorized,
                                      f"tcp://{options.listen}:{options.control_port or '*'}")
@@ -152,6 +157,7 @@ class Daemon:
             log.info("node is ready", host=self.host, control=self.control.address, data=address(port.address),
                      devices=list(self.node.slots), version=__version__)
             self.leadership.start()
+            self.spares.start(list(self.node.slots))
             await self.stopping.wait()
             log.info("node stops", host=self.host)
         finally:
@@ -176,6 +182,7 @@ class Daemon:
 
     async def _stop(self, port: DataPort) -> None:
         port.close()
+        self.spares.close()
         await asyncio.to_thread(self.metrics.close)
         for task in list(self._tasks):
             task.cancel()

@@ -23,6 +23,7 @@ from rgpu.migrate.nodes import MOVE_SECONDS
 from rgpu.migrate.placement import mebibytes
 from rgpu.server import workers
 from rgpu.server.images import NodeImages
+from rgpu.server.spares import Spares
 from rgpu.server.workers import WorkerHandle
 from rgpu.session.errors import Fenced, LinkError, NotFound, PoolUnavailable, Refused, RgpuError
 
@@ -67,6 +68,7 @@ class Node:
     module_cache_size: int = 0  #: bytes
     deadline: Callable[[], int] = lambda: -1  #: descriptor of the deadline page (OWNERSHIP 4)
     in_time: Callable[[], bool] = lambda: True
+    spares: Spares | None = None
     data_address: tuple[str, int] = ("127.0.0.1", 0)
     running: dict[str, WorkerHandle] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class Node:
     def free(self, spec: str) -> int:
         """Bytes of the device that no session here was promised."""
         used = sum(h.quota for h in self._handles() if h.device == spec)
-        return self.slots[spec].memory - used
+        return self.slots[spec].memory - used - (self.spares.memory(spec) if self.spares is not None else 0)
 
     def _handles(self) -> list[WorkerHandle]:
         return list(self.running.values()) + [i.handle for i in self.incoming.values()]
@@ -156,7 +158,7 @@ class Node:
         """A worker that runs the session, empty or from ``image``; returns its position."""
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="empty",
                                      on_event=self.on_event, log_level=self.log_level,
-                                     module_cache_size=self.module_cache_size)
+                                     module_cache_size=self.module_cache_size, spares=self.spares)
         self.running[session], self.epochs[session] = handle, epoch
         try:
             await handle.give_deadline(self.deadline())
@@ -184,7 +186,7 @@ class Node:
         spec = self.choose(device, quota)
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="incoming",
                                      on_event=self.on_event, log_level=self.log_level,
-                                     module_cache_size=self.module_cache_size)
+                                     module_cache_size=self.module_cache_size, spares=self.spares)
         self.incoming[session] = Incoming(move, handle, epoch)
         self.watch_move(session, move)  # who began the move may be gone before it ends
         await handle.give_deadline(self.deadline())

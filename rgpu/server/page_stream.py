@@ -221,6 +221,11 @@ class PageReceiver:
     def _apply_layout(self, regions: list[Region]) -> None:
         if len(regions) > MOST_REGIONS:
             raise Corrupt(f"a layout of {len(regions)} regions", reason="length")
+        end = 0
+        for region in sorted(regions, key=lambda region: region.address):
+            if region.size <= 0 or region.address < end or region.address + region.size >= 1 << 63:
+                raise Corrupt(f"a layout with the region {region.address:#x}+{region.size:#x}", reason="region")
+            end = region.address + region.size
         wanted = {(r.address, r.size) for r in regions if r.kind == "mapped"}
         for address, size in self.received.mapped - wanted:
             self.device.unmap(address, size)

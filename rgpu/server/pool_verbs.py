@@ -318,6 +318,7 @@ def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
     """One line of ``rgpu ps``."""
     stats = dict(view.get("stats") or {})
     notes = [record.reason if record.state not in ("running",) else "", str(stats.get("blocked_reason") or ""),
+             f"diverged: {stats['divergence']}" if stats.get("divergence") else "",
              str(view.get("error_detail") or ""), _pinned(view.get("pins"))]
     return {"session": record.name, "state": record.state, "host": record.owner, "epoch": record.epoch,
             "memory_bytes": view.get("memory_bytes"), "calls": stats.get("calls", view.get("position")),
@@ -325,6 +326,7 @@ def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
             "worker_pid": view.get("worker_pid"), "command": record.program.command, "attached": view.get("attached"),
             "module_bytes": stats.get("module_bytes"), "module_bytes_saved": stats.get("module_bytes_saved"),
             "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
+            "divergences": stats.get("divergences", 0), "exposure": stats.get("exposure"),
             "unsupported_calls": _names(stats.get("unsupported_calls")),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
 

@@ -82,7 +82,8 @@ def test_users_share_nothing(tmp_path: Path) -> None:
     assert not names[0] & names[1]
 
 
-def test_a_nearly_dead_pack_is_left(tmp_path: Path) -> None:
+def test_a_nearly_dead_pack_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rgpu.checkpoint.writer.THREADS", 1)  # pages stand in the packs in their order
     store, device = DirectoryStore(tmp_path / "s"), many_pages(400)
     store.blobs.pack_limit = 20 * PAGE
     image_of(store, "a", device)

@@ -45,6 +45,7 @@ class LocalPool:
             **os.environ, "RGPU_POOL": str(folder / "pool"), "RGPU_JOURNAL_DIR": str(folder / "journal"),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONUNBUFFERED": "1", "RGPU_CONFIG": "",
+            "RGPU_SPARES": os.environ.get("RGPU_SPARES", "0"),  # on two cores they cost more than they save
         }
 
     def __enter__(self) -> LocalPool:

@@ -11,6 +11,7 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,11 @@ class CpuDevice:
         self._printf = printf
         self._ring = HostRing()
         self._closed = False
+
+    def resize(self, memory: int) -> None:
+        """Another quota for mappings and globals; only while nothing is mapped (a spare worker's device)."""
+        self._memory.resize(memory)
+        self.facts = replace(self.facts, total_memory=memory)
 
     # -- memory ---------------------------------------------------------------------
     def map(self, address: int, size: int) -> None:
