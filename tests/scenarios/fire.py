@@ -117,7 +117,7 @@ class Fire:
                 found.append(pid)
         return found
 
-    def finish_move(self, move: subprocess.Popen[str], seconds: float = 60.0) -> None:
+    def finish_move(self, move: subprocess.Popen[str], seconds: float = 120.0) -> None:
         out, err = move.communicate(timeout=seconds)
         assert move.returncode in HONEST and "Traceback" not in err, (move.returncode, err)
         said = json.loads(out)["outcome"] if move.returncode == 0 else f"exit {move.returncode}: {err.strip()}"
@@ -127,7 +127,7 @@ class Fire:
         """The program ends with the digest of an undisturbed run, and while it runs one worker has it."""
         assert self.outcome.fired, "the fault was not reached: nothing was tested"
         if workers and self.program.process.poll() is None:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 30
             while (count := len(self.workers())) != 1 and time.monotonic() < deadline \
                     and self.program.process.poll() is None:
                 time.sleep(0.1)
