@@ -28,8 +28,8 @@ from rgpu.session.recording import Recording, answer_line, parse_answers
 CORPORA = Path(__file__).parents[1] / "session" / "corpora"
 NAMES = sorted(path.stem for path in CORPORA.glob("*.rgpuj"))
 MEMORY = 256 << 20
-#: Behind heat's blocking copy. The recording does not say that it was complete before the launches on another,
-#: non-blocking stream (CHANGELOG, "Known limits"); a look there drains the device, which orders them.
+#: Behind heat's blocking copy. The recordings were made before such copies were awaited, so heat's does not say
+#: that it was complete before the launches on another, non-blocking stream; a look there drains the device first.
 COPIED = 10
 
 
