@@ -35,7 +35,7 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m tests.building
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 3 --durations=15
 
 sweep: setup
 	@mkdir -p bench/results
