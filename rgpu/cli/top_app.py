@@ -44,12 +44,16 @@ class TopApp(App[None]):
         self._interval = interval
         self.held = False
         self.looks = 0  #: answers shown so far
+        # Held, not looked up: an answer may come while the screen is being taken down.
+        self._headline = Static("asking the pool …", id="headline", markup=False)
+        self._trouble = Static("", id="trouble", markup=False)
+        self._tables: dict[str, DataTable[str]] = {
+            name: DataTable(id=name, cursor_type="row", zebra_stripes=True) for name, _, _ in TABLES}
 
     def compose(self) -> ComposeResult:
-        yield Static("asking the pool …", id="headline", markup=False)
-        yield Static("", id="trouble", markup=False)
-        for name, _, _ in TABLES:
-            yield DataTable(id=name, cursor_type="row", zebra_stripes=True)
+        yield self._headline
+        yield self._trouble
+        yield from self._tables.values()
         yield Footer()
 
     def on_mount(self) -> None:
@@ -58,7 +62,7 @@ class TopApp(App[None]):
         self.run_worker(self._follow(), exit_on_error=True)
 
     def table(self, name: str) -> DataTable[str]:
-        return self.query_one(f"#{name}", DataTable)
+        return self._tables[name]
 
     def action_hold(self) -> None:
         self.held = not self.held
@@ -72,12 +76,12 @@ class TopApp(App[None]):
                     self.show(await asyncio.to_thread(self._look))
                 except RgpuError as error:
                     trouble = error.message
-                self.query_one("#trouble", Static).update(trouble)
+                self._trouble.update(trouble)
             await asyncio.sleep(self._interval)
 
     def show(self, picture: Picture) -> None:
         """Fill the tables; the cursor stays on its line."""
-        self.query_one("#headline", Static).update(headline(picture))
+        self._headline.update(headline(picture))
         for name, _, rows in TABLES:
             table, found = self.table(name), rows(picture)
             line = table.cursor_row

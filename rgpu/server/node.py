@@ -54,6 +54,13 @@ class Incoming:
     epoch: int
 
 
+@dataclass(eq=False)
+class Claim:
+    """One worker that is being made for a session. Two leaders may command it at once: one has just been replaced."""
+
+    epoch: int
+
+
 @dataclass
 class Node:
     """Workers and devices of one host."""
@@ -73,6 +80,9 @@ class Node:
     running: dict[str, WorkerHandle] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    #: the newest start of a session here: an earlier one that is still at it finds that it is over
+    claims: dict[str, Claim] = field(default_factory=dict)
+    receiving: dict[str, str] = field(default_factory=dict)  #: likewise, the newest move
     bases: dict[str, str] = field(default_factory=dict)  #: the image that a worker here wrote or was made from
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: last views of sessions that ended here
     #: sent by a move whose outcome is not known yet: the move, empty if an earlier daemon knew it
@@ -128,17 +138,38 @@ class Node:
     async def worker_start(self, *, session: str, epoch: int, quota: int, device: str | None = None,
                            image: str | None = None, **_: Any) -> dict[str, Any]:
         """A worker for ``session`` at ``epoch``, empty or from an image; the epoch is fenced."""
-        known = self.epochs.get(session, 0)
-        if epoch < known or (epoch == known and session in self.running):
+        known = self._known(session)
+        if epoch < known or (epoch == known and (session in self.running or session in self.claims)):
             raise Fenced(f"{self.host} has {session} at epoch {known}; {epoch} is over")
+        claim = self.claims[session] = Claim(epoch)
+        try:
+            return await self._start(session, claim, quota, device, image)
+        finally:
+            if self.claims.get(session) is claim:
+                del self.claims[session]
+
+    def _known(self, session: str) -> int:
+        """The newest epoch of the session that this node was told of."""
+        claim = self.claims.get(session)
+        return max(self.epochs.get(session, 0), claim.epoch if claim else 0)
+
+    def _check_claim(self, session: str, claim: Claim) -> None:
+        if self.claims.get(session) is not claim:
+            raise Fenced(f"{self.host} was told something newer of {session} while its worker started at epoch "
+                         f"{claim.epoch}")
+
+    async def _start(self, session: str, claim: Claim, quota: int, device: str | None,
+                     image: str | None) -> dict[str, Any]:
         self.bases.pop(session, None)
         await self._drop(session)
+        epoch = claim.epoch
         spec = self.choose(device, quota)
         tried = await self.images.candidates(session, image) if image else [""]
         warnings: list[str] = []
         for candidate in tried:
             try:
-                position = await self._begin(session, epoch, spec, quota, candidate)
+                self._check_claim(session, claim)
+                position = await self._begin(session, claim, spec, quota, candidate)
                 break
             except BAD_IMAGE as error:
                 log.warning("an image is bad", session=session, image=candidate, error=error.code,
@@ -154,11 +185,17 @@ class Node:
         return {"position": position, "device": spec, "worker_pid": handle.pid, "image": candidate,
                 "warnings": warnings}
 
-    async def _begin(self, session: str, epoch: int, spec: str, quota: int, image: str) -> int:
+    async def _begin(self, session: str, claim: Claim, spec: str, quota: int, image: str) -> int:
         """A worker that runs the session, empty or from ``image``; returns its position."""
+        epoch = claim.epoch
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="empty",
                                      on_event=self.on_event, log_level=self.log_level,
                                      module_cache_size=self.module_cache_size, spares=self.spares)
+        try:
+            self._check_claim(session, claim)
+        except Fenced:
+            await self._end_handle(handle, "replaced")
+            raise
         self.running[session], self.epochs[session] = handle, epoch
         try:
             await handle.give_deadline(self.deadline())
@@ -169,24 +206,31 @@ class Node:
                                                     timeout=600)
                 position = int(restored["position"])
                 self.bases[session] = image
+            self._check_claim(session, claim)
             await handle.request("activate", epoch=epoch)
         except RgpuError:
-            await self._drop(session)
+            if self.running.get(session) is handle:
+                del self.running[session]
+            await self._end_handle(handle, "replaced")
             raise
         return position
 
     async def move_receive(self, *, session: str, move: str, epoch: int, quota: int, device: str | None = None,
                            **_: Any) -> dict[str, Any]:
         """Be the destination: a worker that waits for pages, and the ticket to reach it with."""
-        known = self.epochs.get(session, 0)
-        if epoch <= known and session in self.running:
+        if epoch <= self._known(session) and (session in self.running or session in self.claims):
             raise Refused(f"{session} runs on {self.host} already")
         fault("daemon.receive")
+        self.receiving[session] = move
         await self._discard(session)
         spec = self.choose(device, quota)
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="incoming",
                                      on_event=self.on_event, log_level=self.log_level,
                                      module_cache_size=self.module_cache_size, spares=self.spares)
+        if self.receiving.get(session) != move:  # another move has begun, or the session ended
+            await self._end_handle(handle, "discarded")
+            raise Fenced(f"{self.host} was told something newer of {session} while its worker started for move {move}")
+        del self.receiving[session]
         self.incoming[session] = Incoming(move, handle, epoch)
         self.watch_move(session, move)  # who began the move may be gone before it ends
         await handle.give_deadline(self.deadline())
@@ -282,7 +326,7 @@ class Node:
 
     async def worker_forget(self, *, session: str, epoch: int = 0, reason: str = "", **_: Any) -> dict[str, Any]:
         """End a worker that owns nothing; one of a newer epoch is left alone."""
-        if self.epochs.get(session, 0) > epoch:
+        if self._known(session) > epoch:
             return {"ended": False}
         return await self.session_end(session=session, reason=reason or "forgotten")
 
@@ -292,6 +336,8 @@ class Node:
 
     async def session_end(self, *, session: str, reason: str = "ended", **_: Any) -> dict[str, Any]:
         """End the session's worker; an unknown session is no error (it ended before)."""
+        self.claims.pop(session, None)
+        self.receiving.pop(session, None)
         await self._discard(session)
         handle = self.running.get(session)
         if handle is not None:

@@ -123,6 +123,17 @@ def test_keys() -> None:
     drive(test)
 
 
+def test_an_answer_that_comes_while_the_screen_goes_is_no_error() -> None:
+    async def body() -> None:
+        pool = Pool()
+        app = TopApp(pool.look, interval=0.02)
+        async with app.run_test(size=(160, 50)) as pilot:
+            await until(pilot, lambda: app.looks > 0)
+        app.show(picture(calls=3, moving=True))
+
+    asyncio.run(body())
+
+
 def test_lines() -> None:
     assert headline(picture()) == "2 nodes, 1 running; coordinator: a"
     assert bar(0, 0) == "..........   0%" and bar(5, 4) == "########## 100%"

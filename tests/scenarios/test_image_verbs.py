@@ -83,8 +83,6 @@ def kill_worker(pool: LocalPool, name: str) -> None:
     os.kill(int(pool.session(name)["worker_pid"]), signal.SIGKILL)
 
 
-@pytest.mark.xfail(reason="open: recovery from an older image was seen to stand still for a minute (CHANGELOG, Known "
-                          "limits)", strict=False)
 def test_the_newest_good_image_is_used_and_the_bad_one_named(small: LocalPool) -> None:
     pool = small
     program = pool.heat("healed", steps=6000)

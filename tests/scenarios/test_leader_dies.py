@@ -38,8 +38,6 @@ def after(fire: Fire, case: str) -> None:
         fire.thaw()
 
 
-@pytest.mark.xfail(reason="open: a leader frozen in a recovery and woken later may leave a second worker behind, which "
-                          "serves nobody (CHANGELOG, Known limits)", strict=False)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", sample(RECOVERY_CASES, 2, seed=6))
 def test_in_a_recovery(case: str, expected: str) -> None:
