@@ -133,7 +133,8 @@ def raw(ring: FakeRing, length: int, kind: int, first: int, body: bytes = b"", b
 
 LIES: dict[str, Callable[[FakeRing, int], None]] = {
     "more than the ring holds": lambda ring, seq: ring.publish(ring.written + ring.capacity + 64),
-    "less than was read": lambda ring, seq: ring.publish(0),
+    # Not simply 0: it may be that nothing was read yet.
+    "less than was read": lambda ring, seq: ring.publish((ring.read_by_shim() - 64) % (1 << 64)),
     "not aligned": lambda ring, seq: ring.publish(ring.written + 8),
     "a length past what was written": lambda ring, seq: raw(ring, 1000, ANSWER, 1),
     "a length past all": lambda ring, seq: raw(ring, 0xFFFFFFFF, ANSWER, 1),
