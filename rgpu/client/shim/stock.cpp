@@ -56,6 +56,8 @@ void* stocker(void* argument) {
 std::uint8_t* map_touched(int fd, std::size_t size) {
   void* map = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (map == MAP_FAILED) return nullptr;
+  ::madvise(map, size, MADV_DONTFORK);  // at once: a program may fork while the memory is being touched
+  ::madvise(map, size, MADV_DONTDUMP);
   int failed;
   do failed = ::madvise(map, size, MADV_POPULATE_WRITE) ? errno : 0;
   while (failed == EINTR || failed == EAGAIN);
@@ -86,8 +88,6 @@ bool make_memory(Segment& segment) {
     ::close(fd);
     return false;
   }
-  ::madvise(map, segment.size, MADV_DONTFORK);
-  ::madvise(map, segment.size, MADV_DONTDUMP);
   segment.map = map;
   segment.fd = fd;
   return true;
