@@ -99,7 +99,7 @@ def test_big_payload_goes_through_a_bulk_segment(agent, program):
         tell(hashlib.sha256(d2h(a, len(data))).hexdigest())
         """).end()
     assert told[0] == told[1]
-    assert agent.external == 5 + 17 + 1  # uploads travel in growing calls, then of 4 MiB; what is small stands in the record
+    assert agent.external == 5 + 17 + 1  # uploads: five growing calls, then 4 MiB each; what is small is inline
     assert bytes(agent.records[agent.names().index("memcpy_h2d")].payload[:16]) == random.Random(5).randbytes(16)
 
 
