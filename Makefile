@@ -32,6 +32,7 @@ demo: setup
 	$(BIN)/rgpu demo
 
 test: setup
+	$(BIN)/python -m tests.building
 	$(BIN)/python -m pytest -q -n 2
 
 sweep: setup

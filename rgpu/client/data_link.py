@@ -164,9 +164,24 @@ class DataLink:
         """Open the message that is :meth:`waiting` into memory of just its length."""
         self._connection.opener.open_into(target)
 
-    def finish(self, timeout: float = 1.0) -> None:
-        """Send what is left, waiting for at most ``timeout`` seconds, then close."""
+    def drain(self, timeout: float = 1.0) -> None:
+        """Send what is left, waiting for at most ``timeout`` seconds."""
         self._sender.drain(timeout)
+
+    def finish(self, timeout: float = 1.0) -> None:
+        """Send what is left and let the worker read it, each for at most ``timeout`` seconds, then close.
+
+        The worker closes when it has read the last message. A ``session.end`` by the control link
+        before that would overtake what is said here.
+        """
+        self.drain(timeout)
+        self._sock.settimeout(timeout)
+        deadline = time.monotonic() + timeout
+        try:
+            while self._sock.recv(1 << 16) and time.monotonic() < deadline:
+                pass
+        except OSError:
+            pass  # it will not say more
         self.close()
 
     def close(self) -> None:

@@ -86,10 +86,11 @@ class FrameSender:
             self._changed.wait_for(lambda: not self._queue or self._error, timeout)
         try:
             self._sock.settimeout(timeout)
-            if self._out is not None and not self._queue:
+            if self._out is not None and not self._queue and not self._error:
                 self._sock.sendall(self._out)
-        except OSError:
-            pass
+                self._out = None
+        except OSError as error:
+            self._error = str(error)  # part of the frame may be out: nothing can follow it
 
     def close(self) -> None:
         """The helper ends; the caller shuts the socket down, so nothing more goes out."""

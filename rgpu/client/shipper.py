@@ -509,6 +509,7 @@ class Shipper:
 
     def _say_bye(self, link: DataLink, reason: str, code: int | None) -> None:
         try:
+            link.drain()
             if link.ready:
                 link.send_map(dl.BYE, {"reason": reason, "exit_code": code, "statistics": self.upkeep.statistics()})
             link.finish()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.building import libraries, one_at_a_time
 from tests.client.handshake.peer import Peer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,16 +20,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="session")
 def shim() -> Path:
-    """The folder with ``libcuda.so.1``: $RGPU_SHIM_DIR, else built in ``build/handshake``."""
-    given = os.environ.get("RGPU_SHIM_DIR")
-    if given:
-        return Path(given).resolve()
-    build = ROOT / "build" / "handshake"
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    for command in (["cmake", "-S", str(ROOT), "-B", str(build)], ["cmake", "--build", str(build), "-j2"]):
-        done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True)
-        assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return build
+    """The folder with ``libcuda.so.1``: $RGPU_SHIM_DIR, else ``build/tests``."""
+    return libraries()
 
 
 @pytest.fixture(scope="session")
@@ -41,16 +34,16 @@ def stock_runtime(version: str) -> Path:
     """``libcudart`` of that version from PyPI, kept in ``build/``; fails the test when it cannot be had."""
     name = "nvidia-cuda-runtime-cu12" if version.startswith("12.") else "nvidia-cuda-runtime"
     folder = ROOT / "build" / "cudart" / version
-    if not list(folder.rglob("libcudart.so.*")):
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-q",
-                   "-d", str(folder), f"{name}=={version}"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.fail(f"stock libcudart {version} is needed and cannot be downloaded: {done.stderr[-800:]}")
-        for wheel in folder.glob("*.whl"):
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(folder)
+    with one_at_a_time(folder):
+        if not list(folder.rglob("libcudart.so.*")):
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-q",
+                       "-d", str(folder), f"{name}=={version}"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                pytest.fail(f"stock libcudart {version} is needed and cannot be downloaded: {done.stderr[-800:]}")
+            for wheel in folder.glob("*.whl"):
+                with zipfile.ZipFile(wheel) as archive:
+                    archive.extractall(folder)
     return next(path for path in sorted(folder.rglob("libcudart.so.*")))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from rgpu.client.local import OBSERVE, OBSERVED, REFUSED
 from rgpu.session.facts import DeviceInfo, SessionFacts
 from rgpu.session.observed import Observation, Process
+from tests.building import libraries
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 1 << 30
@@ -26,18 +26,7 @@ GIB = 1 << 30
 @pytest.fixture(scope="session")
 def library() -> Path:
     """``libnvidia-ml.so.1`` in $RGPU_SHIM_DIR, else built from the sources as they are."""
-    given = os.environ.get("RGPU_SHIM_DIR")
-    if given:
-        return Path(given).resolve() / "libnvidia-ml.so.1"
-    build = ROOT / "build" / "test-nvml"
-    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    cmake, ninja = shutil.which("cmake", path=tools), shutil.which("ninja", path=tools)
-    if cmake is None or ninja is None:
-        pytest.fail("cmake and ninja are needed to build the library: pip install cmake ninja")
-    for command in ([cmake, "-S", str(ROOT), "-B", str(build), "-G", "Ninja"], [ninja, "-C", str(build), "nvidia-ml"]):
-        done = subprocess.run(command, env={**os.environ, "PATH": tools}, capture_output=True, text=True)
-        assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-2000:]}"
-    return build / "libnvidia-ml.so.1"
+    return libraries() / "libnvidia-ml.so.1"
 
 
 def observation(devices: int = 1, used: int = 3 << 20, live: bool = True, release: str = "580.65.06") -> Observation:

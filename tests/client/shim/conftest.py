@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,30 +15,16 @@ from typing import Any
 
 import pytest
 
+from tests.building import libraries
 from tests.client.shim.fake_agent import FakeAgent
 
-ROOT = Path(__file__).resolve().parents[3]
-BUILD = ROOT / "build" / "test-shim"
 PRELUDE = (Path(__file__).parent / "prelude.py").read_text()
 
 
 @pytest.fixture(scope="session")
 def shim() -> Path:
     """The library in $RGPU_SHIM_DIR (say, one built with a sanitizer), else built from the sources as they are."""
-    given = os.environ.get("RGPU_SHIM_DIR")
-    if given:
-        return Path(given).resolve() / "libcuda.so.1"
-    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    cmake, ninja = shutil.which("cmake", path=tools), shutil.which("ninja", path=tools)
-    if cmake is None or ninja is None:
-        pytest.fail("cmake and ninja are needed to build the shim: pip install cmake ninja")
-    environment = {**os.environ, "PATH": tools}
-    for command in ([cmake, "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"],
-                    [ninja, "-C", str(BUILD)]):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            pytest.fail(f"the shim does not build:\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}")
-    return BUILD / "libcuda.so.1"
+    return libraries() / "libcuda.so.1"
 
 
 @pytest.fixture

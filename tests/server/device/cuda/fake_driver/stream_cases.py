@@ -40,6 +40,12 @@ def started(device: Any, journal: Journal) -> tuple[SessionRuntime, Any]:
     return runtime, feed
 
 
+def clear_flag(device: Any, feed: Any, journal: Journal) -> None:
+    """The word is 0, and nothing that would write it is left: what a test writes there by itself stays."""
+    feed(journal.write(bytes(64)))
+    assert device.wait_complete(journal.seq, 20)
+
+
 def cut(data: bytes, rng: random.Random, longest: int) -> list[bytes]:
     pieces, at = [], 0
     while at < len(data):
@@ -224,7 +230,8 @@ def test_a_cut_in_the_middle_of_a_payload(device: Any, journal: Journal) -> None
 def test_a_replay_waits_for_what_was_observed_and_a_cut_interrupts_that(device: Any, journal: Journal) -> None:
     runtime, feed = started(device, journal)
     runtime.gate.replay_until = 100
-    feed(journal.write(bytes(64)) + journal.launch(WAIT_FLAG, struct.pack("<Q", BASE)))
+    clear_flag(device, feed, journal)
+    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE)))
     kernel = journal.seq
     rest = journal("completed", observed=kernel) + journal("memory_free", address=BASE)
     thread = threading.Thread(target=feed, args=(rest,))
@@ -241,7 +248,8 @@ def test_a_replay_waits_for_what_was_observed_and_a_cut_interrupts_that(device: 
 def test_another_connection_takes_over_from_one_that_waits(device: Any, journal: Journal) -> None:
     runtime, feed = started(device, journal)
     runtime.take_over()
-    feed(journal.write(bytes(64)) + journal.launch(WAIT_FLAG, struct.pack("<Q", BASE)))
+    clear_flag(device, feed, journal)
+    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE)))
     record, failed = journal("completed", observed=journal.seq), []
 
     def old() -> None:
@@ -273,7 +281,8 @@ def test_pace_bounds_what_a_drain_must_wait_for(device: Any, journal: Journal) -
 def test_work_that_waits_for_a_later_call_is_passed(device: Any, journal: Journal) -> None:
     """Ahead of a kernel that spins: its flag comes in a call behind hundreds of others."""
     runtime, feed = started(device, journal)
-    feed(journal.write(bytes(64)) + journal.launch(WAIT_FLAG, struct.pack("<Q", BASE)))
+    clear_flag(device, feed, journal)
+    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE)))
     feed(b"".join(journal.add_one(BASE + 64) for _ in range(300)) + journal.write(b"\1\0\0\0", stream=19))
     feed(journal("context_synchronize", context=16))
     assert collect(runtime, {journal.seq}, 30)[journal.seq][0] == 0
@@ -283,7 +292,8 @@ def test_an_event_waited_for_and_recorded_anew(device: Any, journal: Journal) ->
     runtime, feed = started(device, journal)
     feed(journal("event_record", event=20, stream=18, flags=0) + journal("event_synchronize", event=20))
     first = journal.seq
-    feed(journal.write(bytes(64)) + journal.launch(WAIT_FLAG, struct.pack("<Q", BASE), stream=19)
+    clear_flag(device, feed, journal)
+    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE), stream=19)
          + journal("event_record", event=20, stream=19, flags=0))
     assert collect(runtime, {first})[first][0] == 0, "the wait was for the first record"
     feed(journal("event_synchronize", event=20) + journal("event_destroy", event=20))
