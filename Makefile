@@ -8,12 +8,13 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard rgpu/client/shim/*.?pp rgpu/
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/* \
            rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/*)
 
-.PHONY: help setup demo test sweep test-gpu compat bench-remote lint clean
+.PHONY: help setup demo test sweep fuzz test-gpu compat bench-remote lint clean
 
 help:
 	@echo "make demo     set up, run a program on node A, move it to B, kill B, see it end on C"
 	@echo "make test     set up and pass all tests (under 15 minutes on two cores, no GPU)"
 	@echo "make sweep    the long tests whole; output under bench/results/"
+	@echo "make fuzz     each reader of outside bytes, ten minutes of atheris; table under bench/results/"
 	@echo "make test-gpu the tests that need a CUDA GPU"
 	@echo "make compat   every framework's programs natively and remotely, on a GPU; writes docs/compatibility.md"
 	@echo "make bench-remote  what remote costs, on a GPU; ARGS=--quick for two minutes (docs/benchmarks.md)"
@@ -27,17 +28,23 @@ $(VENV)/.stamp: $(SOURCES)
 	@touch $@
 
 setup: $(VENV)/.stamp
+	@.ci/etcd
 
 demo: setup
 	$(BIN)/rgpu demo
 
 test: setup
 	$(BIN)/python -m tests.building
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 3 --durations=15
 
 sweep: setup
 	@mkdir -p bench/results
 	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 600 tests/scenarios 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
+
+fuzz: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	@mkdir -p bench/results
+	$(BIN)/python -m tests.fuzz.run --seconds 600 --keep --out bench/results/$$(date +%F)-fuzz.txt $(ARGS)
 
 test-gpu: setup
 	$(BIN)/python -m pytest -q -m gpu

@@ -73,7 +73,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--examples", default="heat,cudart_saxpy")
-    parser.add_argument("--steps", type=int, default=150_000, help="time steps or launches; fewer on the cpu device")
+    parser.add_argument("--steps", type=int, default=1_000_000,
+                        help="time steps or launches: enough to be moved and killed meanwhile; fewer on the cpu device")
     parser.add_argument("--no-native", action="store_true")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()

@@ -1,10 +1,11 @@
 """Chunks and packs: how page bytes lie in files. Pure format, no I/O. Offsets: docs/image.md.
 
 A chunk is a page (1 to 65,536 bytes) behind a 64-byte header, named by the
-keyed BLAKE3 of its *raw* bytes. A pack is a 32-byte header and chunks. All-zero
-pages have no chunk. Every byte is covered: headers and stored bytes by CRCs
-(LZ4 has several spellings of one content), the contents by the name, paddings
-by being zero.
+keyed BLAKE3 of its *raw* bytes. A pack is a 32-byte header, chunks, and a
+64-byte end with its length and its keyed hash (packs of version 1 have no end).
+All-zero pages have no chunk. Every byte is covered: headers and stored bytes by
+CRCs (LZ4 has several spellings of one content), the contents by the name,
+paddings by being zero, the whole by the hash at its end.
 """
 
 from __future__ import annotations
@@ -24,8 +25,13 @@ RAW, LZ4 = 0, 1
 NAME_SIZE = 32
 
 PACK_MAGIC = b"RGPUPACK"
+PACK_VERSION = 2
 _PACK = struct.Struct("<8sII12sI")  # magic, version, zero, first 12 bytes of the pack's name, crc
 PACK_HEADER = _PACK.size
+
+END_MAGIC = b"RGPUPEND"
+_END = struct.Struct("<8sIIQ32sII")  # magic, version, chunks, bytes before, keyed BLAKE3 of them, zero, crc
+PACK_END = _END.size
 
 CHUNK_MAGIC = 0x4B434752  # "RGCK"
 _CHUNK = struct.Struct("<IHHII32sI8sI")  # magic, version, codec, raw, stored, name, crc of stored bytes, zeros, crc
@@ -35,7 +41,7 @@ _SAMPLE = 4096
 #: Compression is tried when it takes this share off a sample, and kept when it takes it off the whole.
 _PAYS = 0.90
 
-assert PACK_HEADER == 32 and CHUNK_HEADER == 64
+assert PACK_HEADER == 32 and CHUNK_HEADER == 64 and PACK_END == 64
 
 
 def chunk_name(raw: Any, key: bytes) -> bytes:
@@ -120,19 +126,43 @@ def decode(data: Any, key: bytes, offset: int) -> tuple[bytes, bytes]:
 
 def pack_header(pack_name: str) -> bytes:
     """The first 32 bytes of the pack ``pack_name`` (at least 24 hexadecimal digits)."""
-    body = _PACK.pack(PACK_MAGIC, VERSION, 0, bytes.fromhex(pack_name)[:12], 0)[:-4]
+    body = _PACK.pack(PACK_MAGIC, PACK_VERSION, 0, bytes.fromhex(pack_name)[:12], 0)[:-4]
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-def check_pack_header(header: bytes, pack_name: str) -> None:
-    """Raises :class:`Corrupt`, :class:`VersionMismatch`."""
+def check_pack_header(header: bytes, pack_name: str) -> int:
+    """The pack's version, 1 or 2. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
     if len(header) != PACK_HEADER:
         raise Corrupt(f"pack {pack_name}: cut short in its header", offset=len(header), reason="cut short")
     magic, version, zero, name, crc = _PACK.unpack(header)
     if magic != PACK_MAGIC or zlib.crc32(header[:-4]) != crc:
         raise Corrupt(f"pack {pack_name}: header checksum or magic", offset=0, reason="pack header")
-    if version != VERSION:
-        raise VersionMismatch(f"pack {pack_name}: version {version}, this reader knows {VERSION}", found=version,
-                              known=VERSION)
+    if not 1 <= version <= PACK_VERSION:
+        raise VersionMismatch(f"pack {pack_name}: version {version}, this reader knows {PACK_VERSION}", found=version,
+                              known=PACK_VERSION)
     if zero or name != bytes.fromhex(pack_name)[:12]:
         raise Corrupt(f"pack {pack_name}: holds the header of another pack", offset=16, reason="pack name")
+    return int(version)
+
+
+def pack_end(chunks: int, before: int, digest: bytes) -> bytes:
+    """The last 64 bytes of a pack: ``before`` bytes stand before them, ``digest`` is their keyed BLAKE3."""
+    body = _END.pack(END_MAGIC, PACK_VERSION, chunks, before, digest, 0, 0)[:-4]
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+def check_pack_end(end: bytes, before: int, digest: bytes, pack_name: str) -> int:
+    """How many chunks the pack holds. Raises :class:`Corrupt`."""
+    def bad(reason: str) -> Corrupt:
+        return Corrupt(f"pack {pack_name}: its end: {reason}", offset=before, reason=reason)
+
+    if len(end) != PACK_END:
+        raise bad("cut short")
+    magic, version, chunks, length, stored, zero, crc = _END.unpack(end)
+    if magic != END_MAGIC or version != PACK_VERSION or zero or zlib.crc32(end[:-4]) != crc:
+        raise bad("magic or checksum")
+    if length != before:
+        raise bad(f"length {length}, {before} wanted")
+    if stored != digest:
+        raise bad("the pack does not have its hash")
+    return int(chunks)

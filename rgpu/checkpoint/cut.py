@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rgpu.checkpoint import pagehash
@@ -33,7 +33,7 @@ def take(device: Device, *, session: str, epoch: int, position: int, hash_key: b
     regions = [
         RegionState(region.address, region.size, region.kind, region.owner, region.name,
                     pagehash.pack(device.hash_pages(region, hash_key)))
-        for region in device.regions()
+        for region in sorted(device.regions(), key=lambda region: region.address)
     ]
     facts = device.facts
     return SessionState(
@@ -43,15 +43,17 @@ def take(device: Device, *, session: str, epoch: int, position: int, hash_key: b
                 "driver_version": facts.driver_version})
 
 
-def pages(device: Device, state: SessionState) -> Iterator[Page]:
-    """Every page of the cut, in address order; the device must not run meanwhile.
+def pages(device: Device, state: SessionState, wanted: Sequence[Any] | None = None) -> Iterator[Page]:
+    """The pages of the cut, in address order; the device must not run meanwhile.
 
-    Raises :class:`DeviceError` when a page is not what was hashed: something ran.
+    ``wanted``: for each region of ``state`` the indices of the pages to yield (what
+    :meth:`.writer.ImageWriter.inherit` returns); by default all. Raises
+    :class:`DeviceError` when a page is not what was hashed: something ran.
     """
-    for region_state in state.regions:
-        region = region_state.region()
-        for index, wanted in enumerate(region_state.page_hashes()):
+    for number, region_state in enumerate(state.regions):
+        region, hashes = region_state.region(), region_state.page_hashes()
+        for index in range(len(hashes)) if wanted is None else wanted[number].tolist():
             page = read_page(device, region, index, state.hash_key)
-            if page.hash != (int(wanted[0]), int(wanted[1])):
+            if page.hash != (int(hashes[index][0]), int(hashes[index][1])):
                 raise DeviceError(f"page {index} of {region.address:#x} changed during the cut", 999)
             yield page

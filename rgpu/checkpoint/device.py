@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rgpu.checkpoint.pagehash import PageHashes
+from rgpu.checkpoint.ring import PageRing
 from rgpu.session.addresses import GRANULE, PAGE
 from rgpu.session.graphs import Node
 from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
@@ -212,6 +213,27 @@ class Device(Protocol):
         ``staging``: the address of memory that the device can write, a multiple of 16; the rest of a short
         page's place becomes zeros. The hash is that of the bytes at ``staging``, whatever runs meanwhile.
         """
+
+    def page_ring(self) -> PageRing:
+        """The device's one staging ring, made when the device was opened. One page stream uses it at a time."""
+
+    def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
+        """Write (address, size, bytes or None for zeros) of state, in order, in one batch.
+
+        Returns when the bytes were taken and are in place for whatever is given to the device later. For threads
+        side by side as long as their ranges do not overlap.
+        """
+
+    # -- room for copies of pages, outside the session's state (see rgpu.checkpoint.frozen) --------------------
+    def free_memory(self) -> int:
+        """Bytes that :meth:`stage` may still be given, as far as is known now."""
+
+    def stage(self, size: int) -> int:
+        """Memory for ``copy_and_hash``: its address, a multiple of 256. Raises DeviceError (2) when there is none."""
+
+    def unstage(self, address: int) -> None: ...
+    def read_staged(self, address: int, size: int) -> bytes:
+        """Bytes of staged memory."""
 
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two recorded timing events. Raises DeviceError (400, 600 not ready)."""

@@ -9,24 +9,30 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rgpu.session.errors import StoreError
+from rgpu.session.errors import StoreDenied, StoreError, StoreFull, StoreMissing, StoreUnreachable
 
 TEMPORARY = ".tmp"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_CLASSES: dict[int, type[StoreError]] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), StoreFull),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), StoreDenied),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), StoreMissing),
+    **dict.fromkeys((errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN), StoreUnreachable)}
 
 
 @contextlib.contextmanager
 def failing_as(what: str, path: Path) -> Iterator[None]:
-    """Turn OSError into :class:`StoreError`."""
+    """Turn OSError into :class:`StoreError`, of the class that says what is wrong."""
     try:
         yield
     except OSError as error:
-        reason = "the disk is full" if error.errno in _FULL else os.strerror(error.errno or 0)
-        raise StoreError(f"{what} {path}: {reason}", path=str(path), errno=error.errno, reason=reason) from error
+        kind = _CLASSES.get(error.errno or 0, StoreError)
+        reason = "the disk is full" if kind is StoreFull else os.strerror(error.errno or 0)
+        raise kind(f"{what} {path}: {reason}", path=str(path), errno=error.errno, reason=reason) from error
 
 
 def sync_directory(path: Path) -> None:
@@ -37,6 +43,22 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_directories(path: Path, stop: Path) -> None:
+    """Make ``path`` and what is missing above it, each of mode 0700 and durable before anything lies in it.
+
+    ``stop``: an ancestor; what is above it is made if need be, but not flushed.
+    """
+    if path.is_dir():
+        return
+    if path == stop:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    else:
+        make_directories(path.parent, stop)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    sync_directory(path.parent)
+
+
 class NewFile:
     """A file that appears under its name only at :meth:`commit`, whole and durable.
 
@@ -45,7 +67,7 @@ class NewFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+        self.temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
         self.size = 0
         with failing_as("cannot create", path):
             self._descriptor = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -68,15 +90,22 @@ class NewFile:
             view.release()
         self._buffer = bytearray()
 
-    def commit(self) -> None:
-        """Flush, rename, flush the directory. On failure nothing of it stays."""
+    def commit(self, new: bool = False) -> None:
+        """Flush, rename, flush the directory. On failure nothing of it stays.
+
+        ``new``: fail with FileExistsError behind the :class:`StoreError` rather than replace a file.
+        """
         try:
             self._flush()
             with failing_as("cannot write", self.path):
                 os.fsync(self._descriptor)
                 os.close(self._descriptor)
                 self._descriptor = -1
-                os.rename(self.temporary, self.path)
+                if new:  # a link never replaces; the second name goes at once
+                    os.link(self.temporary, self.path)
+                    os.unlink(self.temporary)
+                else:
+                    os.rename(self.temporary, self.path)
                 sync_directory(self.path.parent)
         except BaseException:
             self.discard()

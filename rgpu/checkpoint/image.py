@@ -2,13 +2,15 @@
 
 The manifest says which session, what stands in each page of each region and
 in which pack each chunk lies. It is written last, so an image exists exactly
-when its manifest does.
+when its manifest does. Since version 2 it begins with a summary of its own
+checksum: what listings and the collection of garbage need, without the pages.
+Version 1 is read as well.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,24 +22,31 @@ from rgpu.session.addresses import PAGE
 from rgpu.session.errors import Corrupt, VersionMismatch
 
 MAGIC = b"RGPUIMG1"
-VERSION = 1
-MINIMUM_READER = 1
+VERSION = 2
+MINIMUM_READER = 2
 MAX_BODY = 1 << 30
 ZERO_PAGE = 0xFFFFFFFF  #: in place of a chunk number
 
 _HEADER = struct.Struct("<8sIIQ8s32s")  # magic, version, minimum reader, body length, key id, checksum
 HEADER_SIZE = _HEADER.size
-assert HEADER_SIZE == 64
+_SUMMARY = struct.Struct("<II32s")  # length, zero, checksum of header fields and summary
+SUMMARY_AT = HEADER_SIZE + _SUMMARY.size
+#: A first read of this many bytes holds most summaries whole.
+FIRST_READ = 64 * 1024
+assert HEADER_SIZE == 64 and SUMMARY_AT == 104
+
+T = TypeVar("T")
 
 #: Key of images whose store was given none: detects damage, does not authenticate.
 DEFAULT_KEY = blake3(b"", derive_key_context="rgpu 2026 image v1: integrity without a secret").digest()
 
 
 class Pack(msgspec.Struct, frozen=True):
-    """A pack file: ``name`` (32 hexadecimal digits) and its whole length in bytes."""
+    """A pack: ``name`` (32 hexadecimal digits), its whole length in bytes, the hash in its end (version 1: none)."""
 
     name: str
     size: int
+    hash: bytes = b""
 
 
 class Chunks(msgspec.Struct, frozen=True):
@@ -49,14 +58,48 @@ class Chunks(msgspec.Struct, frozen=True):
     lengths: bytes
 
 
-class Body(msgspec.Struct, kw_only=True):
-    """``pages``: for each region of ``state`` one u32 a page, a chunk number or ZERO_PAGE."""
+class Summary(msgspec.Struct, kw_only=True, frozen=True):
+    """An image without its pages. ``memory``: bytes of its regions; ``stored``: bytes that it added to the store."""
 
     image: str
-    created: float  #: Unix time, s
+    created: float  #: Unix time, s, by the writer's clock: for people, never for order
+    session: str
+    position: int
+    epoch: int
+    memory: int
+    pages: int
+    stored: int
+    base: str = ""  #: the image whose packs it refers to as well
+    facts: dict[str, Any] = {}  #: of the session: quota, device, program …
+    packs: list[Pack] = []
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """``pages``: for each region of ``state`` one u32 a page, a chunk number or ZERO_PAGE. Version 1 stores it so."""
+
+    image: str
+    created: float
     state: SessionState
     pages: list[bytes]
     packs: list[Pack]
+    chunks: Chunks
+    statistics: dict[str, Any] = {}
+    base: str = ""
+    facts: dict[str, Any] = {}
+
+    def summary(self) -> Summary:
+        state = self.state
+        return Summary(
+            image=self.image, created=self.created, session=state.session, position=state.position, epoch=state.epoch,
+            memory=sum(region.size for region in state.regions), pages=sum(len(column) // 4 for column in self.pages),
+            stored=int(self.statistics.get("stored_bytes") or 0), base=self.base, facts=self.facts, packs=self.packs)
+
+
+class _Pages(msgspec.Struct, kw_only=True):
+    """What stands behind the summary."""
+
+    state: SessionState
+    pages: list[bytes]
     chunks: Chunks
     statistics: dict[str, Any] = {}
 
@@ -85,10 +128,14 @@ def key_id(key: bytes) -> bytes:
 
 def encode(body: Body, key: bytes) -> bytes:
     """The manifest's bytes. Raises :class:`ValueError` above MAX_BODY."""
-    data = msgspec.msgpack.encode(body)
-    if len(data) > MAX_BODY:
-        raise ValueError(f"a manifest of {len(data)} bytes; {MAX_BODY} are allowed")
-    head = struct.pack("<8sIIQ8s", MAGIC, VERSION, MINIMUM_READER, len(data), key_id(key))
+    summary = msgspec.msgpack.encode(body.summary())
+    pages = msgspec.msgpack.encode(_Pages(state=body.state, pages=body.pages, chunks=body.chunks,
+                                          statistics=body.statistics))
+    length = _SUMMARY.size + len(summary) + len(pages)
+    if length > MAX_BODY:
+        raise ValueError(f"a manifest of {length} bytes; {MAX_BODY} are allowed")
+    head = struct.pack("<8sIIQ8s", MAGIC, VERSION, MINIMUM_READER, length, key_id(key))
+    data = _SUMMARY.pack(len(summary), 0, _checksum(head, summary, key)) + summary + pages
     return head + _checksum(head, data, key) + data
 
 
@@ -96,8 +143,8 @@ def _checksum(head: bytes, data: Any, key: bytes) -> bytes:
     return blake3(key=key).update(head).update(data).digest()
 
 
-def body_length(header: bytes, name: str) -> int:
-    """Check what stands before the body. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
+def _header(header: bytes, name: str) -> tuple[int, int]:
+    """(version, body length), checked. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
     if len(header) < HEADER_SIZE:
         raise Corrupt(f"image {name}: cut short in the manifest's header", offset=len(header), reason="cut short")
     magic, version, minimum, length, _, _ = _HEADER.unpack(header)
@@ -108,27 +155,84 @@ def body_length(header: bytes, name: str) -> int:
                               f"one knows {VERSION}", found=version, needed=minimum, known=VERSION)
     if length > MAX_BODY:
         raise Corrupt(f"image {name}: a body of {length} bytes; {MAX_BODY} are allowed", offset=16, reason="length")
-    return int(length)
+    return int(version), int(length)
+
+
+def _check_key(header: bytes, key: bytes, name: str) -> bytes:
+    """The manifest's checksum. Raises :class:`Corrupt` for one of another key."""
+    *_, stored_id, checksum = _HEADER.unpack(header)
+    if stored_id != key_id(key):
+        raise Corrupt(f"image {name} was written under another key", offset=24, reason="key")
+    return bytes(checksum)
 
 
 def decode(data: bytes, key: bytes, name: str) -> Table:
     """The checked manifest. Raises :class:`Corrupt` (offset, reason), :class:`VersionMismatch`."""
-    length = body_length(data[:HEADER_SIZE], name)
+    version, length = _header(data[:HEADER_SIZE], name)
     if len(data) != HEADER_SIZE + length:
         raise Corrupt(f"image {name}: the manifest has {len(data)} bytes, {HEADER_SIZE + length} wanted",
                       offset=min(len(data), HEADER_SIZE + length), reason="length")
-    *_, stored_id, checksum = _HEADER.unpack(data[:HEADER_SIZE])
-    if stored_id != key_id(key):
-        raise Corrupt(f"image {name} was written under another key", offset=24, reason="key")
+    checksum = _check_key(data[:HEADER_SIZE], key, name)
     body = memoryview(data)[HEADER_SIZE:]
     if _checksum(data[:32], body, key) != checksum:
         raise Corrupt(f"image {name}: the manifest's checksum does not verify", offset=32, reason="checksum")
+    if version == 1:
+        return _checked(_unpacked(body, Body, name, HEADER_SIZE), name)
+    summary = decode_summary(data, key, name)
+    assert isinstance(summary, Summary)  # the data is whole
+    end = SUMMARY_AT + _SUMMARY.unpack_from(data, HEADER_SIZE)[0]
+    pages = _unpacked(memoryview(data)[end:], _Pages, name, end)
+    whole = Body(image=summary.image, created=summary.created, state=pages.state, pages=pages.pages,
+                 packs=summary.packs, chunks=pages.chunks, statistics=pages.statistics, base=summary.base,
+                 facts=summary.facts)
+    if whole.summary() != summary:
+        raise Corrupt(f"image {name}: its summary is not that of its pages", offset=SUMMARY_AT, reason="summary")
+    return _checked(whole, name)
+
+
+def decode_summary(data: bytes, key: bytes, name: str) -> Summary | int:
+    """The summary from the manifest's beginning; or how many bytes of it are needed: all of them for version 1.
+
+    Raises :class:`Corrupt`, :class:`VersionMismatch`. Only the summary is checked.
+    """
+    version, length = _header(data[:HEADER_SIZE], name)
+    whole = HEADER_SIZE + length
+    if version == 1:
+        return decode(data, key, name).body.summary() if len(data) >= whole else whole
+    _check_key(data[:HEADER_SIZE], key, name)
+    if len(data) < SUMMARY_AT:
+        raise Corrupt(f"image {name}: cut short before its summary", offset=len(data), reason="cut short")
+    size, zero, checksum = _SUMMARY.unpack_from(data, HEADER_SIZE)
+    end = SUMMARY_AT + size
+    if zero or end > whole:
+        raise Corrupt(f"image {name}: a summary of {size} bytes", offset=HEADER_SIZE, reason="summary length")
+    if len(data) < end:
+        return end
+    summary = memoryview(data)[SUMMARY_AT:end]
+    if _checksum(data[:32], summary, key) != checksum:
+        raise Corrupt(f"image {name}: its summary's checksum does not verify", offset=HEADER_SIZE + 8,
+                      reason="summary checksum")
+    decoded = _unpacked(summary, Summary, name, SUMMARY_AT)
+    _check_packs(decoded.packs, name)
+    return decoded
+
+
+def _unpacked(data: Any, kind: type[T], name: str, offset: int) -> T:
     try:
-        decoded = msgspec.msgpack.decode(body, type=Body)
+        return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise Corrupt(f"image {name}: the manifest does not decode: {error}", offset=HEADER_SIZE,
+        raise Corrupt(f"image {name}: the manifest does not decode: {error}", offset=offset,
                       reason="msgpack") from error
-    return _checked(decoded, name)
+
+
+def _check_packs(packs: list[Pack], name: str) -> None:
+    for pack in packs:
+        if len(pack.name) != 32 or not set(pack.name) <= set("0123456789abcdef"):
+            raise Corrupt(f"image {name}: a pack's name is not 32 hexadecimal digits", offset=HEADER_SIZE,
+                          reason="pack name")
+        if not 0 <= pack.size < 1 << 63 or len(pack.hash) not in (0, 32):
+            raise Corrupt(f"image {name}: pack {pack.name} has {pack.size} bytes", offset=HEADER_SIZE,
+                          reason="pack size")
 
 
 def _checked(body: Body, name: str) -> Table:
@@ -140,8 +244,7 @@ def _checked(body: Body, name: str) -> Table:
     count, odd = divmod(len(columns.names), chunk.NAME_SIZE)
     if odd or (len(columns.packs), len(columns.offsets), len(columns.lengths)) != (4 * count, 8 * count, 4 * count):
         raise bad("the chunk columns have different lengths")
-    if any(len(pack.name) != 32 or not set(pack.name) <= set("0123456789abcdef") for pack in body.packs):
-        raise bad("a pack's name is not 32 hexadecimal digits")
+    _check_packs(body.packs, name)
     if len(body.pages) != len(body.state.regions):
         raise bad("the page lists do not match the regions")
     for region, column in zip(body.state.regions, body.pages, strict=True):

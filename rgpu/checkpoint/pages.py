@@ -90,6 +90,13 @@ class PageTable:
     def mark_sent(self, region: Region, index: int, value: tuple[int, int]) -> None:
         self._sent[_identity(region)][index] = value
 
+    def assume(self, region: Region, hashes: np.ndarray[Any, Any]) -> None:
+        """The other side has just these pages of a region that :meth:`follow` named."""
+        if hashes.shape != self._sent[_identity(region)].shape:
+            raise Corrupt(f"{len(hashes)} page hashes for a region of another size", offset=region.address,
+                          reason="hash count")
+        self._sent[_identity(region)][:] = hashes
+
     def forget(self, region: Region, index: int) -> None:
         """The page was not delivered after all: it is dirty whatever it holds."""
         self._sent[_identity(region)][index] = 2**64 - 1

@@ -1,161 +1,224 @@
 """Writes one image: pages in, packs out, the manifest last.
 
-Nothing is held in memory but one write buffer and the table of chunks. Until
-:meth:`ImageWriter.finish` has returned, the image does not exist; leaving the
-``with`` block by an exception removes everything that was written.
+:meth:`ImageWriter.add_page` hands pages to threads that name, compress and
+store them; it waits while more than ``staging`` bytes are under way, so memory
+is bounded whatever the session's size, and whoever holds the session still
+meanwhile holds it no longer than until its last page is taken.
+
+Until :meth:`ImageWriter.finish` has returned, the image does not exist; leaving
+the ``with`` block by an exception removes everything that was written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
+import threading
 import time
-from array import array
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
+
+import numpy as np
 
 from rgpu.checkpoint import chunk, image, pagehash
-from rgpu.checkpoint.files import NewFile
+from rgpu.checkpoint.base import Array, Base
+from rgpu.checkpoint.blobs import Blobs
+from rgpu.checkpoint.intents import Announced
+from rgpu.checkpoint.packs import Packs
 from rgpu.checkpoint.pages import Page
 from rgpu.checkpoint.state import SessionState
-from rgpu.session.errors import StoreError
+from rgpu.checkpoint.table import ChunkTable
+from rgpu.session.errors import AlreadyExists, Corrupt, RgpuError, StoreError
 
-PACK_LIMIT = 256 << 20  #: bytes after which a new pack is begun
+STAGING = 256 << 20  #: bytes of pages under way between :meth:`ImageWriter.add_page` and the store
+BATCH = 1 << 20  #: bytes that one thread takes at a time
+THREADS = min(8, os.cpu_count() or 1)
 
 
 class ImageWriter:
-    """Made by :meth:`rgpu.checkpoint.store.DirectoryStore.writer`.
+    """Made by :meth:`rgpu.checkpoint.store.ImageStore.writer`. One thread calls it.
 
-    ``base``: the table of an older image of the same store; chunks that it
-    holds are not stored again.
+    ``bases``: older images whose packs are all there; the first is the previous one of the session.
     """
 
-    def __init__(self, name: str, manifest: Path, packs: Path, key: bytes, base: image.Table | None,
-                 release: Any) -> None:
+    def __init__(self, blobs: Blobs, prefix: str, name: str, key: bytes, announced: Announced, bases: list[Base],
+                 staging: int = STAGING) -> None:
         self.name = name
-        self._manifest_path, self._pack_directory, self._key = manifest, packs, key
-        self._release = release
-        self._started = time.time()
-        self._known: dict[bytes, int] = {}
-        self._names = bytearray()
-        self._pack_of, self._offsets, self._lengths = array("I"), array("Q"), array("I")
-        self._packs: list[list[Any]] = []  #: [name, size]
-        self._pack_numbers: dict[str, int] = {}
-        self._own: list[Path] = []  #: packs of this image, already under their names
-        self._pack: NewFile | None = None
-        self._pages: dict[int, array[int]] = {}
-        self._base = _BaseChunks(base) if base is not None else None
-        self.counts = dict.fromkeys(("pages", "zero_pages", "new_chunks", "reused_chunks", "raw_bytes",
-                                     "stored_bytes"), 0)
-        self._open = True
+        self._blobs, self._prefix, self._key, self._announced = blobs, prefix, key, announced
+        self._manifest = manifest_name(prefix, name)
+        self._started, self._clock = time.time(), time.monotonic()
+        self._bases = bases
+        self._lock = threading.Lock()  #: table and counts
+        self._table = ChunkTable(bases)
+        self._packs = Packs(blobs, prefix, announced.intent.id, key)
+        self._columns: dict[int, tuple[Array, Array]] = {}  #: region address → (chunk numbers, hashes of what is there)
+        self._batch: list[Page] = []
+        self._batch_bytes = 0
+        self._room = threading.BoundedSemaphore(max(1, staging // BATCH))
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="image")
+        self._failure: BaseException | None = None
+        self.counts = dict.fromkeys(("pages", "zero_pages", "unchanged_pages", "new_chunks", "reused_chunks",
+                                     "raw_bytes", "stored_bytes"), 0)
+        self._open, self._manifest_put = True, False
 
     # -- pages ------------------------------------------------------------------
+    def inherit(self, state: SessionState) -> list[Array]:
+        """Take over every page that is unchanged since the previous image of the session.
+
+        Returns, for each region of ``state``, the indices of the pages that are
+        to be added. Call it once, before any :meth:`add_page`.
+        """
+        if not self._bases:
+            return [np.arange(pagehash.page_count(region.size)) for region in state.regions]
+        wanted = []
+        for region, (kept, numbers) in zip(state.regions, self._bases[0].unchanged(state), strict=True):
+            column, hashes = self._column(region.address, region.size)
+            column[kept] = self._table.adopt(0, numbers[kept])
+            hashes[kept] = region.page_hashes()[kept]
+            self.counts["pages"] += int(kept.sum())
+            self.counts["unchanged_pages"] += int(kept.sum())
+            wanted.append(np.flatnonzero(~kept))
+        self.counts["reused_chunks"] = self._table.adopted
+        return wanted
+
+    def _column(self, address: int, size: int) -> tuple[Array, Array]:
+        found = self._columns.get(address)
+        if found is None:
+            count = pagehash.page_count(size)
+            found = self._columns[address] = (np.full(count, image.ZERO_PAGE, np.uint32),
+                                              np.zeros((count, 2), np.uint64))
+        return found
+
     def add_page(self, page: Page) -> None:
-        """Store a page; pages never added count as zeros. Raises :class:`StoreError`."""
-        column = self._pages.get(page.region.address)
-        if column is None:
-            count = pagehash.page_count(page.region.size)
-            column = self._pages[page.region.address] = array("I", [image.ZERO_PAGE]) * count
+        """Store a page; what is never added is not in the image. Raises :class:`StoreError`.
+
+        Waits while too many are under way. The page's bytes must not change afterwards.
+        """
+        _, hashes = self._column(page.region.address, page.region.size)
+        hashes[page.index] = page.hash
         self.counts["pages"] += 1
         if page.data is None:
             self.counts["zero_pages"] += 1
             return
-        column[page.index] = self._chunk(page.data)
+        self._batch.append(page)
+        self._batch_bytes += len(page.data)
+        if self._batch_bytes >= BATCH:
+            self._submit()
 
-    def _chunk(self, raw: bytes) -> int:
-        name = chunk.chunk_name(raw, self._key)
-        number = self._known.get(name)
-        if number is not None:
-            return number
-        number = self._known[name] = len(self._known)
-        place = self._base.find(name) if self._base is not None else None
-        if place is None:
-            place = self._store(chunk.encode(raw, name))
-            self.counts["new_chunks"] += 1
-            self.counts["raw_bytes"] += len(raw)
-            self.counts["stored_bytes"] += place[3]
-        else:
-            self.counts["reused_chunks"] += 1
-        pack_name, pack_size, offset, length = place
-        self._names += name
-        self._pack_of.append(self._pack_number(pack_name, pack_size))
-        self._offsets.append(offset)
-        self._lengths.append(length)
-        return number
-
-    def _pack_number(self, name: str, size: int) -> int:
-        number = self._pack_numbers.get(name)
-        if number is None:
-            number = self._pack_numbers[name] = len(self._packs)
-            self._packs.append([name, size])
-        return number
-
-    def _store(self, encoded: bytes) -> tuple[str, int, int, int]:
-        if self._pack is None:
-            name = secrets.token_hex(16)
-            self._pack = NewFile(self._pack_directory / f"{name}.pack")
-            self._pack.write(chunk.pack_header(name))
-        name = self._pack.path.stem
-        place = (name, 0, self._pack.write(encoded), len(encoded))
-        if self._pack.size >= PACK_LIMIT:
-            # The chunk just stored may be the pack's first: its entry is made now, so the size finds it.
-            self._pack_number(name, 0)
-            self._end_pack()
-        return place
-
-    def _end_pack(self) -> None:
-        if self._pack is None:
+    def _submit(self) -> None:
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        if not batch:
             return
-        pack, self._pack = self._pack, None
-        self._own.append(pack.path)  # before: a failed commit may leave it under its name
-        pack.commit()
-        self._packs[self._pack_number(pack.path.stem, 0)][1] = pack.size
+        self._room.acquire()
+        if self._failure is not None:
+            self._room.release()
+            self._raise()
+        self._announced.beat()
+        self._threads.submit(self._work, batch).add_done_callback(self._done)
+
+    def _done(self, future: Future[None]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None and self._failure is None:
+            self._failure = error
+        self._room.release()
+
+    def _raise(self) -> None:
+        if isinstance(self._failure, RgpuError):
+            raise self._failure
+        raise StoreError(f"image {self.name} cannot be written: {self._failure}") from self._failure
+
+    def _work(self, batch: list[Page]) -> None:
+        """In a thread: one batch of pages into chunks."""
+        if self._failure is not None:
+            return
+        named = [(page, chunk.chunk_name(page.data, self._key)) for page in batch]
+        with self._lock:
+            fresh = []
+            for page, name in named:
+                number, new = self._table.number(name)
+                self._columns[page.region.address][0][page.index] = number
+                if new:
+                    fresh.append((number, name, page.data))
+            self.counts["reused_chunks"] = self._table.adopted
+        encoded = [(number, chunk.encode(data, name), len(data)) for number, name, data in fresh if data is not None]
+        for number, data, raw in encoded:
+            pack, offset = self._packs.append(data)
+            with self._lock:
+                self._table.place(number, pack, offset, len(data))
+                self.counts["new_chunks"] += 1
+                self.counts["raw_bytes"] += raw
+                self.counts["stored_bytes"] += len(data)
 
     # -- end ---------------------------------------------------------------------
-    def finish(self, state: SessionState, statistics: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Make the image exist; returns its statistics. ``state`` must hold the page hashes."""
-        self._end_pack()
-        seconds = time.time() - self._started
-        facts = {**self.counts, "seconds": round(seconds, 3), **(statistics or {})}
-        body = image.Body(
-            image=self.name, created=self._started, state=state, statistics=facts,
-            pages=[self._column(region.address, region.size) for region in state.regions],
-            packs=[image.Pack(name, size) for name, size in self._packs],
-            chunks=image.Chunks(bytes(self._names), self._pack_of.tobytes(), self._offsets.tobytes(),
-                                self._lengths.tobytes()))
-        manifest = NewFile(self._manifest_path)
-        try:
-            manifest.write(image.encode(body, self._key))
-            if self._manifest_path.exists():
-                raise StoreError(f"image {self.name} exists", path=str(self._manifest_path), reason="exists")
-            manifest.commit()
-        except BaseException:
-            manifest.discard()
-            raise
-        self._open = False
-        self._release()
-        return facts
+    def finish(self, state: SessionState, statistics: dict[str, Any] | None = None,
+               facts: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Make the image exist; returns its statistics. ``state`` must hold the page hashes.
 
-    def _column(self, address: int, size: int) -> bytes:
-        column = self._pages.get(address)
-        if column is None:
-            column = array("I", [image.ZERO_PAGE]) * pagehash.page_count(size)
-        return column.tobytes()
+        Raises :class:`StoreError`, :class:`Corrupt` if a page of ``state`` was not added as it is there,
+        :class:`Fenced` if the collector took this writer for dead.
+        """
+        self._submit()
+        self._threads.shutdown(wait=True)
+        if self._failure is not None:
+            self._raise()
+        self._check_pages(state)
+        written = self._packs.finish()
+        counted = {**self.counts, "seconds": round(time.monotonic() - self._clock, 3), **(statistics or {})}
+        packs, chunks = self._table.result(written)
+        body = image.Body(
+            image=self.name, created=self._started, state=state, statistics=counted, packs=packs, chunks=chunks,
+            pages=[self._column(region.address, region.size)[0].astype("<u4").tobytes() for region in state.regions],
+            base=self._bases[0].table.body.image if self._bases else "", facts=facts or {})
+        self._announced.check()
+        self._put_manifest(image.encode(body, self._key))
+        self._announced.check()  # else what it names may be gone: `abort` takes it back
+        self._open = False
+        with contextlib.suppress(StoreError):
+            self._announced.end()  # the image stands; the collector finds a forgotten intent
+        return counted
+
+    def _put_manifest(self, data: bytes) -> None:
+        self._manifest_put = True  # whatever comes of it: an error may hide that it was done
+        try:
+            self._blobs.put(self._manifest, data, new=True)
+        except AlreadyExists as error:
+            if self._blobs.read(self._manifest, len(data) + 1) != data:  # else a repeated request met its own first
+                self._manifest_put = False
+                raise StoreError(f"image {self.name} exists", path=self._blobs.where(self._manifest),
+                                 reason="exists") from error
+
+    def _check_pages(self, state: SessionState) -> None:
+        """Every page of the state is in the image with its hash; pages never added must be zeros."""
+        for region in state.regions:
+            _, hashes = self._column(region.address, region.size)
+            wanted = region.page_hashes()
+            blank = (hashes == 0).all(axis=1)
+            if blank.any():
+                hashes[blank] = pagehash.zero_hash(state.hash_key)
+                if blank[-1]:
+                    hashes[-1] = pagehash.zero_hash(state.hash_key, (region.size - 1) % pagehash.PAGE + 1)
+            bad = np.flatnonzero((hashes != wanted).any(axis=1))
+            if len(bad):
+                raise Corrupt(f"image {self.name}: page {bad[0]} of {region.address:#x} was not written as the state "
+                              "has it", offset=int(bad[0]), reason="page not written")
 
     def abort(self) -> None:
-        """Remove what was written. Harmless after :meth:`finish`."""
+        """Remove what was written. Harmless after :meth:`finish`; never raises."""
         if not self._open:
             return
         self._open = False
-        if self._pack is not None:
-            self._pack.discard()
-        if not self._manifest_path.exists():  # a rename whose directory flush failed may have made the image exist
-            for path in self._own:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-        self._release()
+        self._failure = self._failure or StoreError(f"image {self.name} was given up")
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._packs.discard()
+        try:
+            if self._manifest_put:
+                self._blobs.delete(self._manifest)  # first: nothing may name packs that are gone
+            self._packs.remove()
+            self._announced.end()
+        except StoreError:
+            pass  # the collector removes packs and intent later
 
     def __enter__(self) -> ImageWriter:
         return self
@@ -165,16 +228,6 @@ class ImageWriter:
         self.abort()
 
 
-class _BaseChunks:
-    """Where the chunks of an older image lie."""
-
-    def __init__(self, table: image.Table) -> None:
-        self._table = table
-        self._numbers = {table.name(number): number for number in range(table.count)}
-
-    def find(self, name: bytes) -> tuple[str, int, int, int] | None:
-        number = self._numbers.get(name)
-        if number is None:
-            return None
-        pack = self._table.body.packs[int(self._table.packs[number])]
-        return pack.name, pack.size, int(self._table.offsets[number]), int(self._table.lengths[number])
+def manifest_name(prefix: str, name: str) -> str:
+    """The blob of image ``name``."""
+    return f"{prefix}images/{quote(name, safe='')}.image"

@@ -12,16 +12,20 @@ from rgpu.cli.pool import connect
 
 @click.command("checkpoint")
 @click.argument("session")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when the image counts, or at once.")
 @common.pool_option
 @common.output_option
 @common.verb
-def command(session: str, pool: str | None, output: str) -> None:
+def command(session: str, wait: bool, pool: str | None, output: str) -> None:
     """Write an image of SESSION to the pool's store; it counts once the registry names it."""
     with connect(common.settings(pool=pool)) as client:
-        result = client.call("session.checkpoint", {"session": session}, timeout=600)
+        result = client.call("session.checkpoint", {"session": session, "wait": wait}, timeout=600)
     common.emit(result, output, _show)
 
 
 def _show(result: dict[str, Any]) -> None:
+    if "image" not in result:
+        common.out.print(f"an image of {result['session']} is being taken", markup=False)
+        return
     common.out.print(f"image {result['image']}: position {result['position']}, {result['pages']} pages, "
                      f"{common.size(result['bytes'])}", markup=False)

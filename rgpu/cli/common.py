@@ -30,6 +30,23 @@ def pool_option(command: Callable[..., Any]) -> Callable[..., Any]:
         command)
 
 
+def registry_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--registry", metavar="ADDRESS",
+                        help="Where the pool's truth is: etcd://HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE"
+                             "&user=NAME&password-file=FILE&timeout=SECONDS, or embedded (this host only; default: "
+                             "RGPU_REGISTRY, or embedded).")(command)
+
+
+def registry_address(settings: Settings) -> str:
+    """The registry that a daemon opens; "" for the embedded one. Raises :class:`UsageError`, :class:`Refused`."""
+    if settings.registry in ("", "embedded"):
+        return ""
+    from rgpu.migrate.registry.etcd_address import parse
+
+    parse(settings.registry)  # wrong ones are refused before anything is started
+    return str(settings.registry)
+
+
 #: The default of ``--module-cache-size``.
 MODULE_CACHE_SIZE = "4GiB"
 
@@ -38,6 +55,19 @@ def module_cache_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--module-cache-size", metavar="SIZE", default=MODULE_CACHE_SIZE, show_default=True,
                         help="Disk that a node may use to keep the kernels' images it was sent, so that no client "
                              "sends one twice; 0 keeps none.")(command)
+
+
+def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--store``, ``--store-credentials``, ``--keep-images``: where images go, and how many stay."""
+    for option in (
+        click.option("--keep-images", metavar="N", help="Newest images of each session that stay when a new one is "
+                     "taken; 0: all (default 3)."),
+        click.option("--store-credentials", metavar="FILE", help="Credentials of an object store (JSON, mode 0600; "
+                     "default: the AWS_* variables)."),
+        click.option("--store", metavar="DIR|s3://…", help="Where images are kept: a directory that every node sees, "
+                     "or s3://BUCKET/PREFIX?endpoint=URL (default: the pool's directory).")):
+        command = option(command)
+    return command
 
 
 def verb(command: Callable[..., Any]) -> Callable[..., Any]:

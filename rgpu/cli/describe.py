@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, completing
 from rgpu.cli.pool import connect
 
 
 @click.command("describe")
-@click.argument("session")
+@click.argument("session", shell_complete=completing.sessions)
 @common.pool_option
 @common.output_option
 @common.verb

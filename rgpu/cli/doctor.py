@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from rgpu.cli import common
-from rgpu.cli.pool import connect, pool_files
+from rgpu.cli import common, doctor_pool
+from rgpu.cli.finding import Finding
+from rgpu.cli.pool import pool_files
 from rgpu.cli.settings import Settings
+from rgpu.migrate.registry.open import open_registry
 from rgpu.session.addresses import DEVICE_BASE, DEVICE_STRIDE
 from rgpu.session.errors import RgpuError
-
-
-@dataclass
-class Finding:
-    check: str
-    ok: bool
-    found: str
-    advice: str = ""
 
 
 @click.command("doctor")
@@ -49,13 +45,17 @@ def _show(findings: list[dict[str, Any]]) -> None:
 
 
 def _all(settings: Settings) -> Iterator[Finding]:
-    checks: tuple[Callable[[], Finding], ...] = (_python, _shim, _addresses, _randomisation, _memfd, _gpu,
-                                                 lambda: _keys(settings), lambda: _pool(settings))
+    checks: tuple[Callable[[], Finding], ...] = (_python, _shim, _addresses, _randomisation, _memfd, _boot_clock, _gpu,
+                                                 lambda: _registry(settings))
     for check in checks:
         try:
             yield check()
         except Exception as error:  # noqa: BLE001 - a check that fails is a finding
             yield Finding(getattr(check, "__name__", "check").strip("_"), False, str(error))
+    try:
+        yield from doctor_pool.findings(settings)
+    except Exception as error:  # noqa: BLE001 - the same
+        yield Finding("pool", False, str(error))
 
 
 def _python() -> Finding:
@@ -103,6 +103,14 @@ def _memfd() -> Finding:
     return Finding("shared memory", True, f"sealed memfds work; {common.size(free)} free in /dev/shm")
 
 
+def _boot_clock() -> Finding:
+    """Leases are judged by CLOCK_BOOTTIME, which goes on while the machine sleeps (OWNERSHIP 4)."""
+    ahead = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return Finding("boot clock", ahead > -1.0, "goes on over suspension" + (
+        f"; this machine slept for {ahead:.0f} s since it started" if ahead > 1 else ""),
+        "CLOCK_BOOTTIME is behind CLOCK_MONOTONIC: a time namespace that leases cannot be judged in")
+
+
 def _gpu() -> Finding:
     from rgpu.server import driver
 
@@ -116,24 +124,23 @@ def _gpu() -> Finding:
                    f"driver {found.driver_version // 1000}.{found.driver_version % 1000 // 10}")
 
 
-def _keys(settings: Settings) -> Finding:
+def _registry(settings: Settings) -> Finding:
+    """Whether this host reaches the pool's etcd as a node would."""
     files = pool_files(settings)
-    if not files.description_path.exists():
-        return Finding("keys", True, f"no pool in {files.root}; `rgpu up` makes one")
-    from rgpu.link.keys import KeyPair
+    address = common.registry_address(settings)
+    if not address and files.description_path.exists():
+        address = files.registry_address()
+    if not address.startswith("etcd"):
+        return Finding("registry", True, "embedded, in the pool's directory")
 
-    KeyPair.load(files.key_path("user"))
-    return Finding("keys", True, f"{files.key_path('user')}")
+    async def look() -> str:
+        registry = await open_registry(address)
+        try:
+            return f"{address.partition('?')[0]} answers, revision {await registry.revision()}"
+        finally:
+            await registry.close()
 
-
-def _pool(settings: Settings) -> Finding:
-    files = pool_files(settings)
-    if not files.description_path.exists():
-        return Finding("pool", True, "not set up")
     try:
-        with connect(settings) as client:
-            nodes = client.call("node.list", {}, timeout=5)["nodes"]
+        return Finding("registry", True, asyncio.run(look()))
     except RgpuError as error:
-        return Finding("pool", False, error.message, "start it with `rgpu up`")
-    bad = [n["host"] for n in nodes if n["state"] != "ready"]
-    return Finding("pool", not bad, f"{len(nodes)} nodes" + (f", not ready: {', '.join(bad)}" if bad else ""))
+        return Finding("registry", False, error.message, "docs/registry.md says how etcd is set up and named")

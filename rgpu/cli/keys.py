@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from rgpu.cli import common
-from rgpu.cli.pool import pool_files
-from rgpu.link.keys import KeyPair
+from rgpu.cli.pool import connect, pool_files
+from rgpu.cli.settings import parse_seconds
+from rgpu.link.keys import Endpoint, KeyPair
+from rgpu.session.errors import NotFound, PoolUnavailable
 
 
 @click.group("keys")
@@ -46,15 +48,46 @@ def create(role: str, name: str, pool: str | None, output: str) -> None:
                 lambda v: common.out.print(f"{v['role']} key {v['name']}: {v['path']}", markup=False))
 
 
+@command.command("invite")
+@click.option("--host", default="", metavar="HOST", help="Only a host of this name may use it (default: any).")
+@click.option("--expires", default="60m", show_default=True, metavar="TIME", help="How long it may be used.")
+@common.pool_option
+@common.output_option
+@common.verb
+def invite(host: str, expires: str, pool: str | None, output: str) -> None:
+    """Print an invitation by which one host may join: `rgpu server --join TOKEN`.
+
+    It works once. Whoever has it can become a node of the pool: hand it over as you
+    would a key (RGPU_JOIN keeps it off command lines).
+    """
+    from rgpu.link import invitations
+
+    pair, seconds = invitations.new_pair(), parse_seconds(expires)
+    with connect(common.settings(pool=pool), role="operator") as client:
+        made = client.call("keys.invite", {"name": pair.name, "public": pair.public, "host": host, "seconds": seconds})
+        known = client.call("pool.ping", {})["endpoints"]
+    token = invitations.encode(invitations.Token(
+        pool=made["pool"], name=pair.name, public=pair.public, secret=pair.secret, expires=made["expires"],
+        endpoints=[Endpoint(e["address"], e["public"], e["host"]) for e in known]))
+    common.emit({"token": token, "name": pair.name, "host": host, "expires": made["expires"]}, output,
+                lambda v: common.out.print(v["token"], markup=False))
+
+
 @command.command("list")
 @common.pool_option
 @common.output_option
 @common.verb
 def list_keys(pool: str | None, output: str) -> None:
-    """List the public keys that the pool answers."""
-    files = pool_files(common.settings(pool=pool))
+    """List the public keys that the pool answers; of one that does not run, those in its folder."""
+    settings = common.settings(pool=pool)
+    files = pool_files(settings)
     files.read_description()
     rows: list[dict[str, Any]] = [{"name": k.name, "role": k.role, "public": k.public} for k in files.authorized.all()]
+    try:
+        with connect(settings) as client:
+            rows = client.call("keys.list", {})["keys"]
+    except (PoolUnavailable, NotFound):
+        common.err.print("no node answers: these are the keys of this folder alone")
     common.emit(rows, output, lambda values: common.table(
         ("NAME", "ROLE", "PUBLIC KEY"), ((v["name"], v["role"], v["public"]) for v in values)))
 
@@ -65,8 +98,14 @@ def list_keys(pool: str | None, output: str) -> None:
 @common.output_option
 @common.verb
 def revoke(name: str, pool: str | None, output: str) -> None:
-    """Stop answering the key called NAME."""
-    files = pool_files(common.settings(pool=pool))
+    """Stop answering the key called NAME: on every node, as soon as the pool's record says so."""
+    settings = common.settings(pool=pool)
+    files = pool_files(settings)
     files.read_description()
-    files.authorized.remove(name)
+    here = files.authorized.directory / f"{name}.pub"
+    if here.exists():  # a daemon of this folder takes it off the record as well
+        files.authorized.remove(name)
+    else:
+        with connect(settings, role="operator") as client:
+            client.call("keys.revoke", {"name": name})
     common.emit({"revoked": name}, output, lambda v: common.out.print(f"revoked {name}", markup=False))

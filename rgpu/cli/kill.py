@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, completing
 from rgpu.cli.pool import connect
 
 
 @click.command("kill")
-@click.argument("session")
+@click.argument("session", shell_complete=completing.sessions)
 @common.pool_option
 @common.output_option
 @common.verb

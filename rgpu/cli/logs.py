@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, completing
 from rgpu.cli.pool import connect
 
 
 @click.command("logs")
-@click.argument("session")
+@click.argument("session", shell_complete=completing.sessions)
 @click.option("-n", "--lines", default=100, show_default=True, help="How many of the newest lines.")
 @common.pool_option
 @common.output_option

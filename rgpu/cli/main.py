@@ -12,7 +12,10 @@ from rgpu import __version__
 VERBS = {
     "up": "up", "down": "down", "server": "server", "run": "run", "ps": "ps", "describe": "describe", "logs": "logs",
     "kill": "kill", "nodes": "nodes", "migrate": "migrate", "checkpoint": "checkpoint", "restore": "restore",
-    "journal": "journal", "keys": "keys", "config": "config", "doctor": "doctor", "demo": "demo",
+    "image": "image", "cordon": "cordon", "uncordon": "uncordon", "drain": "drain", "leave": "leave",
+    "pool": "pool_group", "history": "history", "events": "events", "journal": "journal", "keys": "keys",
+    "config": "config", "doctor": "doctor", "demo": "demo", "top": "top", "completion": "completion",
+    "simulate": "simulate",
 }
 
 

@@ -1,4 +1,4 @@
-"""``rgpu migrate S HOST``: move a session while its program runs."""
+"""``rgpu migrate S HOST``: move a session while its program runs; ``migrate status S``, ``migrate abort S``."""
 
 from __future__ import annotations
 
@@ -6,43 +6,115 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, completing
 from rgpu.cli.pool import connect
+from rgpu.session.errors import UsageError
+
+
+def parse_share(text: str | float) -> float:
+    """``"50%"``, ``"0.5"`` → 0.5. Raises :class:`UsageError`."""
+    number, percent, rest = str(text).strip().partition("%")
+    try:
+        share = float(number) / (100.0 if percent else 1.0)
+    except ValueError:
+        share = -1.0
+    if rest or not 0.0 <= share < 1.0:
+        raise UsageError(f"{text!r} is no share; write for example 50% or 0.5")
+    return share
 
 
 @click.command("migrate")
-@click.argument("session")
-@click.argument("host")
-@click.option("--max-downtime", metavar="TIME", help="Abort when the stop would last longer (default: 10s).")
+@click.argument("session", shell_complete=completing.sessions)
+@click.argument("host", shell_complete=completing.hosts)
+@click.option("--mode", type=click.Choice(["auto", "copy", "replay"]), default="auto", show_default=True,
+              help="Copy until little changes; or copy a cut and replay what the program did since. auto predicts "
+                   "both and says why it chose.")
+@click.option("--max-slowdown", metavar="SHARE", default="50%", show_default=True,
+              help="How much the program may be slowed while a replay catches up with it.")
+@click.option("--max-downtime", metavar="TIME", help="The longest stop allowed (default: 10s).")
+@click.option("--on-timeout", type=click.Choice(["abort", "freeze"]), default="abort", show_default=True,
+              help="What to do when the stop gets longer: give the move up, or let the program wait.")
+@click.option("--dry-run", is_flag=True, help="Run every check, print the plan, change nothing.")
 @common.pool_option
 @common.output_option
 @common.verb
-def command(session: str, host: str, max_downtime: str | None, pool: str | None, output: str) -> None:
-    """Move SESSION to HOST.
+def command(session: str, host: str, mode: str, max_slowdown: str, max_downtime: str | None, on_timeout: str,
+            dry_run: bool, pool: str | None, output: str) -> None:
+    """Move SESSION to HOST. `rgpu migrate status SESSION` and `rgpu migrate abort SESSION` work from anywhere.
 
     Every check runs before anything stops. The move is committed in one step:
     until then the session runs where it was, whatever fails.
     """
     settings = common.settings(pool=pool, max_downtime=max_downtime)
-    arguments = {"session": session, "host": host, "options": {"max_downtime": settings.max_downtime}}
+    options = {"mode": mode, "max_downtime": settings.max_downtime, "max_slowdown": parse_share(max_slowdown),
+               "on_timeout": on_timeout}
     with connect(settings) as client:
-        if output == "json" or not common.err.is_terminal:
-            result = client.call("session.migrate", arguments, timeout=600)
+        if session == "status":
+            common.emit(client.call("session.move_status", {"session": host}), output, _show_status)
+        elif session == "abort":
+            common.emit(client.call("session.move_abort", {"session": host}), output, _show_status)
+        elif dry_run:
+            arguments = {"session": session, "host": host, "options": {**options, "dry_run": True}}
+            common.emit(client.call("session.migrate", arguments, timeout=120), output, _show_plan)
         else:
-            with common.err.status(f"moving {session} to {host}") as status:
-                result = client.call("session.migrate", arguments, timeout=600,
-                                     on_progress=lambda p: status.update(_progress(session, host, p)))
-    common.emit(result, output, _show)
+            arguments = {"session": session, "host": host, "options": options}
+            common.emit(_move(client, arguments, quiet=output == "json" or not common.err.is_terminal), output, _show)
 
 
-def _progress(session: str, host: str, progress: dict[str, Any]) -> str:
-    return (f"moving {session} to {host}: {progress.get('phase', '')}, round {progress.get('round', 0)}, "
+def _move(client: Any, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    if quiet:
+        return dict(client.call("session.migrate", arguments, timeout=1300))
+    session, host = arguments["session"], arguments["host"]
+    with common.err.status(f"moving {session} to {host}") as status:
+        return dict(client.call("session.migrate", arguments, timeout=1300,
+                                on_progress=lambda p: status.update(f"moving {session} to {host}: {_progress(p)}")))
+
+
+def _progress(progress: dict[str, Any]) -> str:
+    text = (f"{progress.get('phase', '')} ({progress.get('mode', '')}), round {progress.get('round', 0)}, "
             f"{progress.get('pages_sent', 0)} pages, {common.size(progress.get('bytes_sent', 0))}")
+    if progress.get("behind_ms") is not None:
+        text += f", the replay is {progress['behind_ms']:.0f} ms behind"
+    if expected := progress.get("expected"):
+        text += f"; expected: {_cost(expected)}"
+    return text
+
+
+def _cost(cost: dict[str, Any]) -> str:
+    return f"{cost['downtime_ms']:.0f} ms stop, {cost['brownout_ms']:.0f} ms slowed in all, {cost['total_ms']:.0f} ms"
 
 
 def _show(result: dict[str, Any]) -> None:
     common.out.print(
-        f"{result['outcome']}: {result['from']} -> {result['to']}, epoch {result['epoch']}\n"
-        f"  downtime {result['downtime_ms']:.1f} ms of {result['total_ms']:.1f} ms, {result['rounds']} rounds, "
-        f"{result['pages_sent']} pages sent ({result['pages_total']} in all, "
-        f"{common.size(result['bytes_sent'])}), verified: {result['verified']}\n  {result['reason']}", markup=False)
+        f"{result['outcome']}: {result['from']} -> {result['to']}, epoch {result['epoch']}, by {result['mode']}\n"
+        f"  downtime {result['downtime_ms']:.1f} ms and brownout {result['brownout_ms']:.1f} ms of "
+        f"{result['total_ms']:.1f} ms, {result['rounds']} rounds, "
+        f"{result['pages_sent']} pages sent ({result['pages_total']} in all, {common.size(result['bytes_sent'])}), "
+        f"{result['mismatches']} differed after a replay, verified: {result['verified']}\n  {result['reason']}",
+        markup=False)
+    for key in ("why", "fell_back"):
+        if result.get(key):
+            common.out.print(f"  {result[key]}", markup=False)
+
+
+def _show_plan(plan: dict[str, Any]) -> None:
+    common.out.print(f"{plan['session']} can move from {plan['from']} to {plan['to']}, {plan['device']}: "
+                     f"{plan['reason']}", markup=False)
+    found = plan.get("forecast") or {}
+    if found:
+        common.out.print(f"  {found['pages']} pages; at {found['assumed_speed'] / 1e9:.2f} GB/s (assumed; it is "
+                         f"measured when the move begins):\n  copy: {_cost(found['copy'])}", markup=False)
+        common.out.print(f"  replay: {_cost(found['replay'])}" if found.get("replay") else "  replay: not possible",
+                         markup=False)
+        common.out.print(f"  auto would take {found['mode']}: {found['why']}", markup=False)
+
+
+def _show_status(status: dict[str, Any]) -> None:
+    move = status.get("move")
+    if move is None:
+        common.out.print(f"{status['session']} is not being moved", markup=False)
+        return
+    common.out.print(f"{status['session']}: {move.get('source') or move.get('from')} -> "
+                     f"{move.get('destination') or move.get('to')}, {move['state']}: {move['reason']}", markup=False)
+    if status.get("progress"):
+        common.out.print(f"  {_progress(status['progress'])}", markup=False)

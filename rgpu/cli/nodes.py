@@ -22,7 +22,7 @@ def command(pool: str | None, output: str) -> None:
 
 
 def _show(nodes: list[dict[str, Any]]) -> None:
-    common.table(("HOST", "STATE", "ADDRESS", "LEADER", "DEVICE", "MEMORY", "FREE", "SESSIONS"), (
-        (n["host"], n["state"], n["address"], "*" if n.get("leader") else "", d["name"],
-         common.size(d.get("total_memory")), common.size(d.get("free_memory")), d.get("sessions"))
-        for n in nodes for d in n["devices"]))
+    common.table(("HOST", "STATE", "ADDRESS", "LEADER", "DEVICE", "MEMORY", "FREE", "SESSIONS", "NOTE"), (
+        (n["host"], n["state"], n["address"], "*" if n.get("leader") else "", d.get("name", "none"),
+         common.size(d.get("total_memory")), common.size(d.get("free_memory")), d.get("sessions"), n.get("reason"))
+        for n in nodes for d in n["devices"] or [{}]))

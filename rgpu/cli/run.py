@@ -21,11 +21,22 @@ from rgpu.session.errors import NotFound
               help="Keep the journal, to outlive a server (default: on).")
 @click.option("--journal-limit", metavar="SIZE", help="Journal kept in memory before it is spilled.")
 @click.option("--journal-dir", metavar="DIR", help="Where it is spilled to.")
+@click.option("--on-full", type=click.Choice(["block", "unprotected"]), default="block", show_default=True,
+              help="When no more journal can be kept: wait, or go on without the possibility of recovery.")
+@click.option("--checkpoint-every", type=float, default=0.0, metavar="SECONDS",
+              help="Take an image when the last one is older (default: only when the journal's limit asks for it).")
+@click.option("--max-replay", type=float, default=0.0, metavar="SECONDS",
+              help="Take an image when a recovery would have to replay longer, by the calls' measured rate.")
+@click.option("--divergence", type=click.Choice(["warn", "stop"]), default="warn", show_default=True,
+              help="When a recovered session answers otherwise than before: say so, or end the program's session.")
+@click.option("--record", type=click.Path(path_type=Path), metavar="DIR",
+              help="Record the session's calls into DIR, for `rgpu journal`.")
 @common.pool_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @common.verb
 def command(name: str | None, memory: str | None, host: str | None, recover: str | None, journal_limit: str | None,
-            journal_dir: str | None, pool: str | None, program: tuple[str, ...]) -> None:
+            journal_dir: str | None, on_full: str, checkpoint_every: float, max_replay: float, divergence: str,
+            record: Path | None, pool: str | None, program: tuple[str, ...]) -> None:
     """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
 
     Exits as the program does.
@@ -38,7 +49,8 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
     configure_logging(level=settings.log_level, file=_log_file(settings), json=True)
     sys.exit(run(list(program), name=name, memory=settings.memory, pool=_pool(settings), recover=settings.recover,
                  journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
-                 extra={"host": host} if host else {}, reraise=True))
+                 extra={"host": host} if host else {}, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
+                 max_replay=max_replay, divergence=divergence, record=record))
 
 
 def _log_file(settings: Settings) -> Path:

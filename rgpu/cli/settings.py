@@ -27,6 +27,13 @@ def parse_size(text: str | int) -> int:
     return int(float(match.group(1)) * _UNITS[match.group(2)])
 
 
+def parse_count(text: str | int) -> int:
+    """A whole number, not negative. Raises :class:`UsageError`."""
+    if not re.fullmatch(r"\s*\d{1,6}\s*", str(text)):
+        raise UsageError(f"{text!r} is no number; write for example 2")
+    return int(text)
+
+
 def parse_flag(text: str | bool) -> bool:
     """``on``/``off`` and their usual other spellings. Raises :class:`UsageError`."""
     if isinstance(text, bool):
@@ -46,6 +53,14 @@ def parse_seconds(text: str | float) -> float:
     return float(match.group(1)) * {"ms": 0.001, "m": 60.0}.get(match.group(2), 1.0)
 
 
+def parse_age(text: str | float) -> float:
+    """``"15m"``, ``"12h"``, ``"7d"``, ``"0"`` → seconds. Raises :class:`UsageError`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|d|)\s*", str(text).lower())
+    if not match:
+        raise UsageError(f"{text!r} is no age; write for example 15m, 12h or 7d")
+    return float(match.group(1)) * {"m": 60.0, "h": 3600.0, "d": 86400.0}.get(match.group(2), 1.0)
+
+
 @dataclass(frozen=True)
 class Setting:
     """One setting. ``parse`` turns text from the file or the environment into the value."""
@@ -62,12 +77,19 @@ def _state_home() -> Path:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("pool", lambda: str(_state_home() / "pool"), str, "the pool's directory (addresses and keys)"),
+    Setting("registry", lambda: "embedded", str, "the pool's registry: etcd://HOST:PORT,…/PREFIX?…, or embedded"),
     Setting("memory", lambda: 1 << 30, parse_size, "device memory of a session (its quota)"),
     Setting("recover", lambda: True, parse_flag, "keep the journal since the last image, to outlive a server"),
     Setting("journal_limit", lambda: 256 << 20, parse_size, "journal kept in memory before it is spilled"),
     Setting("journal_dir", lambda: str(_state_home() / "journal"), str, "where a journal is spilled to"),
     Setting("max_downtime", lambda: 10.0, parse_seconds, "longest stop that a move may cause"),
+    Setting("store", lambda: "", str, "where images are: a directory or s3://BUCKET/PREFIX?endpoint=URL (default: the "
+            "pool's directory)"),
+    Setting("store_credentials", lambda: "", str, "file with the credentials of an object store (default: AWS_* "
+            "variables); read by node daemons only"),
+    Setting("keep_images", lambda: 3, int, "newest images of each session that stay when a new one is taken; 0: all"),
     Setting("timeout", lambda: 30.0, parse_seconds, "how long a command waits for the pool"),
+    Setting("spares", lambda: 1, parse_count, "workers that stand ready for each device of a node"),
     Setting("log_level", lambda: "info", str, "debug, info, warning or error"),
 )
 

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rgpu.checkpoint import places
 from rgpu.cli import common
 from rgpu.cli.pool import daemon_state, pool_files, wait_ready
 from rgpu.cli.settings import parse_size
@@ -24,15 +26,20 @@ from rgpu.session.errors import AlreadyExists, PoolUnavailable
 @click.option("--device-memory", metavar="SIZE", default="8GiB", show_default=True,
               help="Device memory that a cpu device offers.")
 @common.module_cache_option
+@common.store_options
 @click.option("--lease", "lease", default=5.0, show_default=True, help="Seconds after which a silent node is dead.")
 @click.option("--detach", is_flag=True, help="Leave the pool running and return.")
 @common.pool_option
 @common.output_option
 @common.verb
-def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cache_size: str, lease: float,
-            detach: bool, pool: str | None, output: str) -> None:
+def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cache_size: str,
+            store: str | None, store_credentials: str | None, keep_images: str | None, lease: float, detach: bool,
+            pool: str | None, output: str) -> None:
     """Start a local pool; without --detach it runs until Ctrl-C."""
     files = pool_files(common.settings(pool=pool))
+    places.parse(store or ".")  # a wrong address is said here, not in a daemon's log
+    more = [part for name, value in (("--store", store), ("--store-credentials", store_credentials),
+                                     ("--keep-images", keep_images)) if value for part in (name, str(value))]
     module_cache_size = str(parse_size(module_cache_size))
     hosts = [_host(i) for i in range(nodes)]
     running = [h for h in hosts if daemon_state(files, h)["running"]]
@@ -44,7 +51,7 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cac
     processes = {}
     for index, host in enumerate(hosts):
         device = devices[index % len(devices)] if devices else "cpu"
-        processes[host] = start_daemon(files.root, host, device, device_memory, lease, module_cache_size)
+        processes[host] = start_daemon(files.root, host, device, device_memory, lease, module_cache_size, more)
     try:
         states = [wait_ready(files, host, process) for host, process in processes.items()]
     except BaseException:
@@ -56,15 +63,16 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cac
 
 
 def start_daemon(root: Path, host: str, device: str, device_memory: str, lease: float,
-                 module_cache_size: str = common.MODULE_CACHE_SIZE) -> subprocess.Popen[bytes]:
+                 module_cache_size: str = common.MODULE_CACHE_SIZE, more: Sequence[str] = (),
+                 ) -> subprocess.Popen[bytes]:
     """One node daemon in a session of its own; its log is in the node's directory."""
     folder = root / "nodes" / host
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(folder / "server.log", "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", str(root), "--host", host, "--device", device,
-             "--device-memory", device_memory, "--lease", str(lease),
-             "--module-cache-size", module_cache_size],
+             "--device-memory", device_memory, "--lease", str(lease), "--registry", "embedded",
+             "--module-cache-size", module_cache_size, *more],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 

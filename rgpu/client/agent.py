@@ -28,10 +28,11 @@ from rgpu.client.desk import Desk
 from rgpu.client.journal import Journal, Policy, prepare_directory
 from rgpu.client.local import Hello, LocalPeer, NewSegment, Observe, listen
 from rgpu.client.observe import Observer
+from rgpu.client.recorder import Recorder
 from rgpu.client.shipper import Identity, Shipper
 from rgpu.link import versions
 from rgpu.link.keys import Endpoint, KeyPair
-from rgpu.session.errors import Corrupt, PoolUnavailable, Refused, RgpuError, TimedOut, VersionMismatch
+from rgpu.session.errors import Corrupt, PoolUnavailable, Refused, RgpuError, StoreError, TimedOut, VersionMismatch
 from rgpu.session.facts import SessionFacts
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,10 @@ class Options:
     journal_dir: Path | None = None
     on_full: str = "block"
     extra: dict[str, Any] = field(default_factory=dict)
+    record: Path | None = None  #: folder for recordings of the sessions
+    checkpoint_every: float = 0.0  #: seconds after which the journal is worth an image; 0: any time
+    max_replay: float = 0.0  #: seconds that the replay of a recovery may be predicted to take; 0: any time
+    divergence: str = "warn"  #: when a replay answers otherwise: ``warn`` or ``stop``
 
 
 class Agent:
@@ -199,7 +204,8 @@ class Agent:
         ring = AnswerRing(page, *hello.ring) if hello.ring else None
         identity = Identity(name, peer.pid, hello.executable, self._client)
         shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy), self.desk, owner, grant,
-                          lambda: self._code_of(peer.pid), ring, lambda usage: self.observer.counts(name, usage))
+                          lambda: self._code_of(peer.pid), ring, lambda usage: self.observer.counts(name, usage),
+                          self._recorder(name))
         for segment in early:
             shipper.journal.offer(segment)
         self.observer.began(name, peer.pid, facts, str(reply.get("driver_release") or ""))
@@ -211,6 +217,16 @@ class Agent:
         peer.send_welcome(facts.encode(), page.fd)
         log.info("session created", session=name, owner=owner.host, epoch=owner.epoch, pid=peer.pid)
         return shipper
+
+    def _recorder(self, session: str) -> Recorder | None:
+        """Raises :class:`StoreError` when the recording cannot begin: a user who asked for one wants it whole."""
+        if self.options.record is None:
+            return None
+        try:
+            return Recorder(self.options.record, session)
+        except OSError as error:
+            self.desk.quietly("session.end", {"session": session, "reason": str(error), "exit_code": None}, 5.0)
+            raise StoreError(f"the session cannot be recorded: {error}") from error
 
     def _check_versions(self, session: str, reply: dict[str, Any]) -> None:
         """A node that knows nothing of versions made the session: it is given back. Raises :class:`VersionMismatch`."""
@@ -231,7 +247,9 @@ class Agent:
         directory = None
         if recover and self.options.journal_dir is not None:
             directory = prepare_directory(self.options.journal_dir / name.replace("/", "~"))
-        return Policy(recover, self.options.journal_limit, directory, self.options.on_full)
+        options = self.options
+        return Policy(recover, options.journal_limit, directory, options.on_full, options.checkpoint_every,
+                      options.max_replay, options.divergence)
 
     def _code_of(self, pid: int) -> int | None:
         """The exit code of the process the launcher started; others' are not known."""

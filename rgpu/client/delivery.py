@@ -10,6 +10,7 @@ it: a difference is *divergence*, and is reported
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -105,9 +106,12 @@ class PassingAnswer:
 class Deliveries:
     """The ledger of one session; see the module docstring."""
 
-    def __init__(self, compare: bool = True) -> None:
-        """``compare``: keep digests. Without recovery no call is ever replayed that was answered."""
-        self.compare = compare
+    def __init__(self, compare: bool = True, told: Callable[[int, bytes], None] = lambda seq, digest: None) -> None:
+        """``compare``: keep digests. Without recovery no call is ever replayed that was answered.
+
+        ``told``: hears the digest of each answer when the program is given it.
+        """
+        self.compare, self._told = compare, told
         self._pending: dict[int, int] = {}  #: seq → call id, of calls not answered yet
         self._answered: dict[int, int] = {}  #: seq → call id, of those that may be answered again
         self._book = DeliveredAnswers()
@@ -128,6 +132,7 @@ class Deliveries:
         self._answered[seq] = self._pending.pop(seq)
         if digest is not None:
             self._book.note(seq, digest)
+            self._told(seq, digest)
         self.highest = max(self.highest, seq)
 
     def judge(self, answer: AnswerMessage) -> Verdict:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rgpu.client.keeping import Rules
 from rgpu.client.local import NewSegment
 from rgpu.client.module_ship import Contents
 from rgpu.client.segments import InlineRun, Run, Walker
@@ -24,7 +25,7 @@ from rgpu.session.record import HEADER, HEADER_SIZE, MAGIC
 _HEADER_BLOCK = 64 * 1024
 #: Shares of the limit. The shim itself stops publishing at the limit, so the agent must act before.
 SPILL_BYTES = 16 * 1024 * 1024  #: of records in one file, about
-SPILL_AT, CHECKPOINT_AT, FULL_AT = 0.5, 0.75, 0.875
+SPILL_AT = 0.5  #: and :mod:`rgpu.client.keeping` says what follows beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,14 @@ class Policy:
     limit: int = 1 << 30
     directory: Path | None = None
     on_full: str = "block"
+    max_age: float = 0.0  #: seconds; 0: any
+    max_replay: float = 0.0  #: seconds; 0: any
+    divergence: str = "warn"  #: ``warn`` or ``stop``
+
+    @property
+    def rules(self) -> Rules:
+        """What :func:`rgpu.client.keeping.decide` goes by."""
+        return Rules(self.limit, self.recover, self.on_full, self.max_age, self.max_replay, self.directory is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,23 +291,6 @@ class Journal:
                 self._runs[position] = filed
             offset += run.size
         file.settle()
-
-    def block_reason(self) -> str:
-        """Why the program should stop publishing; empty when it need not."""
-        if self.memory_bytes < self.policy.limit * FULL_AT:
-            return ""
-        if not self.policy.recover or not self.protected:
-            return "the server has not taken the calls yet"
-        if self.spill_error:
-            return f"the journal is full and cannot be spilled: {self.spill_error}"
-        if self.policy.directory is None:
-            return "the journal is full and has no directory to spill to (--journal-dir)"
-        return "the journal is being spilled"
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        """Should an image be taken, so that the journal can be cut?"""
-        return self.policy.recover and self.protected and self.kept_bytes > self.policy.limit * CHECKPOINT_AT
 
     def unprotect(self) -> None:
         """Give recovery up: from now on what the worker applied is dropped (policy ``unprotected``)."""

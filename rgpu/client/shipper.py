@@ -31,6 +31,7 @@ from rgpu.client.desk import Desk, Grant
 from rgpu.client.journal import Cursor, Journal
 from rgpu.client.module_ship import ModuleShip
 from rgpu.client.observe import Usage
+from rgpu.client.recorder import Recorder
 from rgpu.client.returns import Returns
 from rgpu.client.upkeep import Upkeep
 from rgpu.link.module_refs import NEED, PRESENT
@@ -72,13 +73,15 @@ class Shipper:
     def __init__(self, identity: Identity, peer: local.LocalPeer, page: AgentPage, eventfd: int,
                  journal: Journal, desk: Desk, owner: at.Owner, grant: Grant,
                  exit_code: Callable[[], int | None] = lambda: None, ring: AnswerRing | None = None,
-                 counts: Callable[[Usage], None] = lambda usage: None) -> None:
-        """``counts``: told of the page where the shim keeps the bytes it uses."""
+                 counts: Callable[[Usage], None] = lambda usage: None, recorder: Recorder | None = None) -> None:
+        """``counts``: told of the page where the shim keeps the bytes it uses. ``recorder``: `rgpu run --record`."""
         self.identity = identity
         self.peer, self.page, self.journal, self.desk = peer, page, journal, desk
         self.grant = grant
         self.attachment = at.Attachment()
-        self.deliveries = Deliveries(journal.policy.recover)
+        self.recorder = recorder
+        self.deliveries = Deliveries(journal.policy.recover) if recorder is None else \
+            Deliveries(True, recorder.answered)
         self.returns = Returns(identity.session, peer, ring, self.deliveries)
         self.awaited = 0
         self.acknowledged = 0  #: every call ≤ it was applied by the owner
@@ -266,6 +269,8 @@ class Shipper:
         for seq, call, flags in calls:
             if sent(seq, call, flags):
                 self.awaited += 1
+        if calls and self.recorder is not None:
+            self.recorder.take(self.journal)
         if self.journal.news_closed:
             self.journal.news_closed = False
             self.journal.applied(self.acknowledged, self.cursor)
@@ -331,6 +336,8 @@ class Shipper:
             return
         if kind == dl.ANSWER:
             self.returns.answer(body)
+            if self.deliveries.divergences:
+                self._diverged()
         elif kind == dl.WATERMARK:
             self.returns.watermark(body)
         elif kind == dl.PONG:
@@ -344,6 +351,15 @@ class Shipper:
             self._notice(link, dl.decode_map(body))
         else:
             raise Corrupt(f"a message of type {kind} from the worker", type=kind, reason="type")
+
+    def _diverged(self) -> None:
+        """A replay answered otherwise than the program was told; what follows is the user's choice."""
+        if self.journal.policy.divergence != "stop" or self.over:
+            return
+        what = self.deliveries.divergences[0].what
+        self._lost, self.over = True, f"the recovered session diverged: {what} (--divergence stop); its journal is kept"
+        self.desk.submit(self.desk.quietly, "session.end", {"session": self.identity.session, "reason": self.over,
+                                                            "exit_code": None}, 5.0)
 
     def _applied(self, position: int) -> None:
         if position > self.acknowledged and position <= self.journal.last_seq:
@@ -362,6 +378,7 @@ class Shipper:
             if not isinstance(position, int) or position < 0:
                 raise Corrupt(f"a cut notice with position {position!r}", reason="notice")
             self.journal.cut(position, self.cursor)
+            self.upkeep.covered(position)
             self.deliveries.forget(position)
             self.release()
         elif kind in ("moved", "fenced", "ended"):
@@ -494,6 +511,8 @@ class Shipper:
                 self._say_bye(link, reason, code)
         self._feed_quietly_shutdown()
         self.journal.close(keep_files=self._lost)
+        if self.recorder is not None:
+            self.recorder.close()
         if not self._lost:
             self.desk.quietly("session.end", {"session": self.identity.session, "reason": reason,
                                               "exit_code": code}, 5.0)

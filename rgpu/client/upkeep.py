@@ -11,18 +11,19 @@ from rgpu.client import local
 from rgpu.client.data_link import STATS
 from rgpu.client.desk import Grant
 from rgpu.client.journal import SpillJob
+from rgpu.client.keeping import ApplyRate, Exposure, Facts, decide, full_reason
 from rgpu.client.spill import SpillFile, write_segment
-from rgpu.session.errors import LinkError
+from rgpu.session.errors import LinkError, RgpuError
 
 if TYPE_CHECKING:
     from rgpu.client.shipper import Shipper
 
 log = structlog.get_logger(__name__)
 
+_STATES = {Exposure.RUNNING: local.RUNNING, Exposure.BLOCK: local.BLOCK, Exposure.UNPROTECTED: local.UNPROTECTED}
+_EXPOSURES = {state: exposure.value for exposure, state in _STATES.items()}
 RENEW_BEFORE = 1800.0  #: seconds before a ticket expires
 RENEW_RETRY = 30.0
-FULL_SECONDS = 1.0  #: a journal that is full for less is not worth a word
-CHECKPOINT_INTERVAL = 10.0  #: between two requests for one
 CHECKPOINT_TIMEOUT = 300.0
 
 
@@ -32,18 +33,29 @@ class Upkeep:
     def __init__(self, shipper: Shipper) -> None:
         self._shipper = shipper
         self._state = (local.RUNNING, "")
+        self._kept_reason = ""  #: for `ps`
         self._last_stats: dict[str, Any] = {}
         self._full_since = 0.0  #: monotonic; 0: the journal is not full
         self._renewing = self._checkpointing = False
-        self._next_renewal = self._next_checkpoint = 0.0
+        self._next_renewal = 0.0
+        self._requested = float("-inf")  #: when an image was asked for last
+        self._store_error = ""  #: why none came of it
+        self._covered = 0  #: every call ≤ it stands in a durable image
+        self._covered_at = time.monotonic()
+        self._rate = ApplyRate()
 
     def run(self, now: float) -> None:
         self._shipper.release()
         self.spill()
+        self._rate.sample(self._shipper.acknowledged, now)
         self.tell_state()
         self._send_statistics()
         self._renew(now)
-        self._ask_for_checkpoint(now)
+
+    def covered(self, position: int) -> None:
+        """An image that counts holds every call up to ``position``."""
+        if position > self._covered:
+            self._covered, self._covered_at, self._store_error = position, time.monotonic(), ""
 
     # -- the journal's limit ----------------------------------------------------------
     def spill(self) -> None:
@@ -62,45 +74,60 @@ class Upkeep:
         self.spill()
         self.tell_state()
 
+    def facts(self, now: float) -> Facts:
+        """How the journal stands, for :func:`rgpu.client.keeping.decide`."""
+        journal = self._shipper.journal
+        calls = max(0, journal.last_seq - self._covered)
+        if not calls:
+            self._covered_at = now  # nothing is exposed
+        full = now - (self._full_since or now)
+        return Facts(journal.memory_bytes, journal.kept_bytes, calls, journal.protected, full,
+                     now - self._covered_at, self._rate.predict(calls), journal.spill_error, self._store_error,
+                     now - self._requested, self._checkpointing, self._shipper.link is not None)
+
     def tell_state(self) -> None:
-        """Tell the shim when it shall stop publishing, and when it may go on."""
-        shipper = self._shipper
+        """Tell the shim when it shall stop publishing, and when it may go on; ask for an image when one is due."""
+        shipper, now = self._shipper, time.monotonic()
         journal = shipper.journal
-        reason = journal.block_reason()
-        if not reason:
+        rules = journal.policy.rules
+        facts = self.facts(now)
+        if not full_reason(rules, facts):
             self._full_since = 0.0
         elif not self._full_since:
-            self._full_since = time.monotonic()
-        if time.monotonic() - self._full_since < FULL_SECONDS:
-            reason = ""  # ordinary back-pressure: nothing to tell
-        if reason and journal.policy.recover and journal.protected and journal.policy.on_full == "unprotected":
+            self._full_since = now
+        decision = decide(rules, facts)
+        if decision.checkpoint:
+            self._ask_for_checkpoint(now, decision.why)
+        if decision.exposure is Exposure.UNPROTECTED and journal.protected:
             journal.unprotect()
             journal.applied(shipper.acknowledged, shipper.cursor)
             shipper.release()
-            reason = ""
-        if not reason and journal.policy.recover and not journal.protected:
-            state = (local.UNPROTECTED, "the journal was full: the session can be moved, but not recovered")
-        else:
-            state = (local.BLOCK if reason else local.RUNNING, reason)
+        self._kept_reason = decision.reason
+        state = _STATES[decision.exposure], decision.reason
+        if state[0] == local.RUNNING:
+            state = local.RUNNING, ""
         if state != self._state:
             self._state = state
             shipper.peer.state(*state)
 
-    def _ask_for_checkpoint(self, now: float) -> None:
-        if self._shipper.journal.wants_checkpoint and not self._checkpointing and now >= self._next_checkpoint \
-                and self._shipper.link is not None:
-            self._checkpointing, self._next_checkpoint = True, now + CHECKPOINT_INTERVAL
-            self._shipper.desk.submit(self._checkpoint)
+    def _ask_for_checkpoint(self, now: float, why: str) -> None:
+        self._checkpointing, self._requested = True, now
+        self._shipper.desk.submit(self._checkpoint, why)
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, why: str) -> None:
         session = self._shipper.identity.session
-        log.info("the journal reached its limit: asking for a checkpoint", session=session)
-        self._shipper.desk.quietly("session.checkpoint", {"session": session, "reason": "journal limit"},
-                                   CHECKPOINT_TIMEOUT)
-        self._shipper.post(self._checkpointed)
+        log.info("asking for a checkpoint", session=session, reason=why)
+        error = ""
+        try:
+            self._shipper.desk.call("session.checkpoint", {"session": session, "reason": why}, CHECKPOINT_TIMEOUT)
+        except RgpuError as failure:
+            error = failure.message
+            log.warning("no image was written", session=session, error=failure.code, reason=error)
+        self._shipper.post(self._checkpointed, error)
 
-    def _checkpointed(self) -> None:
-        self._checkpointing = False
+    def _checkpointed(self, error: str) -> None:
+        self._checkpointing, self._store_error = False, error
+        self.tell_state()
 
     # -- tickets ------------------------------------------------------------------------
     def _renew(self, now: float) -> None:
@@ -119,7 +146,9 @@ class Upkeep:
         shipper, journal = self._shipper, self._shipper.journal
         return {"calls": journal.last_seq, "awaited_calls": shipper.awaited, "bytes": journal.total_bytes,
                 "pid": shipper.identity.pid, "command": shipper.identity.command, "journal_bytes": journal.kept_bytes,
-                "blocked_reason": self._state[1], "divergences": len(shipper.deliveries.divergences),
+                "blocked_reason": self._kept_reason, "exposure": _EXPOSURES[self._state[0]],
+                "divergences": len(shipper.deliveries.divergences),
+                "divergence": shipper.deliveries.divergences[0].what if shipper.deliveries.divergences else "",
                 "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics()}
 
     def tell_anew(self) -> None:

@@ -115,6 +115,8 @@ class ControlServer:
         self._context = zmq.asyncio.Context()  # its own: the ZAP endpoint is one for each context
         self._commands = CommandLog()
         self.address = ""  #: where it listens, once started
+        #: Told of each request that was answered: (verb, ok or the error's code); for figures.
+        self.observe: Callable[[str, str], None] = lambda verb, outcome: None
 
     def register(self, verb: str, handler: Handler) -> None:
         """Handler for a verb of the table. Raises :class:`ValueError` for an unknown verb."""
@@ -190,7 +192,10 @@ class ControlServer:
         try:
             result = await self._answer(peer, public, message)
             reply = encode({"id": message.id, "ok": True, "result": result})
+            self.observe(message.verb, "ok")
         except RgpuError as error:
+            if message.verb in VERBS:  # anything else is a name that a peer made up
+                self.observe(message.verb, error.code)
             reply = encode({"id": message.id, "ok": False, **_plain(error.as_dict())})
         except asyncio.CancelledError:
             raise

@@ -88,7 +88,7 @@ class SealedConnection:
                 self._frame = memoryview(bytearray(needed))
             end = 0
             for message in messages:
-                end += self.sealer.seal_whole(message, self._frame[end:])
+                end += self.sealer.seal_run(message, self._frame[end:])
             try:
                 self.sock.sendall(self._frame[:end])
             except OSError as error:

@@ -1,8 +1,9 @@
 """Keys and where a pool keeps them.
 
 Every link end has a CURVE key pair (Curve25519, Z85 text of 40 characters)
-with a *role*: ``user`` (runs and looks after sessions), ``node`` (a GPU host)
-or ``operator`` (changes the pool). Secret keys are JSON files of mode 0600 in
+with a *role*: ``user`` (runs and looks after sessions), ``node`` (a GPU host),
+``operator`` (changes the pool), or ``invited`` (may join, once:
+:mod:`rgpu.link.invitations`). Secret keys are JSON files of mode 0600 in
 directories of mode 0700; one that others may read is refused, because a key
 that was readable must be taken for known.
 
@@ -34,7 +35,7 @@ import zmq.utils.z85
 
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, NotFound, UsageError
 
-ROLES = ("user", "node", "operator")
+ROLES = ("user", "node", "operator", "invited")
 SECRET_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _LIMIT = 64 * 1024  #: longest file read here, bytes
@@ -139,6 +140,8 @@ class AuthorizedKeys:
         self.directory = directory
         self._known: dict[str, PublicKey] = {}
         self._stamp: tuple[int, int] | None = None
+        #: Let in besides: public key → who it is; a node puts here what stands in the pool's registry.
+        self.on_record: dict[str, PublicKey] = {}
 
     def add(self, key: PublicKey) -> None:
         """Raises :class:`AlreadyExists` when the name stands for another key."""
@@ -162,11 +165,15 @@ class AuthorizedKeys:
     def find(self, public: str) -> PublicKey | None:
         """The entry of a key in Z85, or None."""
         self._refresh()
-        return self._known.get(public)
+        return self._known.get(public) or self.on_record.get(public)
 
     def all(self) -> list[PublicKey]:
         self._refresh()
         return sorted(self._known.values(), key=lambda key: key.name)
+
+    def everybody(self) -> list[PublicKey]:
+        """Those in the folder and those on record, by name."""
+        return sorted({**self.on_record, **{key.public: key for key in self.all()}}.values(), key=lambda key: key.name)
 
     def _refresh(self) -> None:
         try:
@@ -201,6 +208,7 @@ class PoolDescription(msgspec.Struct):
     id: str
     endpoints: list[Endpoint] = []
     version: int = 1
+    registry: str = ""  #: where it is; empty: embedded, in the pool's directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +270,10 @@ class PoolFiles:
     def write_description(self, description: PoolDescription) -> None:
         write_file(self.description_path, msgspec.json.format(msgspec.json.encode(description)) + b"\n",
                    mode=0o600, replace=True)
+
+    def registry_address(self) -> str:
+        """``KIND:PLACE`` of the pool's registry. Raises :class:`NotFound`, :class:`Corrupt`."""
+        return self.read_description().registry or f"embedded:{self.root / 'registry.db'}"
 
     def secret(self) -> bytes:
         """The pool secret. Raises :class:`NotFound`, :class:`AuthenticationFailed`, :class:`Corrupt`."""

@@ -59,11 +59,14 @@ class Sealer:
         self.seal_into(kind, parts, memoryview(frame))
         return frame
 
-    def seal_whole(self, message: Any, frame: memoryview) -> int:
-        """The same as :meth:`seal_into` for a message that stands in one run already, its type in front."""
-        end = len(message) + OVERHEAD
+    def seal_run(self, message: Any, frame: memoryview) -> int:
+        """The same for a message that stands in one run, its type in front, into the beginning of ``frame``; its length.
+
+        Without the interpreter's lock.
+        """
         if len(message) > MESSAGE_LIMIT or self._counter >= _COUNTER_LIMIT:
             raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
+        end = OVERHEAD + len(message)
         _LENGTH.pack_into(frame, 0, len(message) + TAG)
         self._cipher.encrypt_into(_NONCE.pack(0, self._counter), message, self._aad, frame[_LENGTH.size:end])
         self._counter += 1

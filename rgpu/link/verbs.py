@@ -16,6 +16,7 @@ from rgpu.session.errors import AuthenticationFailed, NotFound
 USER = frozenset({"user", "operator"})
 OPERATOR = frozenset({"operator"})
 NODE = frozenset({"node"})
+INVITED = frozenset({"invited"})
 EVERYBODY = frozenset({"user", "operator", "node"})
 
 
@@ -39,9 +40,22 @@ class Verb:
 ANY, LEADER, NAMED = Answers.ANY, Answers.LEADER, Answers.NAMED
 
 TABLE: tuple[Verb, ...] = (
-    Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, versions, endpoints}: is the node there?"),
+    Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, versions, time, endpoints}: is the node there?"),
     Verb("pool.stop", OPERATOR, ANY, True, "{} → {}: end this node and its workers."),
-    Verb("pool.status", EVERYBODY, ANY, True, "{} → leader, registry, counts."),
+    Verb("pool.status", EVERYBODY, ANY, True,
+         "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
+         "count}, moves: {session: how far}, away: hosts that something was decided about and that are not there}"),
+    Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on."),
+    Verb("pool.history", USER, ANY, True,
+         "{session or host, limit} → {events: [{revision, kind, when, session, host, decision, reason, epoch, owner, "
+         "leader}], revision}"),
+    Verb("pool.events", USER, ANY, True,
+         "{since, wait} → {events, revision}: what was decided after revision `since`; waits up to `wait` s for some."),
+    Verb("pool.join", INVITED, LEADER, True,
+         "{host, public} → {pool, secret, registry, cluster, endpoints}: a host joins by its invitation."),
+    Verb("keys.invite", OPERATOR, LEADER, False, "{name, public, host, seconds} → {name, expires, pool}"),
+    Verb("keys.list", USER, ANY, True, "{} → {keys: [{name, role, public}]}: whom that node lets in."),
+    Verb("keys.revoke", OPERATOR, LEADER, True, "{name}: no node lets that key in any more."),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options, versions} → {session, owner, "
          "address, ticket, secret, expires, epoch, facts, driver_release, versions, endpoints}"),
@@ -63,9 +77,23 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.move_abort", USER, LEADER, True, "{session, move}"),
     Verb("session.checkpoint", USER | NODE, LEADER, False, "{session} → {image, position, pages, bytes}"),
     Verb("session.restore", USER, LEADER, False, "{image, name, host} → {session, owner, epoch}"),
+    Verb("image.ls", USER, ANY, True, "{session} → {images: […], store}: a user's own, an operator's: all."),
+    Verb("image.show", USER, ANY, True, "{image} → what it holds, without its pages"),
+    Verb("image.verify", USER, ANY, True, "{image} → {pages, chunks, packs}: every byte was read and is right."),
+    Verb("image.rm", USER, ANY, True, "{image} → {freed}; refused for one that the registry names."),
+    Verb("image.gc", USER, ANY, True, "{keep_last, max_age, ended, grace, dry_run} → {images, packs, freed, …}"),
+    Verb("image.state", USER, ANY, True, "{image, offset} → {data, size, facts}: a piece of its encoded state."),
+    Verb("image.pages", USER, ANY, True, "{image, region, start, count} → {pages: […]}"),
+    Verb("image.import", USER, NAMED, False, "{id, offset, data} → {size}; {id, end, name} → {image, pages, bytes}"),
     Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […]}"),
     Verb("node.info", EVERYBODY, NAMED, True, "{} → devices, sessions, workers"),
-    Verb("node.cordon", OPERATOR, LEADER, True, "{host, state}: take no new sessions, or take them again."),
+    Verb("node.cordon", OPERATOR, LEADER, True,
+         "{host, state: ready | cordoned | draining, reason} → {host, state, reason}: take sessions, none, or give "
+         "them all away."),
+    Verb("node.drain_status", USER, LEADER, True,
+         "{host} → {host, state, reason, alive, drained, sessions: [{session, state, epoch, to, move, blocked, "
+         "waits}]}"),
+    Verb("node.remove", OPERATOR, LEADER, True, "{host}: forget an empty host that is gone, with its key."),
     Verb("node.command", NODE, NAMED, False, "{verb, args}: passed on between nodes, with leader revision and epoch."),
     Verb("worker.start", NODE, NAMED, False, "{session, epoch, quota, device, image, recover} → {position}"),
     Verb("worker.describe", NODE, NAMED, True, "{session} → what the worker reports"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rgpu.migrate.desk import Desk
 from rgpu.migrate.nodes import ASK_SECONDS
 from rgpu.migrate.ownership import FROM, Held, Node
@@ -12,7 +14,10 @@ from rgpu.session.errors import NotFound, Refused, RgpuError
 class MoveCheck:
     """After :meth:`run`: ``held``, ``node``, ``device`` and ``reason`` are what the move begins with."""
 
-    def __init__(self, desk: Desk, name: str, host: str, device: str | None = None) -> None:
+    def __init__(self, desk: Desk, name: str, host: str, device: str | None = None, *, forecast: bool = False) -> None:
+        """``forecast``: have the source say what the move would cost."""
+        self.forecast = forecast
+        self.found: dict[str, Any] = {}  #: what the source says of the session
         self.desk = desk
         self.name = name
         self.host = host
@@ -60,10 +65,14 @@ class MoveCheck:
         if await self.desk.node(record.owner) is None:
             raise Refused(f"{record.owner}, which has {self.name}, is not in the pool at the moment")
         try:
-            seen = await self.desk.tell(str(record.owner), "worker.describe", {"session": self.name},
-                                        epoch=record.epoch, timeout=ASK_SECONDS)
+            seen = await self.desk.tell(str(record.owner), "worker.describe",
+                                        {"session": self.name, "forecast": self.forecast}, epoch=record.epoch,
+                                        timeout=ASK_SECONDS * (6 if self.forecast else 1))
         except RgpuError as error:
             raise Refused(f"the worker of {self.name} on {record.owner} does not answer: {error.message}") from error
+        self.found = seen
         pins = [str(pin) for pin in seen.get("pins") or []]
+        if seen.get("error"):
+            raise Refused(f"{self.name} has failed: {seen.get('error_detail') or seen['error']}", session=self.name)
         if pins:
             raise Refused(f"{self.name} cannot move: {'; '.join(pins)}", session=self.name, pins=pins)

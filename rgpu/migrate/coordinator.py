@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -18,6 +19,9 @@ import structlog
 from rgpu.migrate import ownership
 from rgpu.migrate.checks import MoveCheck
 from rgpu.migrate.desk import Clock, Desk, SystemClock
+from rgpu.migrate.draining import Draining
+from rgpu.migrate.hosts import Hosts
+from rgpu.migrate.members import Members
 from rgpu.migrate.mover import Mover
 from rgpu.migrate.nodes import IMAGE_SECONDS, START_SECONDS, NodeCommands, Progress
 from rgpu.migrate.ownership import Held, Leader
@@ -25,22 +29,24 @@ from rgpu.migrate.placement import Request, place
 from rgpu.migrate.records import (
     HISTORY,
     LEADER,
+    HostRecord,
     ImageName,
-    NodeRecord,
+    PoolRecord,
     Program,
     SessionRecord,
     check_session_name,
     image_name,
-    node_key,
     session_key,
 )
 from rgpu.migrate.recovery import Recovery
 from rgpu.migrate.registry.base import Delete, Registry, created
 from rgpu.migrate.watching import Watching
+from rgpu.migrate.wishes import Wishes
 from rgpu.session.errors import (
     AlreadyExists,
     Conflict,
     Fenced,
+    MoveFailed,
     NotFound,
     Refused,
     RgpuError,
@@ -52,6 +58,7 @@ log = structlog.get_logger(__name__)
 CREATE_TRIES = 3
 AGENT_GRACE = 600.0  #: seconds of silence of a client's host (OWNERSHIP 9)
 UNREACHABLE_SECONDS = 10.0  #: of an owner that its agent does not reach (OWNERSHIP 7)
+MOVES_PER_NODE = 4  #: at a time, from it and to it
 KEEP_HISTORY = 2000
 KEEP_ENDED = 500
 
@@ -60,12 +67,18 @@ class Coordinator:
     """See the module docstring. ``node_ttl``: how long a new leader waits for nodes that it does not find."""
 
     def __init__(self, registry: Registry, commands: NodeCommands, leader: Leader, clock: Clock | None = None,
-                 *, node_ttl: float = 5.0, agent_grace: float = AGENT_GRACE) -> None:
-        self.desk = Desk(registry, commands, leader, clock or SystemClock())
+                 *, node_ttl: float = 5.0, agent_grace: float = AGENT_GRACE,
+                 observe: Callable[[str, dict[str, Any]], None] = lambda what, values: None) -> None:
+        self.desk = Desk(registry, commands, leader, clock or SystemClock(), observe)
         self.recovery = Recovery(self.desk)
         self.agent_grace = agent_grace
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._lane: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOVES_PER_NODE))
         self._movers: dict[str, Mover] = {}
+        self.hosts = Hosts(self.desk)
+        self.members = Members(self.hosts)
+        self.draining = Draining(self)
+        self._progress: dict[str, dict[str, Any]] = {}
         self._watching = Watching(self, node_ttl)
 
     async def run(self) -> None:
@@ -108,7 +121,11 @@ class Coordinator:
                 return again
             failed: list[str] = []
             for _ in range(CREATE_TRIES):
-                held = await self._place_new(name, quota, agent, who, recover, host, device, failed)
+                try:
+                    held = await self._place_new(name, quota, agent, who, recover, host, device, failed)
+                except Refused as error:
+                    await self.desk.note("refuse", error.message, session=name)
+                    raise
                 running = await self._start_new(held, failed)
                 if running is not None:
                     return running.record
@@ -122,7 +139,8 @@ class Coordinator:
         if (record.agent, record.program.pid, record.program.host) != (agent, program.pid, program.host):
             return None
         if record.state == "starting":
-            found = await self.recovery.returned(name) or await self.recovery.run(name, "its start was interrupted")
+            found = await self.recovery.returned(name) or await self.recovery.run(
+                name, "its start was interrupted", asked=True)
             return found.record if found else None
         return record
 
@@ -166,19 +184,64 @@ class Coordinator:
             return None
 
     # -- move -------------------------------------------------------------------
-    async def migrate(self, name: str, host: str, *, max_downtime: float = 10.0, device: str | None = None,
+    async def migrate(self, name: str, host: str, *, wishes: Wishes | None = None, device: str | None = None,
                       on_progress: Progress | None = None) -> dict[str, Any]:
         """Move a session while it runs; the statistics of ``rgpu migrate -o json``.
 
-        Raises :class:`NotFound`, :class:`Refused` before anything was changed, :class:`MoveFailed`
+        A replay that does not work out is followed by a move of its own that copies. Raises
+        :class:`NotFound`, :class:`Refused` before anything was changed, :class:`MoveFailed`
         when the move was aborted (detail: the statistics), :class:`Fenced`.
         """
         if name in self._movers:
             raise Refused(f"{name} is being moved already ({self._movers[name].role.state})", session=name)
-        async with self.session_lock(name):
-            check = MoveCheck(self.desk, name, host, device)
-            return await self.drive(Mover(self.desk, name, check=check, max_downtime=max_downtime,
-                                          on_progress=on_progress))
+        wishes = wishes or Wishes()
+        async with self.session_lock(name), self._lanes(str((await self.desk.held(name)).record.owner), host):
+            try:
+                return await self._move(name, host, device, wishes, on_progress)
+            except Refused as error:
+                await self.desk.note("refuse_move", f"not to {host}: {error.message}", session=name)
+                raise
+
+    async def _move(self, name: str, host: str, device: str | None, wishes: Wishes,
+                    on_progress: Progress | None) -> dict[str, Any]:
+        def mover_for(wishes: Wishes) -> Mover:
+            return Mover(self.desk, name, check=MoveCheck(self.desk, name, host, device), wishes=wishes,
+                         on_progress=lambda values: self._progressed(name, values, on_progress))
+
+        mover = mover_for(wishes)
+        try:
+            return await self.drive(mover)
+        except MoveFailed as failed:
+            if not mover.replay_failed:
+                raise
+            log.warning("the replay did not work out: copying", session=name, move=mover.move, reason=failed.message)
+            return {**await self.drive(mover_for(replace(wishes, mode="copy"))), "fell_back": failed.message}
+
+    def _progressed(self, name: str, values: dict[str, Any], tell: Progress | None) -> None:
+        self._progress[name] = values
+        if tell is not None:
+            tell(values)
+
+    @asynccontextmanager
+    async def _lanes(self, *hosts: str) -> AsyncIterator[None]:
+        """At most :data:`MOVES_PER_NODE` moves from and to a node at a time; others wait. (In order: no deadlock.)"""
+        async with AsyncExitStack() as held:
+            for host in sorted(set(hosts)):
+                await held.enter_async_context(self._lane[host])
+            yield
+
+    async def plan_move(self, name: str, host: str, *, wishes: Wishes | None = None,
+                        device: str | None = None) -> dict[str, Any]:
+        """``rgpu migrate --dry-run``: every check that needs no change, and what the move would cost.
+
+        Raises as :meth:`migrate` would before anything was changed.
+        """
+        check = MoveCheck(self.desk, name, host, device, forecast=True)
+        await check.run()
+        record = check.held.record
+        return {"session": name, "from": record.owner, "to": host, "device": check.device, "reason": check.reason,
+                "epoch": record.epoch, "wishes": (wishes or Wishes()).as_dict(),
+                "forecast": dict(check.found.get("forecast") or {})}
 
     async def drive(self, mover: Mover) -> dict[str, Any]:
         """Run a mover; the caller holds the session's lock."""
@@ -187,6 +250,17 @@ class Coordinator:
             return await mover.run()
         finally:
             del self._movers[mover.name]
+            self.desk.observe("move", mover.statistics())
+            self._progress.pop(mover.name, None)
+
+    def moves(self) -> dict[str, dict[str, Any]]:
+        """session: {state, from, to, phase, round, pages_sent, bytes_sent …} of the moves that this leader drives."""
+        found = {}
+        for name, mover in self._movers.items():
+            sides = mover.statistics()
+            found[name] = {"state": mover.role.state, "from": sides["from"], "to": sides["to"],
+                           **self._progress.get(name, {})}
+        return found
 
     def cancel_moves(self, host: str, reason: str) -> None:
         """Abort, if they are not ready, the moves from and to a host that went away."""
@@ -207,17 +281,21 @@ class Coordinator:
         record = (await self.desk.held(name)).record
         mover = self._movers.get(name)
         move = record.move
-        return {"session": name, "role": mover.role.state if mover else None, "move": None if move is None else {
+        return {"session": name, "role": mover.role.state if mover else None,
+                "progress": mover.progress if mover else {}, "move": None if move is None else {
             "id": move.id, "from": move.source, "to": move.destination, "state": move.state, "reason": move.reason}}
 
     async def unreachable(self, name: str, *, epoch: int, reached: str | None = None,
                           seconds: float = UNREACHABLE_SECONDS) -> SessionRecord:
         """An agent that cannot reach its owner asks for one that it can (OWNERSHIP 7); the record after it.
 
-        The session is moved there; recovered there if its owner does not answer us either.
+        The session is moved there; recovered there if its owner does not answer us either. Automation: not while
+        that is paused.
         """
         record = (await self.desk.held(name)).record
         if record.epoch != epoch or record.state != "running" or seconds < UNREACHABLE_SECONDS:
+            return record
+        if await self.desk.paused() is not None:
             return record
         why = f"its agent does not reach {record.owner} since {seconds:.0f} s"
         target = reached
@@ -254,12 +332,12 @@ class Coordinator:
                                       timeout=IMAGE_SECONDS, tries=2)
         image = ImageName(name=str(result["image"]), position=int(result["position"]), epoch=epoch, created=now,
                           bytes=int(result.get("bytes", 0)))
-        await self.desk.change(name, lambda held: ownership.publish_image(
+        published = await self.desk.change(name, lambda held: ownership.publish_image(
             held, owner=owner, epoch=epoch, image=image, leader=self.desk.leader, now=self.desk.clock.wall(),
             reason=f"image {image.name} at position {image.position}"))
         await self.desk.suggest(owner, "session.notice", {
             "session": name, "epoch": epoch, "kind": "cut",
-            "values": {"epoch": epoch, "position": image.position, "image": image.name}}, epoch=epoch)
+            "values": {"epoch": epoch, "position": published.record.journal_from, "image": image.name}}, epoch=epoch)
         return {"session": name, "image": image.name, "position": image.position, "epoch": epoch,
                 "pages": int(result.get("pages", 0)), "bytes": image.bytes}
 
@@ -279,13 +357,13 @@ class Coordinator:
                 if position is None:
                     raise NotFound(f"the registry names no image {image} of {name}", image=image)
                 chosen = ImageName(name=image, position=position, epoch=record.epoch)
-            if record.image is not None and chosen.position < record.image.position:
+            if chosen.position < record.journal_from:
                 raise Refused(f"image {image} stands at position {chosen.position}, and the journal before "
-                              f"{record.image.position} was cut: a live program cannot be rolled back", image=image)
+                              f"{record.journal_from} was cut: a live program cannot be rolled back", image=image)
             if not record.recover:
                 raise Refused(f"{name} runs with --recover off: no journal is kept that could follow an image")
             place(await self.desk.snapshot(), Request(name, record.quota, record.needs, host=host))
-            held = await self.recovery.run(name, f"restored from {image}", host=host, image=chosen)
+            held = await self.recovery.run(name, f"restored from {image}", host=host, image=chosen, asked=True)
             if held is None:
                 reason = (await self.desk.held(name)).record.reason
                 raise Refused(f"{name} was not restored: {reason}", session=name)
@@ -317,8 +395,11 @@ class Coordinator:
         return held
 
     async def agent_silent(self, name: str, seconds: float) -> SessionRecord:
-        """A client host is silent: past its grace the session is checkpointed, parked, ended (OWNERSHIP 9)."""
-        if seconds < self.agent_grace:
+        """A client host is silent: past its grace the session is checkpointed, parked, ended (OWNERSHIP 9).
+
+        Automation: not while that is paused.
+        """
+        if seconds < self.agent_grace or await self.desk.paused() is not None:
             return (await self.desk.held(name)).record
         async with self.session_lock(name):
             held = await self.desk.held(name)
@@ -342,11 +423,17 @@ class Coordinator:
             mover.cancel(f"the worker on {host} has gone: {reason}")
         await self._watching.worker_died(name, host, epoch, position, reason)
 
-    async def cordon(self, host: str, state: str, reason: str = "") -> NodeRecord:
+    async def cordon(self, host: str, state: str, reason: str = "") -> HostRecord:
         """``ready``, ``cordoned`` or ``draining``. Raises :class:`NotFound`, :class:`UsageError`."""
-        if state not in ("ready", "cordoned", "draining"):
-            raise UsageError(f"a node cannot be made {state!r}: ready, cordoned or draining")
-        return await self._watching.set_state(node_key(host), state, reason)
+        return await self.hosts.set_state(host, state, reason)
+
+    async def pause(self, paused: bool, reason: str = "") -> PoolRecord:
+        """Stop automation, or let it go on: what waited is then looked at with the next tick."""
+        record = await self.hosts.set_paused(paused, reason)
+        if not paused:
+            self._watching.look_again()
+            self.draining.blocked.clear()
+        return record
 
     async def leads(self) -> bool:
         """Whether the election still names this leader."""
@@ -356,7 +443,8 @@ class Coordinator:
         return found is not None and found[1].revision == self.desk.leader.revision
 
     async def prune(self) -> None:
-        """Forget the oldest history and the records of long ended sessions."""
+        """Forget the oldest history, the records of long ended sessions, and invitations that have expired."""
+        await self.members.prune()
         registry, fence = self.desk.registry, created(LEADER, self.desk.leader.revision)
         stories = sorted((await registry.list(HISTORY)).entries, key=lambda entry: entry.mod_revision)
         ended = sorted((h for h in await self.desk.sessions() if h.record.state == "ended"), key=lambda h: h.revision)

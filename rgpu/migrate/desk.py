@@ -15,9 +15,36 @@ import structlog
 from rgpu.migrate.nodes import NodeCommands, Progress
 from rgpu.migrate.ownership import Decision, Held, Leader, Node, describe
 from rgpu.migrate.placement import Snapshot
-from rgpu.migrate.records import LEADER, NODES, SESSIONS, NodeRecord, SessionRecord, decode, node_key, session_key
-from rgpu.migrate.registry.base import Entry, Registry, txn_certain
-from rgpu.session.errors import Conflict, Corrupt, Fenced, LinkError, NotFound, RgpuError, TimedOut
+from rgpu.migrate.records import (
+    LEADER,
+    MAX_TEXT,
+    NODES,
+    OF_HOST,
+    OF_POOL,
+    POOL,
+    SESSIONS,
+    HistoryRecord,
+    NodeRecord,
+    PoolRecord,
+    SessionRecord,
+    decode,
+    encode,
+    node_key,
+    note_key,
+    session_key,
+)
+from rgpu.migrate.registry.base import Entry, Put, Registry, absent, created, txn_certain
+from rgpu.session.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    LinkError,
+    NotFound,
+    PoolUnavailable,
+    RgpuError,
+    TimedOut,
+    UnknownOutcome,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +77,8 @@ class Desk:
     commands: NodeCommands
     leader: Leader
     clock: Clock = field(default_factory=SystemClock)
+    #: Told of each decision and each move that ended: (``decision`` or ``move``, values); for figures.
+    observe: Callable[[str, dict[str, Any]], None] = lambda what, values: None
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(1)
@@ -100,6 +129,14 @@ class Desk:
     async def snapshot(self) -> Snapshot:
         return Snapshot(tuple(await self.nodes()), tuple(held.record for held in await self.sessions()))
 
+    async def paused(self) -> str | None:
+        """Why automation begins nothing now; None while it may."""
+        entry = await self.registry.get(POOL)
+        if entry is None:
+            return None
+        record = decode(entry.value, PoolRecord, POOL)
+        return f"automation is paused ({record.reason}); `rgpu pool resume`" if record.paused else None
+
     # -- deciding ---------------------------------------------------------------
     async def apply(self, decision: Decision) -> Held:
         """Make a decision true.
@@ -110,6 +147,7 @@ class Desk:
         result = await txn_certain(self.registry, decision.compares, decision.operations)
         if result.succeeded:
             log.info("decided", **describe(decision))
+            self.observe("decision", describe(decision))
             return Held(decision.record, result.revision)
         elected = result.entries.get(LEADER)
         if LEADER in result.entries and (elected is None or elected.create_revision != self.leader.revision):
@@ -125,6 +163,23 @@ class Desk:
             except Conflict:
                 continue
         raise Conflict(f"the record of {name} changes too fast")
+
+    async def note(self, decision: str, reason: str, *, session: str = "", host: str = "") -> None:
+        """Write into the history what changes no record: a refusal, a loss. Raises :class:`Fenced`."""
+        log.info("decided", decision=decision, session=session, host=host, reason=reason)
+        self.observe("decision", {"decision": decision})
+        subject = session or (OF_HOST + host if host else OF_POOL)
+        story = HistoryRecord(when=self.clock.wall(), session=session, host=host, decision=decision,
+                              reason=reason[:MAX_TEXT], leader=self.leader.revision)
+        try:
+            key = note_key(subject, await self.registry.revision())
+            result = await txn_certain(self.registry, [created(LEADER, self.leader.revision), absent(key)],
+                                       [Put(key, encode(story))])
+        except (PoolUnavailable, UnknownOutcome) as error:
+            log.warning("the history lacks a decision", decision=decision, reason=error.message)
+            return
+        if not result.succeeded:
+            raise Fenced(f"{self.leader.host} leads no more: {decision} is not its to write down")
 
     # -- commanding -------------------------------------------------------------
     async def tell(self, host: str, verb: str, args: dict[str, Any], *, epoch: int, timeout: float, tries: int = 1,

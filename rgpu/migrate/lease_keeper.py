@@ -2,8 +2,8 @@
 
 A process and not a thread: a thread waits for the interpreter lock, which a
 coordinator that decodes a large record, or a compiler, holds for as long as it
-likes. The keeper imports nothing but the standard library and the registry's
-file; it renews at a third of what a lease leaves after its margin.
+likes. The keeper imports nothing but the standard library and its registry's
+client; it renews at a third of what a lease leaves after its margin.
 
 The parent and the keeper share one page (a memfd), which workers map read-only:
 
@@ -173,12 +173,16 @@ class Keeper:
 
 
 def open_client(registry: str) -> LeaseClient:
-    """``embedded:PATH``. Raises :class:`ValueError` for a registry that this keeper does not know."""
+    """``embedded:PATH`` or ``etcd://…``. Raises :class:`ValueError` for a registry that this keeper does not know."""
     kind, _, place = registry.partition(":")
     if kind == "embedded":
         from rgpu.migrate.registry.store import Store
 
         return Store(Path(place), lock_seconds=1.0)
+    if kind == "etcd":
+        from rgpu.migrate.registry.etcd import EtcdLeases
+
+        return EtcdLeases(registry)
     raise ValueError(f"unknown registry {registry!r}")
 
 

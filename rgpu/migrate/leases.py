@@ -38,7 +38,7 @@ class KeptLease:
 
 
 class LeaseKeeper:
-    """One keeper process for this daemon. ``registry``: as ``embedded:PATH``; ``patience``: see the keeper."""
+    """One keeper process for this daemon. ``registry``: its address; ``patience``: see the keeper."""
 
     def __init__(self, registry: str, patience: float = 10.0) -> None:
         self.page = DeadlinePage.create()

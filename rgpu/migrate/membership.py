@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable
 
 import structlog
 
 from rgpu.migrate.leases import NODE_SLOT, KeptLease, LeaseKeeper
-from rgpu.migrate.records import NodeRecord, decode, encode, node_key
-from rgpu.migrate.registry.base import Delete, Put, Registry, absent, txn_certain, unchanged
+from rgpu.migrate.records import (
+    OF_HOST,
+    HistoryRecord,
+    HostRecord,
+    NodeRecord,
+    decode,
+    encode,
+    host_key,
+    node_key,
+    note_key,
+)
+from rgpu.migrate.registry.base import Delete, Put, Registry, absent, created, txn_certain, unchanged
 from rgpu.migrate.registry.clock import boot_time_ns
 from rgpu.session.errors import AlreadyExists, Conflict, NotFound, RgpuError
 
@@ -71,6 +82,7 @@ class Membership:
             lease, self.kept = self.kept.lease, None
             self._keeper.drop(NODE_SLOT)
             try:
+                await self._say_goodbye()
                 await self.registry.lease_revoke(lease)
             except RgpuError as error:
                 log.warning("the node's lease runs out by itself", reason=error.message)
@@ -104,11 +116,42 @@ class Membership:
                 await self.registry.txn([unchanged(key, entry.mod_revision)], [Delete(key)])
         asked = boot_time_ns()
         lease = await self.registry.lease_grant(self.ttl)
-        result = await txn_certain(self.registry, [absent(key)], [Put(key, encode(self.record), lease)])
-        if not result.succeeded:
-            raise AlreadyExists(f"another node called {self.record.host} registered at the same moment")
+        while not await self._put_record(key, lease):
+            pass
         self.kept = self._keeper.keep(NODE_SLOT, lease, self.ttl, asked)
         log.info("node registered", host=self.record.host, incarnation=self.record.incarnation, ttl=self.ttl)
+
+    async def _put_record(self, key: str, lease: int) -> bool:
+        """Make the record, in the state that operators decided for this host; False when they decided meanwhile.
+
+        Raises :class:`AlreadyExists`.
+        """
+        host = self.record.host
+        decided = await self.registry.get(host_key(host))
+        if decided is not None:
+            wanted = decode(decided.value, HostRecord, decided.key)
+            self.record = self.record.replace(state=wanted.state, reason=wanted.reason)
+        story = HistoryRecord(when=time.time(), host=host, decision="join", reason=(
+            f"{host} is in the pool with {len(self.record.devices)} devices, {self.record.state}"))
+        result = await txn_certain(
+            self.registry, [absent(key), unchanged(host_key(host), decided.mod_revision if decided else 0)],
+            [Put(key, encode(self.record), lease), Put(await self._note_key(), encode(story))])
+        if not result.succeeded and result.entries.get(key) is not None:
+            raise AlreadyExists(f"another node called {host} registered at the same moment")
+        return result.succeeded
+
+    async def _note_key(self) -> str:
+        return note_key(OF_HOST + self.record.host, await self.registry.revision())
+
+    async def _say_goodbye(self) -> None:
+        """The record goes with a word, so that nobody takes the node for lost."""
+        key = node_key(self.record.host)
+        entry = await self.registry.get(key)
+        if entry is not None and decode(entry.value, NodeRecord, key).incarnation == self.record.incarnation:
+            story = HistoryRecord(when=time.time(), host=self.record.host, decision="leave",
+                                  reason=f"the daemon of {self.record.host} was stopped")
+            await self.registry.txn([created(key, entry.create_revision)],
+                                    [Delete(key), Put(await self._note_key(), encode(story))])
 
     async def _wait_for_old(self, key: str, revision: int) -> None:
         """An earlier incarnation's lease must run out; one that is renewed belongs to a living node.

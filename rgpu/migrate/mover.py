@@ -20,6 +20,7 @@ from rgpu.migrate.machine import Command, Event
 from rgpu.migrate.nodes import ASK_SECONDS, MOVE_SECONDS, START_SECONDS, Progress
 from rgpu.migrate.ownership import Decision, Held
 from rgpu.migrate.roles import COORDINATOR, ENDS, CoordinatorRole
+from rgpu.migrate.wishes import Wishes
 from rgpu.session.errors import (
     Conflict,
     Fenced,
@@ -35,21 +36,22 @@ log = structlog.get_logger(__name__)
 
 READ_AGAIN_SECONDS = 0.2
 SETTLE_TRIES = 3
-STATISTICS = ("rounds", "pages_total", "pages_sent", "bytes_sent")
+STATISTICS = ("rounds", "pages_total", "pages_sent", "bytes_sent", "mismatches")
 
 
 class Mover:
     """A move of one session. Make one for each; :meth:`run` it once."""
 
     def __init__(self, desk: Desk, name: str, *, check: MoveCheck | None = None, move: str = "",
-                 max_downtime: float = 10.0, on_progress: Progress | None = None) -> None:
+                 wishes: Wishes | None = None, on_progress: Progress | None = None) -> None:
         """``check``: of a move that begins; without it ``move`` is an unfinished one to be finished or undone."""
         self.desk = desk
         self.name = name
         self.role = CoordinatorRole()
         self.move = move or f"move-{desk.new_id()}"
         self.check = check
-        self._max_downtime = max_downtime
+        self.wishes = wishes or Wishes()
+        self.progress: dict[str, Any] = {}  #: what the source said last
         self._on_progress = on_progress
         self._cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._error: RgpuError | None = None
@@ -128,11 +130,16 @@ class Mover:
         return await self._command(self._destination, "move.receive", args, "received", START_SECONDS)
 
     async def _command_send(self, command: Command) -> Event:
-        args = {"session": self.name, "move": self.move, "max_downtime": self._max_downtime,
+        args = {"session": self.name, "move": self.move, "wishes": self.wishes.as_dict(),
                 "host": self._destination, **{key: self._receiver.get(key) for key in ("address", "ticket", "secret")}}
         event = await self._command(self._source, "move.send", args, "offered", MOVE_SECONDS)
         self._offered_at = self.desk.clock.monotonic()
         return event
+
+    @property
+    def replay_failed(self) -> bool:
+        """The move ended because its replay did not work out; copying may."""
+        return self.role.state == "aborted" and self._error is not None and bool(self._error.detail.get("replay"))
 
     async def _write_ready(self, command: Command) -> Event:
         return await self._write(lambda held: ownership.move_ready(
@@ -266,6 +273,7 @@ class Mover:
         return Event(done)
 
     def _progress(self, values: dict[str, Any]) -> None:
+        self.progress = values
         if self._on_progress is not None:
             self._on_progress({"session": self.name, "move": self.move, **values})
 
@@ -293,7 +301,9 @@ class Mover:
             "session": self.name, "move": self.move, "outcome": self.role.state,
             "reason": self._why or self.role.reason,
             "from": self._source, "to": self._destination, "epoch": self._epoch + committed,
-            "downtime_ms": round(downtime, 3),
+            "mode": str(found.get("mode") or self.wishes.mode), "why": str(found.get("why") or ""),
+            "expected": dict(found.get("expected") or {}),
+            "downtime_ms": round(downtime, 3), "brownout_ms": round(float(found.get("brownout_ms", 0.0)), 3),
             "total_ms": round((self.desk.clock.monotonic() - self._began) * 1000, 3),
             **{key: int(found.get(key, 0)) for key in STATISTICS}, "verified": bool(found.get("verified", False)),
         }

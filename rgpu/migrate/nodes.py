@@ -9,11 +9,13 @@ verb             args                                      result
 ===============  ========================================  =====================================================
 worker.start     session, epoch, quota, device, image      position, worker_pid
                  (name or None), recover
-worker.describe  session                                   state, epoch, position, pins: [reason, …]
+worker.describe  session, forecast                         state, epoch, position, pins: [reason, …], move: progress,
+                                                           forecast: what a move would cost
 move.receive     session, move, epoch (the one it would    address, ticket, secret
                  get), quota, device, source
 move.send        session, move, address, ticket, secret,   rounds, pages_total, pages_sent, bytes_sent, verified,
-                 max_downtime, host                        position, pause_ms (from the pause to this answer)
+                 host, wishes (``wishes.py``)              position, mode, why, expected, mismatches, brownout_ms,
+                                                           pause_ms (from the pause to this answer, and the cut's)
 move.settle      session, move                             done: what ``settle.py`` said
 session.image    session, image                            image, position, pages, bytes
 session.notice   session, epoch, kind, values              (none)

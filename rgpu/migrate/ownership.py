@@ -37,6 +37,8 @@ from typing import Any
 
 from rgpu.migrate.records import (
     LEADER,
+    MAX_OLDER,
+    MAX_TEXT,
     Failure,
     HistoryRecord,
     ImageName,
@@ -71,6 +73,9 @@ FROM: dict[str, frozenset[str | None]] = {
 
 #: Losses at one position that are answered by another start (OWNERSHIP 9).
 MAX_LOSSES = 2
+#: How many images behind the newest one the agents keep their journals for: 0 cuts them at the newest
+#: image; with 1 a damaged newest image costs nothing, and journals are about twice as long.
+SPARE_IMAGES = 0
 #: Where the position of a loss is not known: a session that ran for less than this made no progress, s.
 #: (A lost node is noticed a lease's length after its end.)
 SAME_PLACE_SECONDS = 15.0
@@ -155,9 +160,9 @@ def recover(held: Held, *, epoch: int, node: Node, device: str, failure: Failure
     old = held.record
     if not old.recover:
         raise Refused(f"{old.name} runs with --recover off: nothing is kept that it could be brought back from")
-    if image is not None and old.image is not None and image.position < old.image.position:
+    if image is not None and image.position < old.journal_from:
         raise Refused(f"image {image.name} stands at position {image.position}, and the journal before "
-                      f"{old.image.position} was cut: a live program cannot be rolled back", image=image.name)
+                      f"{old.journal_from} was cut: a live program cannot be rolled back", image=image.name)
     failures = old.failures
     if failure is not None:
         failures = count_failure(old, failure)
@@ -234,7 +239,12 @@ def publish_image(held: Held, *, owner: str, epoch: int, image: ImageName, now: 
         raise Fenced(f"image {image.name} was taken at epoch {image.epoch}; this is {epoch}")
     if old.image is not None and image.position < old.image.position:
         raise Refused(f"image {image.name} stands at {image.position}, behind {old.image.name} at {old.image.position}")
-    return _decide("publish_image", held, old.replace(image=image), leader, now, reason)
+    earlier = [] if old.image is None else [old.image, *old.older]
+    older = [found for found in earlier if found.name != image.name][:MAX_OLDER]
+    # Up to the image that is SPARE_IMAGES behind; never back: what an agent was once allowed to cut is gone.
+    named = [image, *older][SPARE_IMAGES:]
+    cut = max(old.journal_from, named[0].position) if named else old.journal_from
+    return _decide("publish_image", held, old.replace(image=image, older=older, cut=cut), leader, now, reason)
 
 
 def adopt(held: Held, *, epoch: int, node: Node | NodeRecord, now: float, reason: str) -> Decision:
@@ -268,10 +278,20 @@ def end(held: Held, *, leader: Leader, now: float, reason: str) -> Decision:
 
 
 def count_failure(record: SessionRecord, new: Failure) -> list[Failure]:
-    """The losses of one place, the new one last; progress since the last one begins the count anew."""
+    """The losses of one place, the new one last; progress since the last one begins the count anew.
+
+    A loss that is on record already (a session without a place is looked at again and again) counts once.
+    """
+    if on_record(record, new):
+        return record.failures
     if record.failures and _same_place(record, new):
         return [*record.failures, new][-8:]
     return [new]
+
+
+def on_record(record: SessionRecord, failure: Failure) -> bool:
+    """Whether that epoch's loss was counted already."""
+    return bool(failure.epoch and record.failures and record.failures[-1].epoch == failure.epoch)
 
 
 def _same_place(record: SessionRecord, new: Failure) -> bool:
@@ -345,13 +365,15 @@ def _aborted(record: SessionRecord, reason: str) -> MoveRecord | None:
 
 def _decide(name: str, held: Held | None, record: SessionRecord, leader: Leader | None, now: float, reason: str,
             nodes: Sequence[Node] = ()) -> Decision:
-    record = record.replace(changed=now)
+    record = record.replace(changed=now, reason=record.reason[:MAX_TEXT])
+    if record.move is not None:
+        record = record.replace(move=record.move.replace(reason=record.move.reason[:MAX_TEXT]))
     revision = held.revision if held else 0
     compares: list[Compare] = [unchanged(session_key(record.name), revision)]
     if leader is not None:
         compares.append(created(LEADER, leader.revision))
     compares += [created(node_key(node.record.host), node.revision) for node in nodes]
-    story = HistoryRecord(when=now, session=record.name, decision=name, reason=reason[:4096], epoch=record.epoch,
+    story = HistoryRecord(when=now, session=record.name, decision=name, reason=reason[:MAX_TEXT], epoch=record.epoch,
                           owner=record.owner, leader=leader.revision if leader else 0)
     operations = (Put(session_key(record.name), encode(record)), Put(history_key(record.name, revision), encode(story)))
     return Decision(name, tuple(compares), operations, record, reason)

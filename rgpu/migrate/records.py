@@ -9,6 +9,7 @@ checked before a record is believed, errors are :class:`Corrupt`.
 from __future__ import annotations
 
 import re
+import secrets
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -19,8 +20,13 @@ from rgpu.session.errors import Corrupt, UsageError, VersionMismatch
 SCHEMA = 1
 MAX_RECORD = 256 * 1024  #: bytes of one encoded record
 MAX_DEVICES = 64
+MAX_TEXT = 4096
+MAX_OLDER = 4
 
 NODES, SESSIONS, HISTORY, LEADER = "nodes/", "sessions/", "history/", "election/leader"
+HOSTS, POOL, KEYS, INVITATIONS = "hosts/", "pool/settings", "keys/", "invitations/"
+#: Subjects of history that are no session; no session may have such a name.
+OF_HOST, OF_POOL = "@host/", "@pool"
 
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,6}){0,4}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
@@ -29,7 +35,7 @@ _MOVE = re.compile(r"[A-Za-z0-9._/-]{1,120}", re.ASCII)
 U64 = Annotated[int, Meta(ge=0)]  # msgspec has no bound above int64; the wire has no more than 64 bits
 U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Text = Annotated[str, Meta(max_length=4096)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 #: ready: takes sessions. cordoned: keeps its own. draining: is to be emptied. unhealthy: its sessions go.
@@ -134,13 +140,17 @@ class MoveRecord(Record, frozen=True, kw_only=True):
 
 
 class Failure(Record, frozen=True, kw_only=True):
-    """A loss of the session's server. ``position``: how far its calls were applied, as last known."""
+    """A loss of the session's server. ``position``: how far its calls were applied, as last known.
+
+    ``epoch``: the one that was lost; an epoch is lost once, however often somebody notices it (0: not known).
+    """
 
     host: Name
     device: Text
     position: U63 | None = None
     when: Seconds = 0.0
     reason: Text = ""
+    epoch: U63 = 0
 
 
 class Program(Record, frozen=True, kw_only=True):
@@ -165,6 +175,8 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     device: Text
     needs: Needs = Needs()
     image: ImageName | None = None
+    older: Annotated[list[ImageName], Meta(max_length=MAX_OLDER)] = []  #: images it named before, newest first
+    cut: U63 | None = None  #: the agent may have cut its journal up to here; None: to the image's position
     move: MoveRecord | None = None
     recover: bool = True
     program: Program = Program()
@@ -173,6 +185,21 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     running_since: Seconds = 0.0
     reason: Text = ""
     failures: Annotated[list[Failure], Meta(max_length=16)] = []
+
+    @property
+    def journal_from(self) -> int:
+        """The position up to which the agent may have cut its journal."""
+        if self.cut is not None:
+            return self.cut
+        return self.image.position if self.image is not None else 0
+
+    @property
+    def usable_images(self) -> list[ImageName]:
+        """Images that the kept journal can follow, newest first."""
+        if self.image is None:
+            return []
+        older = [found for found in self.older if found.name != self.image.name]
+        return [found for found in [self.image, *older] if found.position >= self.journal_from]
 
     @property
     def live(self) -> bool:
@@ -192,15 +219,60 @@ class LeaderRecord(Record, frozen=True, kw_only=True):
     incarnation: U64
 
 
+class HostRecord(Record, frozen=True, kw_only=True):
+    """``hosts/HOST``, under no lease: what an operator decided about a host outlives its daemon. Absent: ready."""
+
+    v: int = SCHEMA
+    host: Name
+    state: Literal["ready", "cordoned", "draining"] = "ready"
+    reason: Text = ""
+    changed: Seconds = 0.0
+
+
+class PoolRecord(Record, frozen=True, kw_only=True):
+    """``pool/settings``. ``paused``: the leader begins nothing that nobody asked for."""
+
+    v: int = SCHEMA
+    paused: bool = False
+    reason: Text = ""
+    changed: Seconds = 0.0
+
+
+class KeyRecord(Record, frozen=True, kw_only=True):
+    """``keys/NAME``: a public key that every node lets in. ``origin``: the folder that it was published from."""
+
+    v: int = SCHEMA
+    name: Name
+    role: Literal["user", "node", "operator"]
+    public: Annotated[str, Meta(min_length=40, max_length=40)]
+    origin: Annotated[str, Meta(max_length=64)] = ""
+
+
+class InvitationRecord(Record, frozen=True, kw_only=True):
+    """``invitations/NAME``. ``used_by``: public key of the node that joined by it; empty: nobody yet."""
+
+    v: int = SCHEMA
+    name: Name
+    public: Annotated[str, Meta(min_length=40, max_length=40)]
+    host: Annotated[str, Meta(max_length=253)] = ""
+    created: Seconds = 0.0
+    expires: Seconds
+    used_by: Text = ""
+
+
 class HistoryRecord(Record, frozen=True, kw_only=True):
-    """``history/NAME/…``: one decision and why, written in the transaction that made it true."""
+    """``history/SUBJECT/…``: one decision and why, written in the transaction that made it true.
+
+    The subject is a session (``session``), a host (``host``) or, with neither, the pool.
+    """
 
     v: int = SCHEMA
     when: Seconds
-    session: Name
+    session: Text = ""
+    host: Text = ""
     decision: Name
     reason: Text
-    epoch: U63
+    epoch: U63 = 0
     owner: Name | None = None
     leader: U63 = 0  #: leader revision of who decided; 0: the session's own node
 
@@ -246,6 +318,8 @@ def _check(record: Record) -> None:
             raise ValueError(f"an image of epoch {record.image.epoch} in a session of epoch {record.epoch}")
         if record.move is not None:
             _match(_MOVE, record.move.id, "move id")
+    elif isinstance(record, HostRecord):
+        _match(_HOST, record.host, "host name")
     elif isinstance(record, NodeRecord):
         _match(_HOST, record.host, "host name")
         names = [device.device for device in record.devices]
@@ -278,13 +352,30 @@ def node_key(host: str) -> str:
     return NODES + host
 
 
+def host_key(host: str) -> str:
+    return HOSTS + host
+
+
+def member_key(name: str) -> str:
+    return KEYS + name
+
+
+def invitation_key(name: str) -> str:
+    return INVITATIONS + name
+
+
 def session_key(name: str) -> str:
     return SESSIONS + name
 
 
-def history_key(name: str, revision: int) -> str:
+def history_key(subject: str, revision: int) -> str:
     """One key for each change of a record: ``revision`` is the mod revision that the change replaced."""
-    return f"{HISTORY}{name}/@{revision:016d}"
+    return f"{HISTORY}{subject}/@{revision:016d}"
+
+
+def note_key(subject: str, revision: int) -> str:
+    """For a decision that changes no session's record: like no other key, whoever writes at ``revision`` as well."""
+    return f"{history_key(subject, revision)}.{secrets.token_hex(4)}"
 
 
 def image_name(session: str, epoch: int, position: int, when: float) -> str:

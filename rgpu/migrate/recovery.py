@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
+from rgpu.link.faults import fault
 from rgpu.migrate import ownership
 from rgpu.migrate.desk import Desk
 from rgpu.migrate.nodes import ASK_SECONDS, IMAGE_SECONDS
-from rgpu.migrate.ownership import Held, Node, barred, count_failure, next_place
+from rgpu.migrate.ownership import Held, Node, barred, count_failure, next_place, on_record
 from rgpu.migrate.placement import Choice, Place, Request, place
-from rgpu.migrate.records import Failure, ImageName
+from rgpu.migrate.records import MAX_TEXT, Failure, ImageName
 from rgpu.session.errors import (
     Conflict,
     Corrupt,
@@ -22,7 +24,10 @@ from rgpu.session.errors import (
     RecoveryFailed,
     Refused,
     RgpuError,
+    StoreDenied,
     StoreError,
+    StoreFull,
+    StoreUnreachable,
     TimedOut,
 )
 
@@ -52,8 +57,10 @@ class Recovery:
         self.desk = desk
 
     async def run(self, name: str, why: str, failure: Failure | None = None, *, host: str | None = None,
-                  image: ImageName | None = None) -> Held | None:
+                  image: ImageName | None = None, asked: bool = False) -> Held | None:
         """The session runs again, or None: it waits for a place, or it was given up; its record says why.
+
+        ``asked``: somebody waits for it; otherwise it is automation, which an operator may have paused.
 
         Raises :class:`Fenced`, :class:`PoolUnavailable`, :class:`UnknownOutcome`.
         """
@@ -62,6 +69,8 @@ class Recovery:
             held = await self.desk.held(name)
             if not held.record.live:
                 return None
+            if attempt.failure is not None and on_record(held.record, attempt.failure):
+                attempt.failure = None
             if not held.record.recover:
                 await self._give_up(held, f"{why}; it runs with --recover off, so nothing was kept")
                 return None
@@ -69,6 +78,9 @@ class Recovery:
                 await self._give_up(held, f"lost for the third time in one place: {attempt.failure.reason}")
                 return None
             try:
+                if not asked and (pause := await self.desk.paused()) is not None:
+                    await self._wait(held, attempt, f"{why}; {pause}")
+                    return None
                 placed = await self._place(held, attempt)
             except Conflict:
                 continue  # something came between: look again
@@ -117,6 +129,7 @@ class Recovery:
                 node = await self.desk.node(choice.host)
                 if node is None:
                     raise Refused(f"{choice.host} has just left the pool")
+                fault("recovery.place")
                 held = await self.desk.apply(ownership.recover(
                     held, epoch=old.epoch, node=node, device=choice.device, failure=attempt.failure,
                     leader=self.desk.leader, now=self.desk.clock.wall(), image=attempt.image,
@@ -126,6 +139,7 @@ class Recovery:
             except (Refused, NotFound) as error:
                 await self._wait(held, attempt, f"{attempt.why}; {error.message}")
                 return None
+        fault("recovery.place.done")
         attempt.failure = None  # it is on record now
         if old.owner not in (None, choice.host):
             await self.desk.suggest(old.owner, "worker.forget", {"session": old.name, "epoch": old.epoch,
@@ -156,6 +170,7 @@ class Recovery:
         record = held.record
         args = {"session": record.name, "epoch": record.epoch, "quota": record.quota, "device": choice.device,
                 "image": record.image.name if record.image else None, "recover": record.recover}
+        fault("recovery.start")
         try:
             result = await self.desk.tell(choice.host, "worker.start", args, epoch=record.epoch, timeout=IMAGE_SECONDS,
                                           tries=2)
@@ -163,16 +178,20 @@ class Recovery:
             if await self._over(record.name, record.epoch):
                 return None
             raise error
+        except (StoreUnreachable, StoreDenied, StoreFull) as error:  # of that host's store, now: nothing is lost by it
+            log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
+            attempt.failed_hosts.add(choice.host)
         except CONTENT_ERRORS as error:
             attempt.failure = Failure(host=choice.host, device=choice.device, when=self.desk.clock.wall(),
-                                      reason=f"its start failed: {error.message}")
+                                      reason=f"its start failed: {error.message}"[:MAX_TEXT], epoch=record.epoch)
         except (LinkError, TimedOut, RgpuError) as error:
             log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
             attempt.failed_hosts.add(choice.host)
         else:
+            fault("recovery.start.done")
             return await self.desk.change(record.name, lambda h: ownership.started(
                 h, epoch=record.epoch, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
-                reason=f"{attempt.why}; on {choice.host} from position {result.get('position', 0)}"))
+                reason=f"{attempt.why}; on {choice.host} from position {result.get('position', 0)}{_warned(result)}"))
         attempt.why = f"{attempt.why}; {choice.host} could not start it"
         return None
 
@@ -197,3 +216,8 @@ class Recovery:
         await self.desk.change(held.record.name, lambda h: ownership.fail(
             h, epoch=epoch, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why))
         await self.desk.suggest(owner, "session.drop", {"session": held.record.name, "reason": why}, epoch=epoch)
+
+
+def _warned(result: dict[str, Any]) -> str:
+    """What a start had to say about images that it could not use."""
+    return "".join(f"; {text}" for text in result.get("warnings") or [])[:2000]

@@ -32,8 +32,12 @@ RECEIVE_SECONDS = 120.0  #: a destination that hears nothing for so long gives u
 
 @dataclass(frozen=True, slots=True)
 class SourceRole(Role):
-    """``idle`` runs, ``copying`` runs; ``pausing`` to ``asking`` do not; ``running`` and ``forgotten`` are ends."""
+    """``idle``, ``copying``, ``streaming`` and ``replaying`` run; ``cutting`` and ``pausing`` to ``asking`` do not.
 
+    ``running`` and ``forgotten`` are ends.
+    """
+
+    replay: bool = False  #: a cut and a replay, instead of copying to the end
     rounds: int = 0
     pages: int = 0  #: of the last round
     before: int = 0  #: of the round before it
@@ -43,10 +47,14 @@ class SourceRole(Role):
     @property
     def paused(self) -> bool:
         """No call is applied and nobody is answered."""
-        return self.state in ("pausing", "sending", "offered", "withdrawing", "asking")
+        return self.state in ("cutting", "pausing", "sending", "offered", "withdrawing", "asking")
 
 
 def _source_note(role: SourceRole, event: Event) -> dict[str, object]:
+    if event.kind == "replay":
+        return {"replay": True}
+    if event.kind == "cut_begins":
+        return {"deadline": event.now + DRAIN_SECONDS}
     if event.kind == "round_done":
         return {"rounds": role.rounds + 1, "before": role.pages, "pages": event.pages}
     if event.kind == "paused":
@@ -73,6 +81,22 @@ SOURCE: Machine[SourceRole] = Machine((
     Row("copying", "failed", "running", ("report_failed",), "the copy failed; the program never stopped"),
     Row("copying", "settle_resume", "running", (), "the move was aborted; the program never stopped"),
     Row("copying", "settle_forget", "forgotten", ("forget",), "somebody else owns the session"),
+    # By replay: a cut in one short pause, then the program runs on while the cut streams and is caught up with.
+    Row("copying", "replay", "cutting", ("pause",), "a replay gets along with a shorter stop than copying"),
+    Row("cutting", "cut_begins", "cutting", (), "calls are not applied any more; their work drains"),
+    Row("cutting", "cut", "streaming", ("resume", "send_cut"), "the cut's pages are aside, the program runs on"),
+    Row("cutting", "failed", "running", ("resume", "report_failed"), "there is no room for a cut, or it failed"),
+    Row("cutting", "tick", "running", ("resume", "report_failed"), "the work did not drain in time", "overdue"),
+    Row("cutting", "settle_resume", "running", ("resume", "report_failed"), "the move was aborted"),
+    Row("cutting", "settle_forget", "forgotten", ("forget",), "somebody else owns the session"),
+    Row("streaming", "cut_verified", "replaying", ("send_calls", "slow_down"), "the destination has the whole cut"),
+    Row("streaming", "failed", "running", ("report_failed",), "the cut was not delivered; the program never stopped"),
+    Row("streaming", "settle_resume", "running", (), "the move was aborted"),
+    Row("streaming", "settle_forget", "forgotten", ("forget",), "somebody else owns the session"),
+    Row("replaying", "caught_up", "pausing", ("full_speed", "pause"), "the replay is close behind"),
+    Row("replaying", "failed", "running", ("full_speed", "report_failed"), "the replay faulted, or fell behind"),
+    Row("replaying", "settle_resume", "running", ("full_speed",), "the move was aborted"),
+    Row("replaying", "settle_forget", "forgotten", ("forget",), "somebody else owns the session"),
     # Paused, not offered: nobody can have been told that the copy is good.
     Row("pausing", "paused", "pausing", (), "calls are not applied any more; their work drains"),
     Row("pausing", "drained", "sending", ("send_rest",), "all work is done: the last pages and the objects go"),
@@ -107,7 +131,7 @@ SOURCE: Machine[SourceRole] = Machine((
 
 @dataclass(frozen=True, slots=True)
 class DestinationRole(Role):
-    """``active`` and ``discarded`` are ends."""
+    """``active`` and ``discarded`` are ends. A cut that was verified is not a session that may serve."""
 
     deadline: float = 0.0
 
@@ -124,12 +148,25 @@ DESTINATION: Machine[DestinationRole] = Machine((
     Row("idle", "receive", "receiving", ("prepare",), "a session is to arrive"),
     Row("receiving", "page", "receiving", (), "the source sends"),
     Row("receiving", "state_arrived", "rebuilding", ("rebuild",), "all of the session is here"),
+    Row("receiving", "cut_arrived", "rebuilding_cut", ("rebuild",), "all of a cut is here"),
     Row("receiving", "failed", "discarded", ("report_failed", "discard"), "the copy failed"),
     Row("receiving", "tick", "discarded", ("discard",), "nothing was heard from the source", "silent"),
     Row("receiving", "settle_discard", "discarded", ("discard",), "the move is off"),
     Row("rebuilding", "rebuilt", "verified", ("report_verified",), "every page has the hash that the source sent"),
     Row("rebuilding", "failed", "discarded", ("report_failed", "discard"), "the session cannot be rebuilt here"),
     Row("rebuilding", "settle_discard", "discarded", ("discard",), "the move is off"),
+    Row("rebuilding_cut", "rebuilt", "replaying", ("report_cut_verified",), "every page of the cut is right"),
+    Row("rebuilding_cut", "failed", "discarded", ("report_failed", "discard"), "the session cannot be rebuilt here"),
+    Row("rebuilding_cut", "settle_discard", "discarded", ("discard",), "the move is off"),
+    Row("replaying", "calls", "replaying", (), "calls of the program since the cut are applied; no answer leaves"),
+    Row("replaying", "last_arrived", "repairing", ("compare", "want"), "the hashes of the last pause are here"),
+    Row("replaying", "failed", "discarded", ("report_failed", "discard"), "the replay failed; its context goes"),
+    Row("replaying", "tick", "discarded", ("discard",), "nothing was heard from the source", "silent"),
+    Row("replaying", "settle_discard", "discarded", ("discard",), "the move is off"),
+    Row("repairing", "rebuilt", "verified", ("report_verified",), "every page has the hash that the source sent"),
+    Row("repairing", "failed", "discarded", ("report_failed", "discard"), "what differs could not be repaired"),
+    Row("repairing", "tick", "discarded", ("discard",), "nothing was heard from the source", "silent"),
+    Row("repairing", "settle_discard", "discarded", ("discard",), "the move is off"),
     # Verified: it may be the owner already; only the record may say.
     Row("verified", "settle_activate", "active", ("activate",), "the record says committed to this node"),
     Row("verified", "settle_discard", "discarded", ("discard",), "the record says that the move is off"),

@@ -10,9 +10,9 @@ import structlog
 
 from rgpu.migrate.mover import Mover
 from rgpu.migrate.ownership import Held
-from rgpu.migrate.records import LEADER, NODES, Failure, NodeRecord, decode, encode
-from rgpu.migrate.registry.base import Change, Compacted, Entry, Put, created, txn_certain, unchanged
-from rgpu.session.errors import Conflict, Fenced, MoveFailed, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
+from rgpu.migrate.records import MAX_TEXT, NODES, Failure, NodeRecord, decode
+from rgpu.migrate.registry.base import Change, Compacted, Entry
+from rgpu.session.errors import Conflict, Fenced, MoveFailed, PoolUnavailable, RgpuError, UnknownOutcome
 
 if TYPE_CHECKING:
     from rgpu.migrate.coordinator import Coordinator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 TICK_SECONDS = 1.0
-PRUNE_TICKS = 300
+PRUNE_TICKS = 60
 #: A restarted daemon's record is deleted and made anew: so long a gap is no loss, s.
 LOSS_GRACE = 0.3
 RETRIES = 5
@@ -44,6 +44,8 @@ class Watching:
         """Until cancelled. Raises :class:`Fenced`."""
         self._fenced = asyncio.get_running_loop().create_future()
         loops = [asyncio.ensure_future(self._watch_nodes()), asyncio.ensure_future(self._ticks()), self._fenced]
+        self.spawn(self.desk.note("elect", f"{self.desk.leader.host} was elected coordinator "
+                                           f"(revision {self.desk.leader.revision})"), "note of the election")
         self.spawn(self.resume_unfinished(), "resume")
         try:
             done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +99,7 @@ class Watching:
                 self.coordinator.cancel_moves(host, f"the lease of {host} has ended")
                 self.spawn(self._look_at(host, LOSS_GRACE), f"loss of {host}")
             elif self._news(host, event.entry):
-                self._retry.clear()
+                self.look_again()
                 self.spawn(self._look_at(host, 0.0), f"change of {host}")
 
     def _news(self, host: str, entry: Entry) -> bool:
@@ -118,13 +120,15 @@ class Watching:
             await asyncio.sleep(TICK_SECONDS)
             count += 1
             try:
-                for held in await self.desk.sessions():
+                sessions = await self.desk.sessions()
+                for held in sessions:
                     name, record = held.record.name, held.record
                     waiting = record.state == "recovering" or (record.live and record.move is not None)
                     if not waiting:
                         self._retry.pop(name, None)
                     elif not self.coordinator.busy(name) and self._due(name):
                         self.spawn(self._resume(name), f"tick for {name}")
+                await self.coordinator.draining.tick(sessions)
                 if count % PRUNE_TICKS == 0:
                     await self.coordinator.prune()
             except (PoolUnavailable, UnknownOutcome) as error:
@@ -139,10 +143,16 @@ class Watching:
         self._retry[name] = (now + wait, min(2 * wait, LONGEST_RETRY))
         return True
 
+    def look_again(self) -> None:
+        """Sessions that wait are tried with the next tick, however often that was in vain."""
+        self._retry.clear()
+
     # -- a node -------------------------------------------------------------------
     async def _look_at(self, host: str, grace: float) -> None:
         """Compare what the records promise of ``host`` with what it is now."""
         await asyncio.sleep(grace)
+        if grace > 0:
+            await self.coordinator.hosts.note_loss(host)
         for held in await self.desk.sessions():
             if held.record.owner == host and held.record.live:
                 self.spawn(self._check_owner(held.record.name, grace > 0), f"check of {held.record.name}")
@@ -166,18 +176,20 @@ class Watching:
         node = await self.desk.node(host)
         now = self.desk.clock.wall()
         if node is None:
-            return Failure(host=host, device=record.device, when=now, reason=f"the lease of {host} has ended")
+            return Failure(host=host, device=record.device, when=now, epoch=record.epoch,
+                           reason=f"the lease of {host} has ended")
         if node.record.incarnation != record.incarnation:
             # A restarting daemon adopts its workers' sessions before it registers itself.
             fresh = await self.desk.held(record.name)
             if fresh.record.incarnation != node.record.incarnation and fresh.record.owner == host:
-                return Failure(host=host, device=record.device, when=now, reason=f"{host} was restarted without it")
+                return Failure(host=host, device=record.device, when=now, epoch=record.epoch,
+                               reason=f"{host} was restarted without it")
             return None
         device = node.record.device(record.device)
         if node.record.state == "unhealthy" or device is None or not device.healthy:
             why = node.record.reason or (device.reason if device else "") or "marked so"
-            return Failure(host=host, device=record.device, when=now,
-                           reason=f"{record.device} of {host} is unhealthy: {why}")
+            return Failure(host=host, device=record.device, when=now, epoch=record.epoch,
+                           reason=f"{record.device} of {host} is unhealthy: {why}"[:MAX_TEXT])
         return None
 
     async def worker_died(self, name: str, host: str, epoch: int, position: int | None, reason: str) -> None:
@@ -189,7 +201,7 @@ class Watching:
                 log.info("a worker ended that owned nothing", session=name, host=host, epoch=epoch)
                 return
             failure = Failure(host=host, device=record.device, position=position, when=self.desk.clock.wall(),
-                              reason=reason)
+                              reason=reason[:MAX_TEXT], epoch=epoch)
             await self.coordinator.recovery.run(name, f"{reason} on {host}", failure)
 
     # -- after an election -----------------------------------------------------------
@@ -237,19 +249,8 @@ class Watching:
 
     async def _resume_recovering(self, held: Held) -> None:
         """A start or recovery that nobody finished: the owner may have done it after all."""
-        name = held.record.name
+        name, record = held.record.name, held.record
         if await self.coordinator.recovery.returned(name) is None:
-            await self.coordinator.recovery.run(name, held.record.reason or "its start was interrupted")
-
-    # -- a node's state ------------------------------------------------------------------
-    async def set_state(self, key: str, state: str, reason: str) -> NodeRecord:
-        """Write a node's state into its record, keeping its lease. Raises :class:`NotFound`, :class:`Conflict`."""
-        for _ in range(RETRIES):
-            entry = await self.desk.registry.get(key)
-            if entry is None:
-                raise NotFound(f"no host is called {key[len(NODES):]!r}", host=key[len(NODES):])
-            record = decode(entry.value, NodeRecord, key).replace(state=state, reason=reason)
-            compares = [unchanged(key, entry.mod_revision), created(LEADER, self.desk.leader.revision)]
-            if (await txn_certain(self.desk.registry, compares, [Put(key, encode(record), entry.lease)])).succeeded:
-                return record
-        raise Conflict(f"the record of {key} changes too fast")
+            # Why it was lost, not why it waits: that is said anew by each attempt.
+            why = record.failures[-1].reason if record.failures else "its start was interrupted"
+            await self.coordinator.recovery.run(name, why, asked=record.state == "starting")

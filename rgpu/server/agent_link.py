@@ -15,6 +15,7 @@ import queue
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ from rgpu.server.fast_path import FastPath, Piece, Took
 from rgpu.server.module_cache import ModuleCache
 from rgpu.server.module_stream import ModuleStream
 from rgpu.server.runtime import SessionRuntime
-from rgpu.session.errors import Corrupt, Fenced, RgpuError, VersionMismatch
+from rgpu.session.errors import Corrupt, Fenced, RgpuError, TimedOut, VersionMismatch
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +66,9 @@ class AgentLink:
         self._published = 0
         self._order = threading.Lock()  #: watermarks leave in the order in which they were made
         self._whole = True  #: the next watermark names every stream
+        #: Messages read ahead, in order: (type, body, the bytes of records that it stands for). The agent's journal
+        #: bounds what there can be: it ships nothing that it does not hold.
+        self._ahead: deque[tuple[int, Any, Any]] = deque()
         self._receiver = threading.Thread(target=self._receive, name="agent-link", daemon=True)
         sender = self._send if runtime.fast is None else self._send_fast
         self._sender = threading.Thread(target=sender, name="agent-send", daemon=True)
@@ -82,20 +86,22 @@ class AgentLink:
             self._attach()
             self._sender.start()
             feed, stream = self.runtime.open_stream(), self._stream
+            self.runtime.read_ahead = self._read_ahead
             fast = self.runtime.fast
             room = None if fast is None else fast.room
             while True:
-                kind, body = self.connection.recv(room=room)
+                kind, body, data = self._ahead.popleft() if self._ahead else (*self.connection.recv(room=room), None)
                 if kind in (CALLS, CALLS_REF):
                     awaiting = 0
                     try:
-                        data = stream.take(kind, body)
+                        if data is None:
+                            data = stream.take(kind, body)
                         if data is not None:
                             awaiting = feed(data)
                     finally:
                         if fast is not None and len(body) >= BULK - 1:
                             fast.give(body)
-                    if awaiting and fast is not None and not self.connection.opener.pending:
+                    if awaiting and fast is not None and not self._ahead and not self.connection.opener.pending:
                         self._answer_here(fast)
                 elif kind == PING:
                     if not stream.waiting:  # else what it asks about was dropped; the agent asks again
@@ -117,9 +123,22 @@ class AgentLink:
             log.exception("agent link failed", session=self.runtime.session)
         finally:
             if feeding:
+                self.runtime.read_ahead = None
                 self.runtime.hand_back()
             self.close()
             self.report("detached", {"reason": reason, "link": id(self)})
+
+    def _read_ahead(self, seconds: float) -> Any:
+        """Receive a message while a call waits; the records in it, to be looked at: they are fed later."""
+        try:
+            kind, body = self.connection.recv(seconds)
+        except TimedOut:
+            return b""
+        data = self._stream.take(kind, body) if kind in (CALLS, CALLS_REF) else None
+        if data is None and kind in (CALLS, CALLS_REF):
+            return b""  # it was dropped, and comes again
+        self._ahead.append((kind, body, data))
+        return b"" if data is None else data
 
     def _check_attach(self) -> None:
         kind, body = self.connection.recv()

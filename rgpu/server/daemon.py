@@ -9,28 +9,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from rgpu import __version__
+from rgpu.checkpoint import places, retention
 from rgpu.checkpoint.device import DeviceFacts
 from rgpu.link.control import AsyncControlClient, ControlServer
 from rgpu.link.keys import Endpoint, PoolFiles
 from rgpu.link.logging import configure_logging
+from rgpu.migrate.records import SessionRecord
 from rgpu.server import driver, workers
 from rgpu.server.data_port import DataPort
+from rgpu.server.image_verbs import ImageVerbs
+from rgpu.server.images import NodeImages
 from rgpu.server.leadership import Leadership
+from rgpu.server.metrics import Metrics
 from rgpu.server.module_cache import DEFAULT_SIZE
 from rgpu.server.node import DeviceSlot, Node
 from rgpu.server.node_verbs import NodeVerbs
+from rgpu.server.operator_verbs import OperatorVerbs
 from rgpu.server.pool_verbs import PoolVerbs
+from rgpu.server.spares import Spares
 from rgpu.server.state_file import hold_name, update_endpoint, write_state
 from rgpu.session.errors import DeviceError, NotFound, PoolUnavailable, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
+
+#: What a worker says of a move under way, and who asked for it may know.
+PROGRESS = frozenset({"phase", "round", "pages_sent", "pages_total", "pages_left", "bytes_sent", "mode", "why",
+                      "expected", "behind_ms", "waiting_bytes"})
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,13 @@ class Options:
     coordinator: bool
     log_level: str
     module_cache_size: int = DEFAULT_SIZE  #: bytes of images kept on disk; 0: none
+    registry: str = ""  #: etcd://…; "": the embedded one, in the pool's directory
+    store: str = ""  #: where images are; the pool's directory if empty
+    store_credentials: Path | None = None
+    keep_images: int = 3  #: newest images of each session that stay; 0: all
+    spares: int = 0  #: workers that stand ready for each device
     advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
+    metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
 
 
 def device_slot(spec: str, host: str, cpu_memory: int) -> DeviceSlot:
@@ -84,19 +103,37 @@ class Daemon:
         self.keys = self.files.add_node(options.host)
         self._name = hold_name(self.directory, options.host)  # kept open: the lock is the proof
         slots = [device_slot(spec, options.host, options.device_memory) for spec in options.devices]
-        self.node = Node(host=self.host, directory=self.directory, store=self.files.root / "images",
+        place = places.parse(options.store or str(self.files.root / "images"))
+        self.images = NodeImages(
+            places.connect(place, places.credentials(options.store_credentials, os.environ)), self.files.secret(),
+            self._record, self._records, retention.Policy(options.keep_images or None))
+        self.node = Node(host=self.host, directory=self.directory, images=self.images,
                          pool_secret=self.files.secret(), slots={slot.spec: slot for slot in slots},
                          on_event=self.worker_event, log_level=options.log_level, deadline=self.deadline_fd,
                          module_cache_size=options.module_cache_size,
                          in_time=self.in_time, watch_move=self.watch_move)
-        self.control = ControlServer(self.keys, self.files.authorized,
+        self.spares = self.node.spares = Spares(
+            self.directory, options.spares, spawn=workers.spawn, room=self.node.free,
+            options=workers.common_options(self.directory, options.log_level, options.module_cache_size))
+        self.authorized = self.files.authorized
+        self.control = ControlServer(self.keys, self.authorized,
                                      f"tcp://{options.listen}:{options.control_port or '*'}")
+        self.metrics = Metrics(self)
+        self.control.observe = lambda verb, outcome: self.metrics.count("rgpu_requests_total", verb, outcome)
         self.leadership = Leadership(self)
         self.node_verbs = NodeVerbs(self)
+        self.operator_verbs = OperatorVerbs(self)
         self.pool_verbs = PoolVerbs(self)
+        self.image_verbs = ImageVerbs(self)
         self.stopping = asyncio.Event()
         self._peers: dict[Endpoint, AsyncControlClient] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def _record(self, session: str) -> SessionRecord:
+        return (await self.leadership.session(session)).record
+
+    async def _records(self) -> list[SessionRecord]:
+        return await self.leadership.sessions()
 
     # -- life -----------------------------------------------------------------
     async def run(self) -> None:
@@ -109,14 +146,18 @@ class Daemon:
             await self._adopt()
             await self.leadership.join()
             self.pool_verbs.register(self.control)
+            self.image_verbs.register(self.control)
             await self.control.start()
             port.start()
+            if self.options.metrics:
+                self.metrics.serve(self.options.metrics, loop)
             await self.leadership.announce(self.control.address, self.node.data_address)
             update_endpoint(self.files, Endpoint(self.control.address, self.keys.public, self.host))
             self._write_state(ready=True)
             log.info("node is ready", host=self.host, control=self.control.address, data=address(port.address),
                      devices=list(self.node.slots), version=__version__)
             self.leadership.start()
+            self.spares.start(list(self.node.slots))
             await self.stopping.wait()
             log.info("node stops", host=self.host)
         finally:
@@ -125,7 +166,7 @@ class Daemon:
     def _write_state(self, ready: bool) -> None:
         write_state(self.files, self.host, {
             "ready": ready, "control": self.control.address, "data": address(self.node.data_address),
-            "devices": list(self.node.slots)})
+            "devices": list(self.node.slots), "metrics": self.metrics.port})
 
     async def _adopt(self) -> None:
         """Take over the workers of an earlier daemon of this node; the registry decides about each later."""
@@ -141,6 +182,8 @@ class Daemon:
 
     async def _stop(self, port: DataPort) -> None:
         port.close()
+        self.spares.close()
+        await asyncio.to_thread(self.metrics.close)
         for task in list(self._tasks):
             task.cancel()
         with contextlib.suppress(RgpuError, asyncio.TimeoutError):
@@ -182,10 +225,15 @@ class Daemon:
         if event == "died":
             was = self.node.died(session, int(values["pid"]))
             if was:
+                self.metrics.count("rgpu_worker_deaths_total")
                 log.warning("a worker died", session=session, pid=values["pid"], was=was)
                 if was == "running":
                     self.report_death(session, self.node.epochs.get(session, 0), values.get("position"),
                                       f"its worker (pid {values['pid']}) on {self.host} died")
+        elif event == "progress":
+            tell = self.node.listeners.get(session)
+            if tell is not None:
+                tell({key: value for key, value in values.items() if key in PROGRESS})
         elif event == "bye":
             reason = str(values.get("reason") or "the program ended")
             self.spawn(self.pool_verbs.ask_leader("session.end", {"session": session, "reason": reason}))
@@ -229,7 +277,8 @@ class Daemon:
                       timeout: float = 30.0, on_progress: Any = None) -> dict[str, Any]:
         """Command a node (:class:`rgpu.migrate.coordinator.NodeCommands`): this one directly, others over control."""
         if host == self.host:
-            return await self.node_verbs.perform(verb, args, leader=leader, command_id=command_id)
+            return await self.node_verbs.perform(verb, args, leader=leader, command_id=command_id,
+                                                 on_progress=on_progress)
         client = self.peer(await self.endpoint_of(host))
         result = await client.call("node.command", {"verb": verb, "args": args}, timeout=timeout, leader=leader,
                                    epoch=epoch, command=command_id, on_progress=on_progress)

@@ -55,6 +55,7 @@ class Executor:
         self.bugs = 0  #: argument errors that the shim let through
         self.loaded: Callable[[bytes], None] = lambda image: None  #: told every image that was loaded
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
+        self.restored = 0  #: the position that the session was rebuilt at: work up to there is over
 
     @property
     def error(self) -> int:
@@ -307,7 +308,8 @@ class Executor:
         self.device.host_function(record.seq, args.stream, self._when_done(record))
 
     def host_function_done(self, record: Record, args: Any) -> None:
-        self.device.host_function_done(args.call)
+        if args.call > self.restored:  # else its stream was let go before the image was made (lookahead.py)
+            self.device.host_function_done(args.call)
 
 
 #: Calls that no one awaits but whose failure breaks a promise made to the program.

@@ -31,11 +31,12 @@ from rgpu.migrate.records import (
     decode,
     session_key,
 )
-from rgpu.migrate.registry.base import txn_certain
-from rgpu.migrate.registry.embedded import EmbeddedRegistry
+from rgpu.migrate.registry.base import Registry, txn_certain
+from rgpu.migrate.registry.open import open_registry
 from rgpu.migrate.settle import Holding, settle
 from rgpu.server import driver
-from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError
+from rgpu.server.keyring import Keyring
+from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
 from rgpu.session.facts import DeviceInfo
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Leadership:
         self.daemon = daemon
         self.coordinator: Coordinator | None = None
         self.incarnation = new_incarnation()
-        self.registry: EmbeddedRegistry
+        self.registry: Registry
         self.keeper: LeaseKeeper
         self.membership: Membership
         self._settling: set[tuple[str, str]] = set()  #: (session, move) that are looked at again later
@@ -62,14 +63,29 @@ class Leadership:
     # -- joining and leaving ------------------------------------------------------
     async def join(self) -> None:
         """Open the registry; take back what adopted workers say they hold."""
-        path = self.daemon.files.root / "registry.db"
-        self.registry = await EmbeddedRegistry.open(path)
+        address = self.daemon.options.registry or self.daemon.files.registry_address()
+        self.registry = await self._open(address)
         # A daemon frozen for longer than its lease is dead to the pool: the keeper must not renew for it.
-        self.keeper = LeaseKeeper(f"embedded:{path}", patience=2 * self.daemon.options.lease)
+        self.keeper = LeaseKeeper(address, patience=2 * self.daemon.options.lease)
+        self.keyring = Keyring(self.daemon.authorized, self.registry)
+        await self.keyring.start()
+        # A leader that was deposed while this daemon was down must not be obeyed (OWNERSHIP 6).
+        self.daemon.node_verbs.highest_leader = await self.leader_revision()
         for handle in self.daemon.node.running.values():
             await handle.give_deadline(self.keeper.page.fd)
         for session in list(self.daemon.node.running):
             await self._take_back(session)
+
+    async def _open(self, address: str) -> Registry:
+        """Wait for a registry that does not answer: workers of this host may be running meanwhile (OWNERSHIP 3)."""
+        while True:
+            try:
+                return await open_registry(address, seen=self.daemon.directory / "registry.json")
+            except PoolUnavailable as error:
+                if self.daemon.stopping.is_set() or address.startswith("embedded:"):
+                    raise
+                log.warning("waiting for the registry", reason=error.message)
+                await asyncio.sleep(SETTLE_AGAIN)
 
     async def announce(self, control: str, data: tuple[str, int]) -> None:
         """Register this node under its lease."""
@@ -86,6 +102,7 @@ class Leadership:
     def start(self) -> None:
         if self.daemon.options.coordinator:
             self.daemon.spawn(self.election.run())
+        self.daemon.spawn(self.keyring.run())
         self.daemon.spawn(self._refresh_devices())
 
     async def leave(self) -> None:
@@ -123,11 +140,18 @@ class Leadership:
                 await self.membership.update(devices=self._devices())
 
     async def _lead(self, leader: Leader) -> None:
-        self.coordinator = Coordinator(self.registry, self.daemon, leader, node_ttl=self.daemon.options.lease)
+        self.coordinator = Coordinator(self.registry, self.daemon, leader, node_ttl=self.daemon.options.lease,
+                                       observe=self.daemon.metrics.leader)
         try:
             await self.coordinator.run()
         finally:
             self.coordinator = None
+
+    def leading(self) -> Coordinator:
+        """The coordinator. Raises :class:`Fenced` while another node leads."""
+        if self.coordinator is None:
+            raise Fenced(f"{self.daemon.host} does not lead", reason="not leading")
+        return self.coordinator
 
     # -- reading --------------------------------------------------------------------
     async def nodes(self) -> dict[str, NodeRecord]:
@@ -224,6 +248,18 @@ class Leadership:
 
     async def _take_back(self, session: str) -> None:
         """An adopted worker: is it still ours? Then the record gets our new incarnation."""
+        while True:
+            try:
+                await self._take_back_now(session)
+                return
+            except (PoolUnavailable, UnknownOutcome) as error:  # no answer is no reason to forget a session
+                if self.daemon.stopping.is_set():
+                    raise
+                log.warning("waiting for the registry's word on an adopted worker", session=session,
+                            reason=error.message)
+                await asyncio.sleep(SETTLE_AGAIN)
+
+    async def _take_back_now(self, session: str) -> None:
         node = self.daemon.node
         try:
             held = await self.session(session)
@@ -237,6 +273,8 @@ class Leadership:
                     self._settle_later(session, held.record.move.id if held.record.move else "")
                 return
             reason = "the record changed meanwhile"
+        except (PoolUnavailable, UnknownOutcome):
+            raise
         except RgpuError as error:
             reason = error.message
         log.warning("an adopted worker is not ours any more", session=session, reason=reason)

@@ -15,11 +15,15 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.device import DeviceFacts
+from rgpu.checkpoint.store import BAD_IMAGE
 from rgpu.link import tickets
 from rgpu.link.faults import fault
 from rgpu.link.tickets import Ticket
+from rgpu.migrate.nodes import MOVE_SECONDS
 from rgpu.migrate.placement import mebibytes
 from rgpu.server import workers
+from rgpu.server.images import NodeImages
+from rgpu.server.spares import Spares
 from rgpu.server.workers import WorkerHandle
 from rgpu.session.errors import Fenced, LinkError, NotFound, PoolUnavailable, Refused, RgpuError
 
@@ -50,13 +54,20 @@ class Incoming:
     epoch: int
 
 
+@dataclass(eq=False)
+class Claim:
+    """One worker that is being made for a session. Two leaders may command it at once: one has just been replaced."""
+
+    epoch: int
+
+
 @dataclass
 class Node:
     """Workers and devices of one host."""
 
     host: str
     directory: Path
-    store: Path
+    images: NodeImages
     pool_secret: bytes
     slots: dict[str, DeviceSlot]
     on_event: Callable[[str, str, dict[str, Any]], Awaitable[None]]
@@ -64,14 +75,20 @@ class Node:
     module_cache_size: int = 0  #: bytes
     deadline: Callable[[], int] = lambda: -1  #: descriptor of the deadline page (OWNERSHIP 4)
     in_time: Callable[[], bool] = lambda: True
+    spares: Spares | None = None
     data_address: tuple[str, int] = ("127.0.0.1", 0)
     running: dict[str, WorkerHandle] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
-    images: dict[str, str] = field(default_factory=dict)  #: newest image written here, by session
+    #: the newest start of a session here: an earlier one that is still at it finds that it is over
+    claims: dict[str, Claim] = field(default_factory=dict)
+    receiving: dict[str, str] = field(default_factory=dict)  #: likewise, the newest move
+    bases: dict[str, str] = field(default_factory=dict)  #: the image that a worker here wrote or was made from
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: last views of sessions that ended here
     #: sent by a move whose outcome is not known yet: the move, empty if an earlier daemon knew it
     paused: dict[str, str] = field(default_factory=dict)
+    #: told how far a session's move is, by session
+    listeners: dict[str, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
     #: have the record looked at until it decides about a session that a move left here
     watch_move: Callable[[str, str], None] = lambda session, move: None
 
@@ -79,7 +96,7 @@ class Node:
     def free(self, spec: str) -> int:
         """Bytes of the device that no session here was promised."""
         used = sum(h.quota for h in self._handles() if h.device == spec)
-        return self.slots[spec].memory - used
+        return self.slots[spec].memory - used - (self.spares.memory(spec) if self.spares is not None else 0)
 
     def _handles(self) -> list[WorkerHandle]:
         return list(self.running.values()) + [i.handle for i in self.incoming.values()]
@@ -121,43 +138,99 @@ class Node:
     async def worker_start(self, *, session: str, epoch: int, quota: int, device: str | None = None,
                            image: str | None = None, **_: Any) -> dict[str, Any]:
         """A worker for ``session`` at ``epoch``, empty or from an image; the epoch is fenced."""
-        known = self.epochs.get(session, 0)
-        if epoch < known or (epoch == known and session in self.running):
+        known = self._known(session)
+        if epoch < known or (epoch == known and (session in self.running or session in self.claims)):
             raise Fenced(f"{self.host} has {session} at epoch {known}; {epoch} is over")
+        claim = self.claims[session] = Claim(epoch)
+        try:
+            return await self._start(session, claim, quota, device, image)
+        finally:
+            if self.claims.get(session) is claim:
+                del self.claims[session]
+
+    def _known(self, session: str) -> int:
+        """The newest epoch of the session that this node was told of."""
+        claim = self.claims.get(session)
+        return max(self.epochs.get(session, 0), claim.epoch if claim else 0)
+
+    def _check_claim(self, session: str, claim: Claim) -> None:
+        if self.claims.get(session) is not claim:
+            raise Fenced(f"{self.host} was told something newer of {session} while its worker started at epoch "
+                         f"{claim.epoch}")
+
+    async def _start(self, session: str, claim: Claim, quota: int, device: str | None,
+                     image: str | None) -> dict[str, Any]:
+        self.bases.pop(session, None)
         await self._drop(session)
+        epoch = claim.epoch
         spec = self.choose(device, quota)
+        tried = await self.images.candidates(session, image) if image else [""]
+        warnings: list[str] = []
+        for candidate in tried:
+            try:
+                self._check_claim(session, claim)
+                position = await self._begin(session, claim, spec, quota, candidate)
+                break
+            except BAD_IMAGE as error:
+                log.warning("an image is bad", session=session, image=candidate, error=error.code,
+                            reason=error.message)
+                warnings.append(f"image {candidate} is bad: {error.message}")
+                if candidate == tried[-1]:
+                    raise
+        handle = self.running[session]
+        # While it started another leader may have given the session to somebody else: it is not told to forget
+        # what it does not have yet.
+        self.watch_move(session, "")
+        log.info("session starts here", session=session, epoch=epoch, device=spec, image=candidate, position=position)
+        return {"position": position, "device": spec, "worker_pid": handle.pid, "image": candidate,
+                "warnings": warnings}
+
+    async def _begin(self, session: str, claim: Claim, spec: str, quota: int, image: str) -> int:
+        """A worker that runs the session, empty or from ``image``; returns its position."""
+        epoch = claim.epoch
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="empty",
                                      on_event=self.on_event, log_level=self.log_level,
-                                     module_cache_size=self.module_cache_size)
+                                     module_cache_size=self.module_cache_size, spares=self.spares)
+        try:
+            self._check_claim(session, claim)
+        except Fenced:
+            await self._end_handle(handle, "replaced")
+            raise
         self.running[session], self.epochs[session] = handle, epoch
         try:
             await handle.give_deadline(self.deadline())
             position = 0
             if image:
-                restored = await handle.request("restore", image=image, store=str(self.store), timeout=600)
+                with await self.images.grant(session) as grant:
+                    restored = await handle.request("restore", fds=grant.descriptors, image=image, store=grant.values,
+                                                    timeout=600)
                 position = int(restored["position"])
+                self.bases[session] = image
+            self._check_claim(session, claim)
             await handle.request("activate", epoch=epoch)
         except RgpuError:
-            await self._drop(session)
+            if self.running.get(session) is handle:
+                del self.running[session]
+            await self._end_handle(handle, "replaced")
             raise
-        # While it started another leader may have given the session to somebody else: it is not told to forget
-        # what it does not have yet.
-        self.watch_move(session, "")
-        log.info("session starts here", session=session, epoch=epoch, device=spec, image=image, position=position)
-        return {"position": position, "device": spec, "worker_pid": handle.pid}
+        return position
 
     async def move_receive(self, *, session: str, move: str, epoch: int, quota: int, device: str | None = None,
                            **_: Any) -> dict[str, Any]:
         """Be the destination: a worker that waits for pages, and the ticket to reach it with."""
-        known = self.epochs.get(session, 0)
-        if epoch <= known and session in self.running:
+        if epoch <= self._known(session) and (session in self.running or session in self.claims):
             raise Refused(f"{session} runs on {self.host} already")
         fault("daemon.receive")
+        self.receiving[session] = move
         await self._discard(session)
         spec = self.choose(device, quota)
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="incoming",
                                      on_event=self.on_event, log_level=self.log_level,
-                                     module_cache_size=self.module_cache_size)
+                                     module_cache_size=self.module_cache_size, spares=self.spares)
+        if self.receiving.get(session) != move:  # another move has begun, or the session ended
+            await self._end_handle(handle, "discarded")
+            raise Fenced(f"{self.host} was told something newer of {session} while its worker started for move {move}")
+        del self.receiving[session]
         self.incoming[session] = Incoming(move, handle, epoch)
         self.watch_move(session, move)  # who began the move may be gone before it ends
         await handle.give_deadline(self.deadline())
@@ -166,21 +239,25 @@ class Node:
                 "worker_pid": handle.pid}
 
     async def move_send(self, *, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,
-                        max_downtime: float = 10.0, **_: Any) -> dict[str, Any]:
+                        wishes: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
         """Be the source: send everything; on return the session is paused and the copy verified."""
         self.check_deadline("a move")
         fault("daemon.send")
         handle = self._owned(session)
         asked = asyncio.get_running_loop().time()
         result = await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
-                                      max_downtime=max_downtime, timeout=600)
+                                      timeout=MOVE_SECONDS, **(wishes or {}))
         self.paused[session] = move
         self.watch_move(session, move)
         return {**result, "send_ms": (asyncio.get_running_loop().time() - asked) * 1000}
 
-    async def worker_describe(self, *, session: str, **_: Any) -> dict[str, Any]:
-        """What the worker says of itself; ``pins``: what keeps the session from moving."""
-        return {"pins": [], **await self._owned(session).refresh()}
+    async def worker_describe(self, *, session: str, forecast: bool = False, **_: Any) -> dict[str, Any]:
+        """What the worker says of itself; ``pins``: what keeps the session from moving; ``forecast``: its cost."""
+        handle = self._owned(session)
+        found = {"pins": [], **await handle.refresh()}
+        if forecast:
+            found["forecast"] = await handle.request("forecast", timeout=60)
+        return found
 
     def holds(self, session: str, move: str) -> tuple[str, int, str] | None:
         """What this node has of the session: ("incoming" | "paused" | "running", epoch, move); None for nothing.
@@ -208,6 +285,7 @@ class Node:
             incoming = self.incoming[session]
             await incoming.handle.request("activate", epoch=epoch)
             del self.incoming[session]
+            self.bases.pop(session, None)  # the record knows a newer one
             old = self.running.get(session)
             self.running[session], self.epochs[session] = incoming.handle, epoch
             if old is not None:
@@ -226,9 +304,13 @@ class Node:
     async def session_checkpoint(self, *, session: str, image: str, **_: Any) -> dict[str, Any]:
         """Write an image; it counts only when the registry names it."""
         self.check_deadline("an image")
-        done = await self._owned(session).request("checkpoint", image=image, store=str(self.store),
-                                                  base=self.images.get(session, ""), timeout=600)
-        self.images[session] = image
+        handle = self._owned(session)
+        base, others, facts = await self.images.bases(session, self.bases.get(session))
+        with await self.images.grant(session) as grant:
+            done = await handle.request("checkpoint", fds=grant.descriptors, image=image, store=grant.values,
+                                        base=base, others=others, facts=facts, timeout=600)
+        self.bases[session] = image
+        self.images.written(session, image)
         return done
 
     async def logs(self, *, session: str, lines: int = 100, **_: Any) -> dict[str, Any]:
@@ -244,7 +326,7 @@ class Node:
 
     async def worker_forget(self, *, session: str, epoch: int = 0, reason: str = "", **_: Any) -> dict[str, Any]:
         """End a worker that owns nothing; one of a newer epoch is left alone."""
-        if self.epochs.get(session, 0) > epoch:
+        if self._known(session) > epoch:
             return {"ended": False}
         return await self.session_end(session=session, reason=reason or "forgotten")
 
@@ -254,6 +336,8 @@ class Node:
 
     async def session_end(self, *, session: str, reason: str = "ended", **_: Any) -> dict[str, Any]:
         """End the session's worker; an unknown session is no error (it ended before)."""
+        self.claims.pop(session, None)
+        self.receiving.pop(session, None)
         await self._discard(session)
         handle = self.running.get(session)
         if handle is not None:

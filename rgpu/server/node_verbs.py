@@ -6,13 +6,15 @@ ones; a repeated command id returns the recorded result.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from rgpu.link.control import CommandLog
-from rgpu.session.errors import Fenced, Refused
+from rgpu.migrate.nodes import Progress
+from rgpu.session.errors import Fenced, Refused, RgpuError
 
 if TYPE_CHECKING:
     from rgpu.server.daemon import Daemon
@@ -34,8 +36,25 @@ class NodeVerbs:
             "move.settle": self._settle, "session.image": node.session_checkpoint,
             "session.notice": node.session_notice, "session.drop": node.session_end, "session.logs": node.logs}
 
-    async def perform(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str) -> dict[str, Any]:
-        """Do it, once. Raises :class:`Fenced` for a leader that is over."""
+    async def perform(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str,
+                      on_progress: Progress | None = None) -> dict[str, Any]:
+        """Do it, once. ``on_progress``: told how far a move's source is. Raises :class:`Fenced` for an old leader."""
+        began, outcome = time.monotonic(), "ok"
+        session = str(args.get("session"))
+        if verb == "move.send" and on_progress is not None:
+            self.daemon.node.listeners[session] = on_progress
+        try:
+            return await self._perform(verb, args, leader, command_id)
+        except RgpuError as error:
+            outcome = error.code
+            raise
+        finally:
+            if self.daemon.node.listeners.get(session) is on_progress:
+                self.daemon.node.listeners.pop(session, None)
+            if verb in self._verbs:
+                self.daemon.metrics.command(verb, outcome, time.monotonic() - began)
+
+    async def _perform(self, verb: str, args: dict[str, Any], leader: int, command_id: str) -> dict[str, Any]:
         if verb != "session.logs" and leader < self.highest_leader:
             raise Fenced(f"{verb} by leader revision {leader}; {self.daemon.host} has seen {self.highest_leader}")
         self.highest_leader = max(leader, self.highest_leader)

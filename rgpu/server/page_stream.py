@@ -1,140 +1,86 @@
 """The state of a session, worker to worker: pages while it runs, the rest in the pause.
 
-Messages on a sealed link of purpose "pages" (types 32 to 40, bodies msgpack
+Messages on a sealed link of purpose "pages" (types 32 to 47, bodies msgpack
 unless said):
 
 =========  ==========================================================  ===============
 type       body                                                        direction
 =========  ==========================================================  ===============
-32 BEGIN   {session, move, hash_key, facts}                            source → dest
-33 LAYOUT  {regions: [[address, size, kind, owner], …]}                source → dest
-34 PAGES   records: u64 address, u32 size, u32 stored, u8 codec, data  source → dest
+32 BEGIN   {session, move, hash_key, lanes: connections that follow}   source → dest
+33 LAYOUT  {regions: [[address, size, kind, owner], …]}; answered by   source → dest
+           READY when the memory is mapped
+34 PAGES   :mod:`.page_frames`; on any lane; answered by a credit      source → dest
 35 ROUND   {round}: answered by ACK when all before it was taken       source → dest
 36 STATE   piece of the msgpack of SessionState (u8 last, bytes)       source → dest
+37 LANE    {move, number}: first on each further connection;           source → dest
+           answered by READY
 40 ACK     {round}                                                     dest → source
 41 DONE    {pages}: every page was verified                            dest → source
 42 FAILED  an error's dict                                             dest → source
+43 READY   {}                                                          dest → source
+44 CREDIT  u32: so many PAGES of this lane are verified and written    dest → source
 =========  ==========================================================  ===============
 
-Codec 0 raw, 1 lz4 block, 2 zero page (nothing stored). A page is hashed from
-the very bytes that are sent, so one that a kernel changed meanwhile is found
-dirty by the next round (DESIGN decision 6).
+A page is hashed from the very bytes that are sent, so one that a kernel changed
+meanwhile is found dirty by the next round (DESIGN decision 6). Pages travel on
+the first connection and on ``lanes`` further ones, opened with the same ticket
+(each has keys of its own): one thread fills frames of the device's ring, one
+thread for each lane seals and sends them. Within a round no page is sent twice,
+and a round ends when every credit is back, so each page's writes are in order.
+
+Here is the receiving end; the sending one is :mod:`.page_sender`.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
+import bisect
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-import lz4.block
 import msgspec
 import structlog
 
-from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Device, Region
-from rgpu.checkpoint.pages import Page, PageTable, collect_dirty
+from rgpu.checkpoint.ring import FRAME, PageRing
 from rgpu.checkpoint.state import SessionState
 from rgpu.link.frames import SealedConnection
-from rgpu.session.errors import Corrupt, LinkError, MoveFailed, from_dict
+from rgpu.server import page_frames
+from rgpu.server.page_frames import LZ4, RAW, ZERO, unpack
+from rgpu.server.page_lanes import credit
+from rgpu.server.page_messages import ACK, BEGIN, CREDIT, DONE, FAILED, LANE, LAYOUT, PAGES, READY, ROUND, STATE
+from rgpu.server.page_sender import PageSender, Statistics
+from rgpu.session.errors import Corrupt, LinkError, RgpuError
+
+__all__ = ["ACK", "BEGIN", "DONE", "FAILED", "LAYOUT", "LZ4", "PAGES", "RAW", "ROUND", "STATE", "ZERO",
+           "PageReceiver", "PageSender", "Received", "Statistics", "unpack"]
 
 log = structlog.get_logger(__name__)
 
-BEGIN, LAYOUT, PAGES, ROUND, STATE = 32, 33, 34, 35, 36
-ACK, DONE, FAILED = 40, 41, 42
-RAW, LZ4, ZERO = 0, 1, 2
-_PAGE = struct.Struct("<QIIB")
-BATCH = 32  #: pages in one frame: 2 MiB at most
-PIECE = 1 << 20
+MOST_REGIONS = 1 << 20
+LONGEST_STATE = 1 << 32  #: bytes
+LANE_WAIT = 10.0  #: seconds that a further connection waits for BEGIN
+
+T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder().decode
 
 
-@dataclass
-class Statistics:
-    """What ``rgpu migrate`` reports about the pages."""
-
-    rounds: int = 0
-    pages_total: int = 0
-    pages_sent: int = 0
-    bytes_sent: int = 0
-    last_round_pages: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+class _Begin(msgspec.Struct):
+    session: str
+    move: str
+    hash_key: bytes
+    lanes: int = 0
 
 
-class PageSender:
-    """The source's side. ``fault`` is called with the name of each step: tests break things there."""
+class _Layout(msgspec.Struct):
+    regions: list[tuple[int, int, str, int]]
 
-    def __init__(self, connection: SealedConnection, device: Device, key: bytes,
-                 fault: Callable[[str], object] = lambda point: None) -> None:
-        self.connection = connection
-        self.device = device
-        self.fault = fault
-        self.table = PageTable(key)
-        self.statistics = Statistics()
 
-    def begin(self, session: str, move: str) -> None:
-        self.connection.send(BEGIN, _encode({"session": session, "move": move, "hash_key": self.table.key}))
-
-    def round(self) -> int:
-        """Send every page that differs from what was last sent; returns how many did."""
-        regions = self.device.regions()
-        self.connection.send(LAYOUT, _encode({"regions": [[r.address, r.size, r.kind, r.owner] for r in regions]}))
-        self.statistics.pages_total = sum(pagehash.page_count(region.size) for region in regions)
-        before = self.statistics.pages_sent
-        batch: list[bytes] = []
-        for page in collect_dirty(self.device, self.table, regions):
-            batch.append(self._record(page))
-            if not self.statistics.rounds:
-                self.fault("page")
-            if len(batch) >= BATCH:
-                self._flush(batch)
-        self._flush(batch)
-        self.statistics.rounds += 1
-        self.statistics.last_round_pages = self.statistics.pages_sent - before
-        self.connection.send(ROUND, _encode({"round": self.statistics.rounds}))
-        self._expect(ACK)
-        return self.statistics.last_round_pages
-
-    def finish(self, state: SessionState) -> None:
-        """Send the rest of the session; returns once the other side verified every page.
-
-        Raises :class:`MoveFailed`, or what the destination reports.
-        """
-        self.fault("state")
-        data = memoryview(state.encode())
-        for at in range(0, max(1, len(data)), PIECE):
-            last = at + PIECE >= len(data)
-            self.connection.send(STATE, bytes([last]), data[at:at + PIECE])
-        self.fault("verify")
-        self._expect(DONE)
-
-    def _record(self, page: Page) -> bytes:
-        self.statistics.pages_sent += 1
-        if page.data is None:
-            return _PAGE.pack(page.address, page.size, 0, ZERO)
-        packed = lz4.block.compress(page.data, store_size=False)
-        if len(packed) < len(page.data) * 3 // 4:
-            return _PAGE.pack(page.address, page.size, len(packed), LZ4) + packed
-        return _PAGE.pack(page.address, page.size, page.size, RAW) + page.data
-
-    def _flush(self, batch: list[bytes]) -> None:
-        if batch:
-            data = b"".join(batch)
-            self.statistics.bytes_sent += len(data)
-            self.connection.send(PAGES, data)
-            batch.clear()
-
-    def _expect(self, wanted: int) -> None:
-        kind, body = self.connection.recv()
-        if kind == FAILED:
-            raise from_dict(_decode(body))
-        if kind != wanted:
-            raise MoveFailed(f"the destination answered with message type {kind} instead of {wanted}")
+class _Lane(msgspec.Struct):
+    move: str
+    number: int
 
 
 @dataclass
@@ -157,29 +103,57 @@ class PageReceiver:
         self.device = device
         self.received = Received()
         self._layout: list[Region] = []
+        self._starts: list[int] = []  #: of the layout, which is sorted
+        self._lock = threading.Lock()
+        self._begun = threading.Event()
+        self._lanes: dict[int, SealedConnection] = {}
+        self._most_lanes = 0
+        self._error: RgpuError | None = None
 
+    # -- the first connection ---------------------------------------------------------
     def receive(self) -> Received:
         """Take everything up to the state. Raises :class:`LinkError`, :class:`Corrupt`, :class:`DeviceError`."""
+        try:
+            return self._receive()
+        except LinkError:
+            if self._error is not None:  # a lane broke it, and says why
+                raise self._error from None
+            raise
+        finally:
+            if self.received.state is None:
+                self.close_lanes()
+
+    def _receive(self) -> Received:
         pieces: list[bytes] = []
+        size = 0
         while True:
-            kind, body = self.connection.recv()
-            if kind == BEGIN:
-                value = _decode(body)
-                self.received.session, self.received.move = value["session"], value["move"]
-                self.received.hash_key = value["hash_key"]
+            kind, body = self.connection.recv(room=_Room(self.device.page_ring(), 0))
+            if kind == PAGES:
+                self._pages(self.connection, body)
+            elif kind == BEGIN:
+                self._begin(_decode(body, _Begin))
             elif kind == LAYOUT:
-                self._apply_layout([Region(*row) for row in _decode(body)["regions"]])
-            elif kind == PAGES:
-                self._take(body)
+                self._apply_layout([Region(*row) for row in _decode(body, _Layout).regions])
+                self.connection.send(READY, _encode({}))
             elif kind == ROUND:
                 self.connection.send(ACK, bytes(body))
             elif kind == STATE:
+                size += len(body)
+                if not len(body) or size > LONGEST_STATE:
+                    raise Corrupt(f"a piece of {len(body)} bytes, {size} in all, of a state", reason="length")
                 pieces.append(bytes(body[1:]))
                 if body[0]:
                     self.received.state = SessionState.decode(b"".join(pieces))
                     return self.received
             else:
-                raise LinkError(f"unknown message type {kind} on a page link")
+                raise LinkError(f"unknown message type {kind} on a page link", reason="protocol")
+
+    def _begin(self, value: _Begin) -> None:
+        if self._begun.is_set() or len(value.hash_key) != 32 or not 0 <= value.lanes < self.device.page_ring().slots:
+            raise Corrupt("a page stream begins twice, or with an impossible key or number of lanes", reason="begin")
+        self.received.session, self.received.move = value.session, value.move
+        self.received.hash_key, self._most_lanes = value.hash_key, value.lanes
+        self._begun.set()
 
     def done(self, pages: int) -> None:
         self.connection.send(DONE, _encode({"pages": pages}))
@@ -187,47 +161,133 @@ class PageReceiver:
     def failed(self, error: dict[str, Any]) -> None:
         self.connection.send(FAILED, _encode(error))
 
+    # -- further connections ------------------------------------------------------------
+    def join(self, connection: SealedConnection) -> None:
+        """Serve a further connection to its end, in the caller's thread. What it breaks, breaks the whole stream."""
+        try:
+            number = self._admit(connection)
+        except RgpuError as error:
+            log.warning("a lane was refused", error=error.code, reason=error.message)
+            connection.close()
+            return
+        room = _Room(self.device.page_ring(), number)
+        try:
+            while True:
+                kind, body = connection.recv(room=room)
+                if kind != PAGES:
+                    raise LinkError(f"message type {kind} on a lane for pages", reason="protocol")
+                self._pages(connection, body)
+        except RgpuError as error:
+            self._lane_ended(connection, error)
+        except Exception as error:  # noqa: BLE001 - the source must hear that nothing comes of it
+            log.exception("a lane failed")
+            self._lane_ended(connection, RgpuError(f"the destination failed: {error}"))
+
+    def _admit(self, connection: SealedConnection) -> int:
+        kind, body = connection.recv(LANE_WAIT)
+        if kind != LANE:
+            raise LinkError(f"a lane begins with message type {kind}", reason="protocol")
+        wanted = _decode(body, _Lane)
+        if not self._begun.wait(LANE_WAIT) or wanted.move != self.received.move:
+            raise LinkError("a lane of another move", reason="move")
+        with self._lock:
+            if not 1 <= wanted.number <= self._most_lanes or wanted.number in self._lanes:
+                raise LinkError(f"lane {wanted.number} of {self._most_lanes}", reason="lane")
+            self._lanes[wanted.number] = connection
+        connection.send(READY, _encode({}))
+        return wanted.number
+
+    def _lane_ended(self, connection: SealedConnection, error: RgpuError) -> None:
+        """The end of the connection is how a stream ends, too: only what the state lacks then is an error."""
+        ended = isinstance(error, LinkError) and error.detail.get("reason") == "end of file"
+        if not ended:
+            with self._lock:
+                self._error = self._error or error
+            try:
+                connection.send(FAILED, _encode(error.as_dict()))
+            except RgpuError:
+                pass
+            if self.received.state is None:
+                self.connection.close()  # wakes the thread in receive(), which says why
+        connection.close()
+
+    def close_lanes(self) -> None:
+        with self._lock:
+            lanes, self._lanes = list(self._lanes.values()), {}
+        for lane in lanes:
+            lane.close()
+
+    # -- pages ----------------------------------------------------------------------------
     def _apply_layout(self, regions: list[Region]) -> None:
+        if len(regions) > MOST_REGIONS:
+            raise Corrupt(f"a layout of {len(regions)} regions", reason="length")
+        end = 0
+        for region in sorted(regions, key=lambda region: region.address):
+            if region.size <= 0 or region.address < end or region.address + region.size >= 1 << 63:
+                raise Corrupt(f"a layout with the region {region.address:#x}+{region.size:#x}", reason="region")
+            end = region.address + region.size
         wanted = {(r.address, r.size) for r in regions if r.kind == "mapped"}
         for address, size in self.received.mapped - wanted:
             self.device.unmap(address, size)
         for address, size in wanted - self.received.mapped:
             self.device.map(address, size)
         self.received.mapped = wanted
-        self._layout = regions
+        self._layout = sorted(regions, key=lambda region: region.address)
+        self._starts = [region.address for region in self._layout]
         alive = {r.address: r.size for r in regions}
         self.received.pages = {a: p for a, p in self.received.pages.items()
                                if any(b <= a < b + s for b, s in alive.items())}
 
+    def _pages(self, connection: SealedConnection, body: Any) -> None:
+        self._take(body)
+        connection.send(CREDIT, credit(1))
+
     def _take(self, body: Any) -> None:
-        at, view = 0, memoryview(body)
-        while at < len(view):
-            if at + _PAGE.size > len(view):
-                raise Corrupt(f"page record at offset {at} is cut short", offset=at, reason="truncated")
-            address, size, stored, codec = _PAGE.unpack_from(view, at)
-            at += _PAGE.size
-            if size > PAGE or stored > PAGE or at + stored > len(view):
-                raise Corrupt(f"page record at offset {at} has impossible sizes {size}, {stored}", offset=at,
-                              reason="size")
-            data = unpack(view[at:at + stored], size, codec)
-            at += stored
-            if any(start <= address and address + size <= start + length for start, length in self.received.mapped):
-                self.device.write(address, data)
-            else:
-                self.received.pages[address] = data
+        """Verify and write one message's pages. Raises :class:`Corrupt`, :class:`DeviceError`."""
+        entries, data = page_frames.parse(body)
+        now: list[tuple[int, int, Any]] = []
+        for run in page_frames.verified(entries, data, self.received.hash_key):
+            for address, size, mapped in self._pieces(run.address, run.size):
+                piece = None if run.data is None else run.data[address - run.address:address - run.address + size]
+                if mapped:
+                    now.append((address, size, piece))
+                else:
+                    self._keep(address, size, piece)
+        if now:
+            self.device.write_pages(now)
+
+    def _pieces(self, address: int, size: int) -> Iterator[tuple[int, int, bool]]:
+        """A run cut where regions end: (address, size, mapped). Raises :class:`Corrupt` outside the layout."""
+        end = address + size
+        while address < end:
+            index = bisect.bisect_right(self._starts, address) - 1
+            region = self._layout[index] if index >= 0 else None
+            if region is None or address >= region.address + region.size:
+                raise Corrupt(f"a page for {address:#x}, where the session has no region", address=address,
+                              reason="no region")
+            stop = min(end, region.address + region.size)
+            yield address, stop - address, region.kind == "mapped"
+            address = stop
+
+    def _keep(self, address: int, size: int, data: Any) -> None:
+        with self._lock:
+            for at in range(0, size, PAGE):
+                length = min(PAGE, size - at)
+                self.received.pages[address + at] = bytes(length if data is None else data[at:at + length])
 
 
-def unpack(stored: Any, size: int, codec: int) -> bytes:
-    """One page from its stored form. Raises :class:`Corrupt`."""
-    if codec == ZERO:
-        return bytes(size)
-    if codec == RAW and len(stored) == size:
-        return bytes(stored)
-    if codec == LZ4:
-        try:
-            data = lz4.block.decompress(bytes(stored), uncompressed_size=size)
-        except lz4.block.LZ4BlockError as error:
-            raise Corrupt(f"a page does not decompress: {error}", reason="lz4") from error
-        if len(data) == size:
-            return data
-    raise Corrupt(f"a page of {size} bytes has codec {codec} and {len(stored)} stored bytes", reason="codec")
+class _Room:
+    """Where messages of one lane are opened: its slot of the ring, again and again. One message at a time."""
+
+    def __init__(self, ring: PageRing, slot: int) -> None:
+        self._frame = ring.frame(slot)
+
+    def __call__(self, length: int) -> memoryview | None:
+        return self._frame[:length] if length <= FRAME else None
+
+
+def _decode(body: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupt(f"a message of a page stream cannot be read: {error}", reason="msgpack") from error

@@ -22,6 +22,7 @@ from rgpu.link.control import ControlServer, Request
 from rgpu.link.verbs import VERBS
 from rgpu.migrate import placement
 from rgpu.migrate.records import NodeRecord, SessionRecord
+from rgpu.migrate.wishes import Wishes
 from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, Refused, RgpuError, UnknownOutcome
 from rgpu.session.facts import SessionFacts
 
@@ -47,7 +48,8 @@ class PoolVerbs:
             "session.create": self._create, "session.end": self._end, "session.kill": self._end,
             "session.migrate": self._migrate, "session.move_abort": self._move_abort,
             "session.checkpoint": self._checkpoint, "session.restore": self._restore,
-            "node.cordon": self._cordon, "session.unreachable": self._unreachable, "worker.died": self._worker_died}
+            "session.unreachable": self._unreachable, "worker.died": self._worker_died,
+            **daemon.operator_verbs.for_the_leader}
 
     def register(self, control: ControlServer) -> None:
         for verb, handler in {
@@ -61,6 +63,7 @@ class PoolVerbs:
         for verb in self._leader_verbs:
             if verb != "worker.died":
                 control.register(verb, self._for_the_leader)
+        self.daemon.operator_verbs.register(control)
         control.register("node.command", self._from_a_node)
 
     # -- passing on ------------------------------------------------------------------
@@ -113,17 +116,14 @@ class PoolVerbs:
         """`node.command`: for the leader when it is one of the leader's verbs, else for this node."""
         verb, args = str(request.args.get("verb")), dict(request.args.get("args") or {})
         if verb not in self._leader_verbs:
-            return await self.daemon.node_verbs.perform(verb, args, leader=request.leader, command_id=request.command)
-        if self.daemon.leadership.coordinator is None:
-            raise Fenced(f"{self.daemon.host} does not lead", reason="not leading")
+            return await self.daemon.node_verbs.perform(verb, args, leader=request.leader, command_id=request.command,
+                                                        on_progress=self._progress(request))
+        self.daemon.leadership.leading()
         return await self._leader_verbs[verb](args, str(request.args.get("public") or ""), self._progress(request))
 
     @property
     def _coordinator(self) -> Any:
-        coordinator = self.daemon.leadership.coordinator
-        if coordinator is None:
-            raise Fenced(f"{self.daemon.host} does not lead", reason="not leading")
-        return coordinator
+        return self.daemon.leadership.leading()
 
     # -- the leader's ------------------------------------------------------------------
     async def _create(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
@@ -141,32 +141,34 @@ class PoolVerbs:
 
     async def _migrate(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         options = dict(args.get("options") or {})
-        return dict(await self._coordinator.migrate(
-            str(args["session"]), str(args["host"]), max_downtime=float(options.get("max_downtime") or 10.0),
-            on_progress=progress))
+        wishes = Wishes.from_options(options)
+        name, host = str(args["session"]), str(args["host"])
+        if options.get("dry_run"):
+            return dict(await self._coordinator.plan_move(name, host, wishes=wishes))
+        return dict(await self._coordinator.migrate(name, host, wishes=wishes, on_progress=progress))
 
     async def _move_abort(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         return dict(await self._coordinator.move_abort(str(args["session"]), str(args.get("move") or "")) or {})
 
     async def _checkpoint(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
-        return dict(await self._coordinator.checkpoint(str(args["session"])))
+        session = str(args["session"])
+        if args.get("wait") is False:
+            await self.daemon.leadership.session(session)  # a wrong name is told at once
+            self.daemon.spawn(self._coordinator.checkpoint(session))
+            return {"session": session, "waited": False}
+        return dict(await self._coordinator.checkpoint(session))
 
     async def _restore(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
-        from rgpu.checkpoint.store import DirectoryStore
-
         name = str(args["image"])
-        state = await asyncio.to_thread(lambda: DirectoryStore(self.daemon.node.store).open(name).state)
-        return dict(await self._coordinator.restore(name, state.session, position=state.position,
+        images = await self.daemon.images.find(public, name)
+        about = await asyncio.to_thread(lambda: images.holding(name).summary(name))
+        return dict(await self._coordinator.restore(name, about.session, position=about.position,
                                                     host=args.get("host")))
 
     async def _unreachable(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         await self._coordinator.unreachable(str(args["session"]), epoch=int(args["epoch"]), reached=args.get("reached"),
                                             seconds=float(args.get("seconds") or 0.0))
         return {}
-
-    async def _cordon(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
-        record = await self._coordinator.cordon(str(args["host"]), str(args["state"]), str(args.get("reason") or ""))
-        return {"host": record.host, "state": record.state}
 
     async def _worker_died(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         await self._coordinator.worker_died(str(args["session"]), str(args["host"]), epoch=int(args["epoch"]),
@@ -177,7 +179,7 @@ class PoolVerbs:
     # -- anybody's -----------------------------------------------------------------------
     async def _ping(self, request: Request) -> Any:
         return {"host": self.daemon.host, "version": __version__, "versions": versions.ours(),
-                "endpoints": await self._endpoints()}
+                "time": time.time(), "endpoints": await self._endpoints()}
 
     async def _stop(self, request: Request) -> Any:
         self.daemon.stopping.set()
@@ -237,10 +239,11 @@ class PoolVerbs:
     async def _views(self) -> dict[str, dict[str, Any]]:
         """What the workers of all nodes say of themselves; a node that does not answer is left out."""
         nodes = await self.daemon.leadership.nodes()
-        infos = await asyncio.gather(*(self._info_of(node) for node in nodes.values()))
+        infos = await asyncio.gather(*(self.info_of(node) for node in nodes.values()))
         return {name: view for info in infos for name, view in info.get("sessions", {}).items()}
 
-    async def _info_of(self, node: NodeRecord) -> dict[str, Any]:
+    async def info_of(self, node: NodeRecord) -> dict[str, Any]:
+        """What a node says of itself; nothing if it does not answer."""
         if node.host == self.daemon.host:
             return await self._own_info()
         with contextlib.suppress(RgpuError):
@@ -255,7 +258,9 @@ class PoolVerbs:
         node = self.daemon.node
         handles = list(node.running.items())
         views = await asyncio.gather(*(handle.refresh() for _, handle in handles))
-        return {"host": self.daemon.host, "pid": os.getpid(), "leader": self.daemon.leadership.coordinator is not None,
+        coordinator = self.daemon.leadership.coordinator
+        return {"host": self.daemon.host, "pid": os.getpid(), "leader": coordinator is not None,
+                "moves": coordinator.moves() if coordinator else {}, "time": time.time(),
                 "sessions": {**node.ended, **{name: view for (name, _), view in zip(handles, views, strict=True)}}}
 
     async def _describe(self, request: Request) -> Any:
@@ -277,16 +282,20 @@ class PoolVerbs:
 
     async def _move_status(self, request: Request) -> Any:
         held = await self.daemon.leadership.session(str(request.args["session"]))
-        return {"session": held.record.name, "state": held.record.state, "move": _plain(held.record.move)}
+        view = (await self._views()).get(held.record.name, {})
+        return {"session": held.record.name, "state": held.record.state, "owner": held.record.owner,
+                "move": _plain(held.record.move), "progress": dict(view.get("move") or {})}
 
     async def _node_list(self, request: Request) -> Any:
         nodes = await self.daemon.leadership.nodes()
-        infos = await asyncio.gather(*(self._info_of(node) for node in nodes.values()))
+        infos = await asyncio.gather(*(self.info_of(node) for node in nodes.values()))
         rows = []
         for node, info in zip(nodes.values(), infos, strict=True):
             names = [v.get("device") for v in info.get("sessions", {}).values() if v.get("worker_pid")]
             devices = [{"device": d.device, "name": d.name, "total_memory": d.memory, "free_memory": d.free_memory,
-                        "healthy": d.healthy, "sessions": names.count(d.device)} for d in node.devices]
+                        "healthy": d.healthy, "sessions": names.count(d.device),
+                        "compute_capability": list(d.compute_capability), "driver_version": d.driver_version}
+                       for d in node.devices]
             rows.append({"host": node.host, "address": node.control, "data": node.data, "state": node.state,
                          "reason": node.reason, "version": node.version, "pid": info.get("pid"),
                          "leader": bool(info.get("leader")), "answers": bool(info), "devices": devices})
@@ -309,15 +318,22 @@ def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
     """One line of ``rgpu ps``."""
     stats = dict(view.get("stats") or {})
     notes = [record.reason if record.state not in ("running",) else "", str(stats.get("blocked_reason") or ""),
-             str(view.get("error_detail") or "")]
+             f"diverged: {stats['divergence']}" if stats.get("divergence") else "",
+             str(view.get("error_detail") or ""), _pinned(view.get("pins"))]
     return {"session": record.name, "state": record.state, "host": record.owner, "epoch": record.epoch,
             "memory_bytes": view.get("memory_bytes"), "calls": stats.get("calls", view.get("position")),
             "awaited_calls": stats.get("awaited_calls"), "bytes": stats.get("bytes"), "pid": record.program.pid,
             "worker_pid": view.get("worker_pid"), "command": record.program.command, "attached": view.get("attached"),
             "module_bytes": stats.get("module_bytes"), "module_bytes_saved": stats.get("module_bytes_saved"),
             "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
+            "divergences": stats.get("divergences", 0), "exposure": stats.get("exposure"),
             "unsupported_calls": _names(stats.get("unsupported_calls")),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
+
+
+def _pinned(pins: Any) -> str:
+    """Why a session cannot move, if anything keeps it."""
+    return f"cannot move: {'; '.join(_names(pins))}" if pins else ""
 
 
 def _names(value: Any) -> list[str]:

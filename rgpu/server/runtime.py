@@ -19,17 +19,23 @@ import structlog
 from rgpu.checkpoint import restore
 from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.state import SessionState
+from rgpu.server import lookahead
 from rgpu.server.executor import Executor
 from rgpu.server.fast_path import Came, FastPath
+from rgpu.server.journal_tap import JournalTap
+from rgpu.server.lookahead import MAY_WAIT, DoneScanner, Gates, Under
 from rgpu.session.answers import RetainedAnswers
-from rgpu.session.calls.wire import BY_ID, Answer
+from rgpu.session.calls import decoders
+from rgpu.session.calls.wire import BY_ID, BY_NAME, Answer
 from rgpu.session.errors import LinkError, TimedOut
 from rgpu.session.live import LiveObjects
-from rgpu.session.record import Record, RecordReader, pack_record
+from rgpu.session.record import Record, RecordReader, pack_record, record_size
 from rgpu.session.replay import Apply, ApplyGate, Command, Drop, WaitAll, WaitFor
 
 log = structlog.get_logger(__name__)
 
+_EVENT_CREATE = BY_NAME["event_create"].id
+_EVER = 2**63  #: a position that no session reaches
 _AWAITED = frozenset(call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC)
 
 PACE = 32  #: calls between two looks at how far behind the device is
@@ -38,6 +44,8 @@ PATIENCE = 1.0  #: seconds to wait for the device before more is submitted all t
 
 #: (seq, CUresult, encoded reply arguments, payload)
 Deliver = Callable[[int, int, bytes, Any], None]
+#: Reads on for so many seconds: the next bytes of the stream of records, kept to be fed later; none came: empty
+ReadAhead = Callable[[float], Any]
 
 
 class SessionRuntime:
@@ -48,6 +56,9 @@ class SessionRuntime:
         self.epoch = epoch
         self.device = device
         self.fast: FastPath | None = getattr(device, "fast_path", None)
+        self._gates: Gates | None = getattr(device, "host_gates", None)
+        self._under: Under | None = None  #: a call of the driver that did not return yet, beside the applying thread
+        self.read_ahead: ReadAhead | None = None  #: of the link whose thread applies
         self.hash_key = hash_key or secrets.token_bytes(32)
         self.executor = Executor(device, self._answered)
         self.live = LiveObjects()
@@ -57,6 +68,7 @@ class SessionRuntime:
         self._bugs = 0  #: argument errors that the fast path had told of
         self._unanswered: set[int] = set()  #: awaited calls that were applied and have no answer yet
         self.deliver: Deliver | None = None  #: where answers go while an agent is attached
+        self.tap: JournalTap | None = None  #: what is applied goes there too, for a replay elsewhere
         self._condition = threading.Condition()
         self._pauses = 0
         self._applying = False
@@ -79,6 +91,8 @@ class SessionRuntime:
         """
         if self.fast is not None:
             self.fast.reset()
+            if self.tap is not None:
+                self.tap.stream_begins()
             return self._feed_fast
         reader = RecordReader()
 
@@ -112,17 +126,26 @@ class SessionRuntime:
     def _feed_fast(self, data: Any) -> int:
         assert self.fast is not None
         view, at = memoryview(data).cast("B"), 0
+        self._finish_under(view)
         self._enter()
         try:
             while True:
                 fed = self.fast.feed(view[at:] if at else view)
-                at += fed.taken
+                begin, at = at, at + fed.taken
+                if self.tap is not None:
+                    # A record that is handed back was not applied yet: a cut may come before it.
+                    size = record_size(fed.record) if fed.came is Came.RECORD and fed.record is not None else 0
+                    split = max(begin, at - size)
+                    self.tap.add(view[begin:split])
+                    begin = split
                 if fed.bugs != self._bugs:
                     self._tell_bugs(fed.bugs, fed.bug)
                 if fed.came is Came.RECORD and fed.record is not None:
                     self.gate.position = fed.record.seq - 1
                     for command in self.gate.feed(fed.record):
-                        self._obey(command)
+                        self._obey(command, view[at:])
+                    if self.tap is not None:
+                        self.tap.add(view[begin:at])
                 elif fed.came is Came.INTERRUPTED:
                     self._leave()
                     if self._go_away():
@@ -163,10 +186,13 @@ class SessionRuntime:
     def _go_away(self) -> bool:
         return self._stopped or self._interrupts > 0
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: Command, behind: Any = b"") -> None:
         match command:
             case Apply(record):
-                self._apply(record)
+                if record.call_id in MAY_WAIT and self._gates is not None and self._gates.held:
+                    self._apply_late(record, behind)
+                else:
+                    self._apply(record)
             case WaitFor(seq):
                 if not self.device.is_complete(seq):
                     self._wait(lambda: self.device.wait_complete(seq, 0.05))
@@ -176,6 +202,52 @@ class SessionRuntime:
                 self._wait(lambda: self.device.drain(0.05))
             case Drop(_):
                 pass
+
+    def _apply_late(self, record: Record, behind: Any) -> None:
+        """Apply a call for which the driver may wait, while streams may stand at host functions (lookahead.py)."""
+        assert self._gates is not None
+        scanner = DoneScanner(record.seq)
+        self._release(scanner.feed(behind))
+        until = time.monotonic() + lookahead.PATIENCE
+        while self._gates.held and time.monotonic() < until:
+            if self._go_away():
+                raise LinkError("another connection takes over, or the session ends here")
+            self._look_ahead(scanner, 0.02)
+        if not self._gates.held:
+            self._apply(record)
+            return
+        log.warning("a call is made while a host function runs", call=BY_ID[record.call_id].name, seq=record.seq)
+        self._under = Under(lambda: self._apply(record))
+        self._await_under(scanner)
+
+    def _await_under(self, scanner: DoneScanner) -> None:
+        under = self._under
+        assert under is not None and self._gates is not None
+        while not under.returned(0.002):
+            if self._go_away():  # the call goes on: who applies next waits for it
+                raise LinkError("another connection takes over, or the session ends here")
+            if self._gates.held:
+                self._look_ahead(scanner, 0.01)
+        self._under = None
+        under.check()
+
+    def _finish_under(self, data: Any) -> None:
+        """A connection ended while a call was under way; this one's stream begins with that call, or behind it."""
+        if self._under is not None:
+            scanner = DoneScanner(self.applied + 1)
+            self._release(scanner.feed(data))
+            self._await_under(scanner)
+
+    def _look_ahead(self, scanner: DoneScanner, seconds: float) -> None:
+        if self.read_ahead is None or scanner.ended:
+            time.sleep(seconds)
+        else:
+            self._release(scanner.feed(self.read_ahead(seconds)))
+
+    def _release(self, calls: list[int]) -> None:
+        for call in calls:
+            assert self._gates is not None
+            self._gates.release(call)
 
     def _apply(self, record: Record) -> None:
         if record.call_id in _AWAITED:
@@ -189,6 +261,8 @@ class SessionRuntime:
                 self.fast.broken(self.executor.broken)
             return
         self._applied = record.seq
+        if self.tap is not None:
+            self.tap.add(pack_record(record))
         if record.seq % PACE == 0:
             self._keep_pace()
 
@@ -225,7 +299,7 @@ class SessionRuntime:
 
     def _leave(self) -> None:
         with self._condition:
-            self._applying = False
+            self._applying = self._under is not None
             self._condition.notify_all()
 
     def stop(self) -> None:
@@ -244,11 +318,39 @@ class SessionRuntime:
         live = LiveObjects.from_dict(state.live)
         restore.restore(self.device, state, live.structural_calls(), self.executor.replay, pages)
         self.executor.premapped = []
+        self.executor.restored = state.position
         self.live = live
         self.retained = RetainedAnswers.from_list(state.answers)
         self.hash_key = state.hash_key
         self.gate = ApplyGate(state.position)
         self._applied = state.position
+        if self.fast is not None:
+            self.fast.position(state.position, [row[0] for row in self.retained.unobserved()])
+
+    def replay(self) -> None:
+        """What is fed from now on was applied by another owner before: it waits where that owner had waited.
+
+        Its answers stay here; :meth:`settle` puts those of the owner in their place.
+        """
+        self.gate = ApplyGate(self.applied, replay_until=_EVER)
+
+    def settle(self, state: SessionState) -> None:
+        """The replay is over, at ``state.position``: answers, events and clock are those of the owner.
+
+        Raises :class:`DeviceError`.
+        """
+        for record in self.live.structural_calls():
+            # An event that was recorded in the replay knows another clock: it begins anew.
+            if record.call_id == _EVENT_CREATE:
+                self.device.destroy_event(decoders.decode(record.call_id, record.args).event)
+                self.executor.replay(record)
+        present = self.device.event_states().keys()
+        self.device.restore_event_states({event: when for event, when in state.events.items() if event in present})
+        self.device.set_clock(state.clock)
+        with self._answers_lock:
+            self.retained = RetainedAnswers.from_list(state.answers)
+            self._unanswered.clear()
+        self.gate = ApplyGate(state.position)
         if self.fast is not None:
             self.fast.position(state.position, [row[0] for row in self.retained.unobserved()])
 

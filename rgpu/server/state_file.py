@@ -63,6 +63,15 @@ def hold_name(directory: Path, host: str) -> int:
     return fd
 
 
+def drop_endpoint(files: PoolFiles, host: str) -> None:
+    """Take a host that left the pool out of pool.json."""
+    with open(files.root / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        description = files.read_description()
+        description.endpoints = [known for known in description.endpoints if known.host != host]
+        files.write_description(description)
+
+
 def update_endpoint(files: PoolFiles, endpoint: Endpoint) -> None:
     """Put a node's control address into pool.json, in place of its older one; several daemons may do so at once."""
     with open(files.root / ".lock", "w") as lock:

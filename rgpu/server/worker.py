@@ -30,6 +30,7 @@ from rgpu.link.frames import Handover, SealedConnection
 from rgpu.link.logging import configure_logging
 from rgpu.migrate.lease_keeper import DeadlinePage
 from rgpu.migrate.leases import NODE_SLOT
+from rgpu.server import spare
 from rgpu.server.agent_link import AgentLink
 from rgpu.server.channel import Channel, listen
 from rgpu.server.module_cache import ModuleCache
@@ -75,6 +76,14 @@ def make_device(spec: str, memory: int, host: str = "") -> Device:
 
         return CudaDevice(int(ordinal or 0))
     raise Refused(f"unknown device {spec!r}: use cpu:N or cuda:N")
+
+
+def warm(spec: str) -> None:
+    """Load what a session's first calls would: for a spare, while nobody waits."""
+    if spec.startswith("cpu"):
+        from rgpu.server.device.cpu.ptx import jit
+
+        jit.warm()
 
 
 class Worker:
@@ -140,7 +149,7 @@ class Worker:
         try:
             if handler is None:
                 raise Refused(f"a worker does not know {name!r}")
-            sockets = [fds] if name in ("attach", "receive", "deadline") else []
+            sockets = [fds] if name in ("attach", "receive", "deadline", "checkpoint", "restore") else []
             reply = {"id": number, "ok": handler(*sockets, **message) or {}}
         except RgpuError as error:
             reply = {"id": number, "error": error.as_dict()}
@@ -218,6 +227,7 @@ class Worker:
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
+                "move": self.tasks.progress,
                 "modules": self.modules.statistics()}
 
     # -- ownership ------------------------------------------------------------------
@@ -290,10 +300,11 @@ def end_process() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="internal: one session's worker; started by `rgpu server`")
-    parser.add_argument("--session", required=True)
-    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--session", default="")
+    parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--device", required=True)
-    parser.add_argument("--quota", type=int, required=True)
+    parser.add_argument("--quota", type=int, default=0)
+    parser.add_argument("--spare", metavar="ROOM", help="wait for a session; ROOM is overwritten with its name")
     parser.add_argument("--host", default="")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--state", default="empty")
@@ -303,12 +314,20 @@ def main() -> None:
     options = parser.parse_args()
     fixed = without_randomisation()
     configure_logging(level=options.log_level)
-    structlog.contextvars.bind_contextvars(session=options.session, pid=os.getpid())
+    structlog.contextvars.bind_contextvars(pid=os.getpid())
     if not fixed:
         log.warning("address randomisation cannot be switched off here: module addresses may differ after a move")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(options.socket)
     device = make_device(options.device, options.quota, options.host)
+    if options.spare:
+        warm(options.device)
+        found = spare.wait(listener, device)
+        if found is None:
+            os._exit(0)
+        options.session, options.epoch, options.quota, options.state = (found.session, found.epoch, found.quota,
+                                                                        found.state)
+    structlog.contextvars.bind_contextvars(session=options.session)
     worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota,
                     ModuleCache(options.module_cache, options.module_cache_size))
     log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch)

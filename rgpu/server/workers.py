@@ -20,7 +20,10 @@ from typing import Any
 
 import structlog
 
+from rgpu.checkpoint.places import without_credentials
 from rgpu.server.channel import Channel, connect
+from rgpu.server.spare import Assignment
+from rgpu.server.spares import Spares
 from rgpu.session.errors import LinkError, RgpuError, TimedOut, from_dict
 
 log = structlog.get_logger(__name__)
@@ -154,19 +157,23 @@ class WorkerHandle:
 
 
 async def start(directory: Path, session: str, *, epoch: int, device: str, quota: int, state: str,
-                on_event: OnEvent, log_level: str = "info", module_cache_size: int = 0) -> WorkerHandle:
-    """Start a worker process and connect to it. Raises :class:`TimedOut` with the end of its log."""
+                on_event: OnEvent, log_level: str = "info", module_cache_size: int = 0,
+                spares: Spares | None = None) -> WorkerHandle:
+    """Start a worker process, or take a spare one, and connect to it.
+
+    Raises :class:`TimedOut` with the end of its log.
+    """
     folder = worker_folder(directory, session)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     socket_path, log_path = folder / f"{epoch}.sock", folder / "worker.log"
-    with open(log_path, "ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rgpu.server.worker", "--session", session, "--epoch", str(epoch),
-             "--host", directory.name, "--device", device, "--quota", str(quota), "--socket", str(socket_path),
-             "--state", state, "--log-level", log_level, "--module-cache", str(directory / "modules"),
-             "--module-cache-size", str(module_cache_size)],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True)
-    threading.Thread(target=process.wait, name="reap", daemon=True).start()  # no zombie is left
+    process = None
+    if spares is not None:
+        process = await spares.become(device, Assignment(session, epoch, quota, state, str(log_path),
+                                                           str(socket_path)), socket_path)
+    if process is None:
+        process = spawn(["--session", session, "--epoch", str(epoch), "--device", device, "--quota", str(quota),
+                         "--socket", str(socket_path), "--state", state,
+                         *common_options(directory, log_level, module_cache_size)], log_path)
     try:
         channel = await _connect(socket_path, process)
     except RgpuError as error:
@@ -179,6 +186,23 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     handle = WorkerHandle(session, channel, on_event, log_path)
     handle.device, handle.quota = device, quota
     return handle
+
+
+def common_options(directory: Path, log_level: str, module_cache_size: int) -> tuple[str, ...]:
+    """Arguments that every worker of a node has."""
+    return ("--host", directory.name, "--log-level", log_level, "--module-cache", str(directory / "modules"),
+            "--module-cache-size", str(module_cache_size))
+
+
+def spawn(arguments: list[str], log_path: Path) -> subprocess.Popen[bytes]:
+    """A worker process of its own session, logging to ``log_path``. Raises OSError."""
+    with open(log_path, "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rgpu.server.worker", *arguments],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True,
+            env=without_credentials(os.environ))
+    threading.Thread(target=process.wait, name="reap", daemon=True).start()  # no zombie is left
+    return process
 
 
 async def _connect(path: Path, process: subprocess.Popen[bytes]) -> Channel:

@@ -114,9 +114,33 @@ class Fenced(RgpuError):
 
 
 class StoreError(RgpuError):
-    """The image store failed (full disk, permissions, missing chunk)."""
+    """The image store failed; the classes below say how."""
 
     code, exit_code = "store", 16
+
+
+class StoreFull(StoreError):
+    """The image store has no room, or a quota is used up."""
+
+    code, exit_code = "store_full", 30
+
+
+class StoreDenied(StoreError):
+    """The image store refuses the credentials, or what they may do."""
+
+    code, exit_code = "store_denied", 31
+
+
+class StoreUnreachable(StoreError):
+    """The image store does not answer."""
+
+    code, exit_code = "store_unreachable", 32
+
+
+class StoreMissing(StoreError):
+    """Something that an image names is not in the store any more."""
+
+    code, exit_code = "store_missing", 33
 
 
 class DeviceError(RgpuError):

@@ -33,6 +33,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any
 
 import blake3
@@ -48,6 +49,7 @@ from rgpu.session.record import Record
 LOAD = BY_NAME["module_load"].id
 ALLOCATE = BY_NAME["memory_allocate"].id
 INSTANTIATE = BY_NAME["graph_instantiate"].id
+_IDENTITY = Struct("<QQ")
 _KINDS = frozenset(call.object_kind for call in BY_ID.values() if call.object_kind)
 
 
@@ -139,6 +141,19 @@ class LiveObjects:
             if item.ended is not None:
                 found[item.ended.seq] = item.ended
         return sorted(found.values(), key=lambda record: (_LATE.get(record.call_id, 0), record.seq))
+
+    def inventory(self) -> list[tuple[str, int, bytes]]:
+        """(kind, number, digest of the calls that make it what it is) of every live object, sorted."""
+        found = []
+        for (kind, number), seq in sorted(self._current.items()):
+            item = self._objects[seq]
+            hasher = blake3.blake3(_IDENTITY.pack(seq, item.created.call_id))
+            for record in (item.created, *sorted(item.settings.values(), key=lambda record: record.seq)):
+                hasher.update(_IDENTITY.pack(len(record.args), record.call_id))
+                hasher.update(record.args)
+            hasher.update(graphs.encode(item.nodes) if kind == "graph_exec" else item.digest)
+            found.append((kind, number, hasher.digest(length=16)))
+        return found
 
     def handles(self, kind: str) -> list[int]:
         """Numbers (or addresses) of the live objects of a kind, sorted. Raises KeyError for no such kind."""

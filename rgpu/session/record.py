@@ -22,7 +22,7 @@ from rgpu.session.calls.codec import MAX_ARGS
 from rgpu.session.errors import Corrupt
 
 __all__ = ["AWAITED", "EXTERNAL", "HEADER", "HEADER_SIZE", "MAGIC", "MAX_ARGS", "MAX_PAYLOAD", "Record",
-           "RecordReader", "pack", "pack_record", "padded"]
+           "RecordReader", "pack", "pack_record", "padded", "record_size"]
 
 MAGIC = 0x4C434752  #: "RGCL"
 EXTERNAL = 1  #: flag: shared memory only, the payload is elsewhere
@@ -81,6 +81,11 @@ def pack(seq: int, call_id: int, args: Any, payload: Any = b"", thread: int = 0,
 def pack_record(record: Record) -> bytes:
     """:func:`pack` of a record's fields."""
     return pack(record.seq, record.call_id, record.args, record.payload, record.thread, record.flags)
+
+
+def record_size(record: Record) -> int:
+    """Bytes of the record on the wire."""
+    return HEADER_SIZE + padded(len(record.args)) + padded(len(record.payload))
 
 
 class RecordReader:

@@ -22,6 +22,8 @@ class FakeDevice:
     now: int = 0
     error: int = 0
     drains: bool = True
+    room: int = 0  #: bytes that stage() gives
+    blocks: dict[int, bytearray] = field(default_factory=dict)
     facts: DeviceFacts = DeviceFacts("fake", bytes(16), 1 << 30, (0, 0, 0), (7, 5), 13000)
 
     def add(self, address: int, size: int, kind: str = "mapped", owner: int = 0, name: str = "",
@@ -60,6 +62,36 @@ class FakeDevice:
 
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[pagehash.PageHashes]:
         return [pagehash.examine_pages(self.read(region.address, region.size), key) for region in regions]
+
+    def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> pagehash.PageHashes:
+        found = []
+        for number, (address, size) in enumerate(pages):
+            data = self.read(address, size)
+            block, at = self._block(staging + number * pagehash.PAGE)
+            block[at:at + pagehash.PAGE] = data.ljust(pagehash.PAGE, b"\0")
+            found.append(pagehash.examine_pages(data, key))
+        return pagehash.PageHashes(np.concatenate([one.hashes for one in found]),
+                                   np.concatenate([one.zero for one in found]))
+
+    def free_memory(self) -> int:
+        return self.room
+
+    def stage(self, size: int) -> int:
+        assert size <= self.room
+        address = 0x7000_0000_0000 + len(self.blocks) * (1 << 32)
+        self.blocks[address] = bytearray(size)
+        return address
+
+    def unstage(self, address: int) -> None:
+        del self.blocks[address]
+
+    def _block(self, address: int) -> tuple[bytearray, int]:
+        start = max(start for start in self.blocks if start <= address)
+        return self.blocks[start], address - start
+
+    def read_staged(self, address: int, size: int) -> bytes:
+        block, at = self._block(address)
+        return bytes(block[at:at + size])
 
     def event_states(self) -> dict[int, int | None]:
         return dict(self.events)

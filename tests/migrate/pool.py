@@ -29,7 +29,7 @@ from rgpu.migrate.records import DeviceRecord as Device
 from rgpu.migrate.registry.base import Delete, Put, Registry, absent
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.migrate.settle import Holding, settle
-from rgpu.session.errors import Fenced, LinkError, NotFound, Refused, RgpuError
+from rgpu.session.errors import Fenced, LinkError, MoveFailed, NotFound, Refused, RgpuError
 
 GIB = 1 << 30
 
@@ -67,6 +67,8 @@ class FakeNode:
     lease: int = 0
     alive: bool = True
     pins: list[str] = field(default_factory=list)
+    wishes: list[dict[str, Any]] = field(default_factory=list)  #: of each move sent from here
+    replay_fails: bool = False
 
     @property
     def host(self) -> str:
@@ -89,7 +91,7 @@ class FakeNode:
         self.workers[session] = Worker("running", epoch, position=self.pool.images.get(image or "", 0))
         return {"position": self.workers[session].position, "worker_pid": 1}
 
-    async def worker_describe(self, session: str) -> dict[str, Any]:
+    async def worker_describe(self, session: str, forecast: bool = False) -> dict[str, Any]:
         worker = self._worker(session)
         return {"state": worker.holds, "epoch": worker.epoch, "position": worker.position, "pins": self.pins}
 
@@ -105,8 +107,11 @@ class FakeNode:
         return {"address": [self.host, 1], "ticket": b"t", "secret": b"s"}
 
     async def move_send(self, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,
-                        max_downtime: float, host: str) -> dict[str, Any]:
+                        wishes: dict[str, Any], host: str) -> dict[str, Any]:
         worker = self._worker(session)
+        self.wishes.append(wishes)
+        if self.replay_fails and wishes["mode"] != "copy":
+            raise MoveFailed("the replay was given up: on purpose", replay=True)
         if worker.holds != "running":
             raise Refused(f"{session} is {worker.holds}")
         target = self.pool.nodes[host].incoming.get(session)

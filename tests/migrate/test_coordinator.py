@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rgpu.migrate.wishes import Wishes
 from rgpu.session.errors import (
     AlreadyExists,
     DeviceError,
@@ -251,6 +252,55 @@ def test_a_move_can_be_aborted_until_it_is_ready(tmp_path: Path) -> None:
         with pytest.raises(MoveFailed, match="second thoughts"):
             await w.coordinator.migrate("s", "b")
         assert (await w.pool.owned_once("s")).owner == "a"
+
+    run(tmp_path, test)
+
+
+def test_a_replay_that_fails_is_followed_by_a_copy(tmp_path: Path) -> None:
+    """Two moves on record: one aborted, one committed; the wishes are kept but for the mode."""
+    async def test(w: World) -> None:
+        await w.session("s")
+        w.pool.nodes["a"].replay_fails = True
+        result = await w.coordinator.migrate("s", "b", wishes=Wishes("replay", max_downtime=2.0))
+        assert result["outcome"] == "committed" and "on purpose" in result["fell_back"]
+        assert [(one["mode"], one["max_downtime"]) for one in w.pool.nodes["a"].wishes] == [
+            ("replay", 2.0), ("copy", 2.0)]
+        assert await w.pool.history("s") == ["create", "started", "begin_move", "abort", "clear_move", "begin_move",
+                                             "move_ready", "commit", "clear_move"]
+        assert (await w.pool.owned_once("s")).epoch == 2 and w.pool.serving("s") == [("b", 2)]
+
+    run(tmp_path, test)
+
+
+def test_a_node_has_only_so_many_moves_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait their turn; all are done in the end."""
+    async def test(w: World) -> None:
+        monkeypatch.setattr("rgpu.migrate.coordinator.MOVES_PER_NODE", 1)
+        for name in ("s", "t"):
+            await w.session(name)
+        at_once: list[int] = []
+
+        async def look() -> None:
+            at_once.append(sum(len(node.incoming) for node in w.pool.nodes.values()))
+            await asyncio.sleep(0.05)
+
+        w.pool.faults = [Fault("move.send", "before", action=look) for _ in range(2)]
+        results = await asyncio.gather(*(w.coordinator.migrate(name, "c") for name in ("s", "t")))
+        assert [result["outcome"] for result in results] == ["committed"] * 2
+        assert at_once == [1, 1], "one arrives at a time"
+
+    run(tmp_path, test)
+
+
+def test_a_plan_runs_the_checks_and_changes_nothing(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        await w.session("s")
+        plan = await w.coordinator.plan_move("s", "b")
+        assert (plan["from"], plan["to"], plan["epoch"], plan["wishes"]["mode"]) == ("a", "b", 1, "auto")
+        w.pool.nodes["a"].pins = ["device-side malloc in kernel k"]
+        with pytest.raises(Refused, match="device-side malloc in kernel k"):
+            await w.coordinator.plan_move("s", "b")
+        assert await w.pool.history("s") == ["create", "started"] and w.pool.serving("s") == [("a", 1)]
 
     run(tmp_path, test)
 

@@ -465,6 +465,7 @@ def test_failures_are_told_with_their_places(tmp_path: Path) -> None:
         del world.pool.nodes["a"].workers["s"]
         await world.coordinator.worker_died("s", "a", epoch=1, position=9, reason="signal 6")
         (failure,) = (await world.pool.record("s")).failures
-        assert failure == Failure(host="a", device="cpu:0", position=9, when=failure.when, reason="signal 6")
+        assert failure == Failure(host="a", device="cpu:0", position=9, when=failure.when, reason="signal 6",
+                                  epoch=1)
 
     run(tmp_path, test)

@@ -68,6 +68,7 @@ class World:
     messages: frozenset[str] = frozenset()
     offered: bool = False  #: history, for the invariants: the source told somebody
     committed: bool = False
+    complete: bool = False  #: the destination has what the source sent in its last pause
     unknown: int = 2  #: answers of the registry that may still be lost
     deaths: int = 2
     recoveries: int = 1
@@ -178,7 +179,9 @@ def source_do(world: World, event: str, now: float = 0.0, pages: int = 0) -> Wor
         elif command.do == "report_failed":
             world = world.send("failed0")
         elif command.do == "send_rest":
-            world = world.send("rest")
+            world = world.send("last" if role.replay else "rest")
+        elif command.do == "send_cut":
+            world = world.send("cut")
         elif command.do == "write_abort":
             pass  # a step of its own below: state withdrawing
     return world
@@ -194,6 +197,18 @@ def source_steps(world: World) -> Iterator[tuple[str, World]]:
     if role.state == "copying":
         moves += [("source round", source_do(world, "round_done", pages=1)),
                   ("source fails", source_do(world, "failed"))]
+    if role.state == "copying":
+        moves.append(("source chooses a replay", source_do(world, "replay")))
+    if role.state == "cutting":
+        moves += [("source cuts", source_do(world, "cut")), ("source cannot cut", source_do(world, "failed")),
+                  ("source does not drain for a cut", source_do(world, "tick", LATE))]
+    if role.state == "streaming":
+        moves.append(("source cannot stream", source_do(world, "failed")))
+        if "cut_verified" in world.messages:
+            moves.append(("source hears that the cut is verified", source_do(world, "cut_verified")))
+    if role.state == "replaying":
+        moves += [("source is caught up with", source_do(world, "caught_up")),
+                  ("source gives the replay up", source_do(world, "failed"))]
     if role.state == "pausing":
         moves += [("source drained", source_do(world, "drained")),
                   ("source does not drain", source_do(world, "tick", LATE))]
@@ -231,6 +246,8 @@ def destination_do(world: World, event: str, now: float = 0.0) -> World | None:
             world = world.send("received0")
         elif command.do == "report_verified":
             world = world.send("verified")
+        elif command.do == "report_cut_verified":
+            world = world.send("cut_verified")
     return world
 
 
@@ -244,7 +261,18 @@ def destination_steps(world: World) -> Iterator[tuple[str, World]]:
     if role.state == "receiving":
         moves += [("destination hears nothing", destination_do(world, "tick", LATE))]
         if "rest" in world.messages:
-            moves.append(("destination has all", destination_do(world, "state_arrived")))
+            moves.append(("destination has all", destination_do(replace(world, complete=True), "state_arrived")))
+        if "cut" in world.messages:
+            moves.append(("destination has the cut", destination_do(world, "cut_arrived")))
+    if role.state == "replaying":
+        moves += [("destination's replay fails", destination_do(world, "failed")),
+                  ("destination hears nothing in a replay", destination_do(world, "tick", LATE))]
+        if "last" in world.messages:
+            last = replace(world, complete=True)
+            moves.append(("destination compares", destination_do(last, "last_arrived")))
+    if role.state in ("rebuilding_cut", "repairing"):
+        moves += [("destination has it right", destination_do(world, "rebuilt")),
+                  ("destination cannot get it right", destination_do(world, "failed"))]
     if role.state == "rebuilding":
         moves += [("destination rebuilt", destination_do(world, "rebuilt")),
                   ("destination cannot rebuild", destination_do(world, "failed"))]
@@ -297,6 +325,8 @@ def broken(world: World) -> str | None:
         return "two owners run"  # whatever the epochs: the move itself never makes two
     if active and not world.committed:
         return "the destination serves without a commit"
+    if active and not world.complete:
+        return "the destination serves an old cut"
     if r.owner == "b" and source_runs:
         return "the source runs after the commit"
     if r.owner == "b" and not world.offered:
@@ -408,6 +438,19 @@ def test_the_model_finds_a_broken_table(state: str, event: str, target: str, mon
     broken_table = machine.Machine(tuple(rows), roles.SOURCE._guards, roles.SOURCE._note)
     monkeypatch.setattr("tests.migrate.test_model.SOURCE", broken_table)
     with pytest.raises(AssertionError, match="after:"):
+        explore(World(deaths=0))
+
+
+def test_the_model_finds_a_cut_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A destination that takes a verified cut for the session is caught."""
+    from rgpu.migrate import machine, roles
+
+    rows = [row for row in roles.DESTINATION.rows if (row.state, row.event) != ("rebuilding_cut", "rebuilt")]
+    rows.append(machine.Row("rebuilding_cut", "rebuilt", "verified", ("report_cut_verified", "report_verified"),
+                            "wrong on purpose"))
+    table = machine.Machine(tuple(rows), roles.DESTINATION._guards, roles.DESTINATION._note)
+    monkeypatch.setattr("tests.migrate.test_model.DESTINATION", table)
+    with pytest.raises(AssertionError, match="serves an old cut"):
         explore(World(deaths=0))
 
 

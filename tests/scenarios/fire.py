@@ -16,8 +16,9 @@ from typing import Any
 from tests.scenarios.pool import ROOT, LocalPool, Program
 
 OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
-#: How long a frozen process stays frozen: longer than a lease, so that others have acted meanwhile.
-FROZEN_SECONDS = 5.0
+#: How long a frozen process stays frozen: longer than the keeper is patient (two leases) and the lease after that, so
+#: that others have acted meanwhile.
+FROZEN_SECONDS = 8.0
 #: What `rgpu migrate` may say when something was broken under it: never a traceback, never a usage error.
 HONEST = {0, 3, 5, 6, 10, 11, 12, 13, 14, 15, 18}
 PACED = ROOT / "tests" / "scenarios" / "programs" / "paced_heat.py"
@@ -40,7 +41,8 @@ class Outcome:
 class Fire:
     """A pool of its own in which one fault happens during one move."""
 
-    def __init__(self, case: str, fault: str = "", **pool: Any) -> None:
+    def __init__(self, case: str, fault: str = "", mode: str = "copy", **pool: Any) -> None:
+        self.mode = mode
         self.folder = Path(tempfile.mkdtemp(prefix="rgpu-fire-"))
         self.outcome = Outcome(case)
         self._fault = fault
@@ -73,10 +75,11 @@ class Fire:
 
     def start_move(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "rgpu.cli.main", "migrate", "fire", OTHER[self.row["host"]], "-o", "json"],
+            [sys.executable, "-m", "rgpu.cli.main", "migrate", "fire", OTHER[self.row["host"]], "--mode", self.mode,
+             "-o", "json"],
             env=self.pool.environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def wait_fired(self, seconds: float = 15.0) -> bool:
+    def wait_fired(self, seconds: float = 45.0) -> bool:
         """Until the fault has happened; False when its point was not reached."""
         deadline = time.monotonic() + seconds
         while not list(self.folder.glob("fault.*.fired")):
@@ -115,7 +118,7 @@ class Fire:
                 found.append(pid)
         return found
 
-    def finish_move(self, move: subprocess.Popen[str], seconds: float = 60.0) -> None:
+    def finish_move(self, move: subprocess.Popen[str], seconds: float = 120.0) -> None:
         out, err = move.communicate(timeout=seconds)
         assert move.returncode in HONEST and "Traceback" not in err, (move.returncode, err)
         said = json.loads(out)["outcome"] if move.returncode == 0 else f"exit {move.returncode}: {err.strip()}"
@@ -125,7 +128,7 @@ class Fire:
         """The program ends with the digest of an undisturbed run, and while it runs one worker has it."""
         assert self.outcome.fired, "the fault was not reached: nothing was tested"
         if workers and self.program.process.poll() is None:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 30
             while (count := len(self.workers())) != 1 and time.monotonic() < deadline \
                     and self.program.process.poll() is None:
                 time.sleep(0.1)

@@ -27,9 +27,15 @@ class VerbError(AssertionError):
 
 
 class LocalPool:
-    """``rgpu up`` in a folder of its own; use as a context manager."""
+    """``rgpu up`` in a folder of its own; use as a context manager.
 
-    def __init__(self, folder: Path, nodes: int = 3, lease: float = 2.0, device: str = "cpu") -> None:
+    ``registry``: an address ``etcd://…``: then the daemons are started one by one, as on several hosts.
+    """
+
+    def __init__(self, folder: Path, nodes: int = 3, lease: float = 2.0, device: str = "cpu",
+                 registry: str = "") -> None:
+        self.registry = registry
+        self.servers: dict[str, subprocess.Popen[bytes]] = {}  #: those started one by one
         self.folder = folder
         self.nodes = nodes
         self.lease = lease
@@ -39,11 +45,39 @@ class LocalPool:
             **os.environ, "RGPU_POOL": str(folder / "pool"), "RGPU_JOURNAL_DIR": str(folder / "journal"),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONUNBUFFERED": "1", "RGPU_CONFIG": "",
+            "RGPU_SPARES": os.environ.get("RGPU_SPARES", "0"),  # on two cores they cost more than they save
         }
 
     def __enter__(self) -> LocalPool:
-        self.rgpu("up", "--nodes", str(self.nodes), "--device", self.device, "--lease", str(self.lease), "--detach")
+        if self.registry:
+            self._start_daemons()
+        else:
+            self.rgpu("up", "--nodes", str(self.nodes), "--device", self.device, "--lease", str(self.lease), "--detach")
         return self
+
+    def _start_daemons(self) -> None:
+        self.rgpu("keys", "init")
+        for index in range(self.nodes):
+            self.start_daemon(f"node-{chr(97 + index)}")
+        deadline = time.monotonic() + 90
+        while len(self._ready()) < self.nodes:
+            assert time.monotonic() < deadline, f"only {self._ready()} are ready:\n{self.logs()}"
+            for host, process in self.servers.items():
+                assert process.poll() is None, f"the daemon of {host} ended:\n{self.logs()}"
+            time.sleep(0.2)
+
+    def _ready(self) -> list[str]:
+        states = (self.folder / "pool" / "nodes" / host / "server.json" for host in self.servers)
+        return [path.parent.name for path in states if path.exists() and json.loads(path.read_bytes()).get("ready")]
+
+    def start_daemon(self, host: str) -> None:
+        """One `rgpu server` with this pool's registry."""
+        with open(self.folder / f"{host}.log", "ab") as log:
+            self.servers[host] = subprocess.Popen(
+                [sys.executable, "-m", "rgpu.cli.main", "server", "--host", host, "--device", self.device,
+                 "--lease", str(self.lease), "--registry", self.registry],
+                env=self.environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True)
 
     def __exit__(self, *error: object) -> None:
         for program in self.programs:
@@ -52,6 +86,9 @@ class LocalPool:
             self.rgpu("down")
         finally:
             self._kill_strays()
+            for server in self.servers.values():
+                server.kill()
+                server.wait()
 
     def _kill_strays(self) -> None:
         """Frozen or orphaned workers of this pool: named by its folder on their command line."""

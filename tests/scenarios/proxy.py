@@ -11,13 +11,14 @@ class Proxy:
     """Listens on a port of its own and relays to ``target``; set ``mode`` while it runs.
 
     ``pass``, ``drop`` (every connection ends, new ones too), ``stall`` (nothing passes),
-    ``delay`` (each piece 20 ms late), ``cut`` (half a piece passes, then the connection ends; once),
-    ``flip`` (one bit of one piece changes; once).
+    ``delay`` (each piece ``late`` seconds late), ``cut`` (half a piece passes, then the connection ends; once),
+    ``flip`` (one bit of one piece changes; once), ``duplicate`` (one piece passes twice; once).
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self.mode = "pass"
+        self.late = 0.02
         self.hit = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listener.getsockname()
@@ -74,16 +75,19 @@ class Proxy:
                     time.sleep(0.02)
                 if self.mode == "delay":
                     self.hit.set()
-                    time.sleep(0.02)
-                elif self.mode in ("cut", "flip") and len(data) > 64:
+                    time.sleep(self.late)
+                elif self.mode in ("cut", "flip", "duplicate") and len(data) > 64:
                     mode, self.mode = self.mode, "pass"
                     self.hit.set()
                     if mode == "cut":
                         sink.sendall(data[:len(data) // 2])
                         return
-                    changed = bytearray(data)
-                    changed[len(data) // 2] ^= 4
-                    data = bytes(changed)
+                    if mode == "duplicate":
+                        sink.sendall(data)
+                    else:
+                        changed = bytearray(data)
+                        changed[len(data) // 2] ^= 4
+                        data = bytes(changed)
                 sink.sendall(data)
         except OSError:
             pass

@@ -36,6 +36,12 @@ LOST_CASES = [f"mover.{name}.done:lost" for name in ("write_begin", "write_ready
 NODE_CASES = [f"{point}/{side}" for point in ("connected", "round", "paused", "verify", "rebuild", "verified",
                                               "mover.write_commit", "mover.write_commit.done")
               for side in ("source", "destination")]
+#: Those of a move by replay, in the order in which they are reached.
+REPLAY_SOURCE = ("replay.cut", "replay.cut.sent", "replay.cut.verified", "replay", "replay.caught_up",
+                 "replay.last", "replay.repair")
+REPLAY_DESTINATION = ("replay.calls", "replay.compare", "replay.settled")
+REPLAY_CASES = [f"{point}:{action}" for point in REPLAY_SOURCE + REPLAY_DESTINATION
+                for action in ("kill", "stop", "fail")]
 #: The destination has no link while nothing moves.
 LINK_CASES = [f"{mode}/{when}" for mode in ("drop", "stall", "delay", "cut", "flip")
               for when in ("source moving", "source running", "destination moving")]
@@ -48,7 +54,8 @@ def table() -> Iterator[None]:
     OUTCOMES.clear()
     yield
     for outcome in OUTCOMES if SWEEP else ():
-        record("moves-under-fire", WORKER_CASES + DAEMON_CASES + LOST_CASES + NODE_CASES + LINK_CASES, outcome)
+        record("moves-under-fire", WORKER_CASES + DAEMON_CASES + LOST_CASES + NODE_CASES + LINK_CASES
+               + REPLAY_CASES, outcome)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +64,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
         return pool.heat("still", **HEAT).finish()
 
 
-def disturb(case: str, expected: str, *, frozen: bool, workers: bool = True) -> None:
-    with Fire(case, case) as fire:
+def disturb(case: str, expected: str, *, frozen: bool, workers: bool = True, mode: str = "copy") -> None:
+    with Fire(case, case, mode) as fire:
         OUTCOMES.append(fire.outcome)
         fire.arm()
         move = fire.start_move()
@@ -73,6 +80,12 @@ def disturb(case: str, expected: str, *, frozen: bool, workers: bool = True) -> 
 @pytest.mark.parametrize("case", sample(WORKER_CASES, 3, seed=3))
 def test_a_worker_breaks(case: str, expected: str) -> None:
     disturb(case, expected, frozen=case.endswith(":stop"))
+
+
+@pytest.mark.parametrize("case", sample(REPLAY_CASES, 4, seed=7))
+def test_a_worker_breaks_in_a_replay(case: str, expected: str) -> None:
+    """The destination's replay is thrown away, and the move may fall back to copying; the program sees nothing."""
+    disturb(case, expected, frozen=case.endswith(":stop"), mode="replay")
 
 
 @pytest.mark.parametrize("case", sample(DAEMON_CASES, 3, seed=4))

@@ -90,6 +90,7 @@ std::optional<CaptureMachine::Ended> CaptureMachine::end(const StreamId& stream,
     return std::nullopt;
   }
   if (sequence->origin != stream.number) {
+    sequence->active = false;  // ending a fork breaks the capture that it belongs to
     refused = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     return std::nullopt;
   }

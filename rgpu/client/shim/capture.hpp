@@ -60,7 +60,7 @@ class CaptureMachine {
   CUresult may_begin(const StreamId& stream, CUstreamCaptureMode mode) const;
   void begin(const StreamId& stream, CUstreamCaptureMode mode, std::uint32_t thread, Graph* graph, bool own_graph,
              std::vector<Node*> dependencies);
-  // nullopt: the sequence goes on, and `refused` says why it did not end.
+  // nullopt: the sequence is still there, and `refused` says why it did not end.
   std::optional<Ended> end(const StreamId& stream, std::uint32_t thread, CUresult& refused);
   // A stream is destroyed. What is returned ended with it.
   std::optional<Ended> stream_gone(std::uint64_t stream);

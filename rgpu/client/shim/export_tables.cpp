@@ -11,6 +11,9 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <utility>
 
 #include "api.hpp"
@@ -31,8 +34,17 @@ constexpr const char* kTableNames[] = {"CUDART_INTERFACE", "RUNTIME_CALLBACK_HOO
                                        "CONTEXT_LOCAL_STORAGE", "CTX_CHECKS", "SELF_TEST", "cuBLAS", "cuBLASLt",
                                        "module functions"};
 
+// RGPU_SHIM_LOG=1 shows what a slot with little known about it is called with: six words, of which it may use fewer.
+template <typename... Arguments>
+void log_arguments(const char* table, unsigned slot, Arguments... arguments) {
+    static_assert(sizeof...(arguments) == 6);
+    log_line("export table %s: slot %u called with %p %p %p %p %p %p", table, slot,
+             static_cast<const void*>(arguments)...);
+}
+
 template <unsigned T, std::size_t Slot>
-CUresult unnamed_slot() {
+CUresult unnamed_slot(void* a, void* b, void* c, void* d, void* e, void* f) {
+    log_arguments(kTableNames[T], Slot, a, b, c, d, e, f);
     log_once("slot " + std::to_string(T) + "." + std::to_string(Slot),
              "export table %s: slot %zu was called and is not implemented", kTableNames[T], Slot);
     return CUDA_ERROR_NOT_SUPPORTED;
@@ -116,6 +128,34 @@ CUresult context_id(CUcontext context, std::uint64_t* id) {
     return result;
 }
 
+// What cuBLAS asks of a stream before double-precision reductions (ddot, and cuSOLVER's dgesvd by it): slot 51
+// `(context, stream, void **object)` answers with an object of the driver's, CUDA_ERROR_INVALID_HANDLE for the
+// handle -1; slot 39 `(context, stream, uint64_t *value)`, asked beside it, with 0. A public reimplementation answers
+// so, with zeros behind the object (SCUDA, its client for CUDA 13). One object for each stream here: a library that
+// keeps something by it keeps one for each stream.
+CUresult stream_object(CUcontext context, CUstream stream, void** object, void* fourth, void* fifth, void* sixth) {
+    log_arguments("cuBLAS", 51, context, stream, object, fourth, fifth, sixth);
+    if (object == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (reinterpret_cast<std::uintptr_t>(stream) == UINTPTR_MAX) return CUDA_ERROR_INVALID_HANDLE;
+    struct Zeros {
+        alignas(64) std::array<std::uint8_t, 4096> bytes{};
+    };
+    static std::mutex lock;
+    static auto* objects = new std::map<CUstream, std::unique_ptr<Zeros>>;  // never destroyed: libraries outlive it
+    std::lock_guard guard(lock);
+    auto& zeros = (*objects)[stream];
+    if (!zeros) zeros = std::make_unique<Zeros>();
+    *object = zeros->bytes.data();
+    return CUDA_SUCCESS;
+}
+
+CUresult stream_value(CUcontext context, CUstream stream, std::uint64_t* value, void* fourth, void* fifth, void* sixth) {
+    log_arguments("cuBLAS", 39, context, stream, value, fourth, fifth, sixth);
+    if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *value = 0;
+    return CUDA_SUCCESS;
+}
+
 using EachFunction = void (*)(void* user, CUfunction function, std::uint64_t index);
 
 // Calls `each` for every function of the module, and returns how many there are.
@@ -173,7 +213,8 @@ Words self_test_table() {
 }
 
 Words cublas_table() {
-    static const auto words = make<kCublas, 93>({{4, address_of(&context_id)}});
+    static const auto words = make<kCublas, 93>(
+        {{4, address_of(&context_id)}, {39, address_of(&stream_value)}, {51, address_of(&stream_object)}});
     return words.data();
 }
 

@@ -196,7 +196,8 @@ Context* current_context() {
 CUresult current(Context*& context) {
   if (CUresult r = require(); r) return r;
   auto& stack = context_stack();
-  if (stack.empty() || !stack.back()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (stack.empty() || !stack.back())
+    return in_host_function() ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_CONTEXT;
   if (!stack.back()->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   context = stack.back();
   return CUDA_SUCCESS;

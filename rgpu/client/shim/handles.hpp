@@ -155,6 +155,9 @@ Context* current_context();
 // there is none, CUDA_ERROR_CONTEXT_IS_DESTROYED (709) when it is dead.
 CUresult current(Context*& context);
 
+// hostfn.cpp: whether the calling thread runs a host function now; CUDA calls are not permitted there.
+bool in_host_function();
+
 // ---------------------------------------------------------------- streams
 
 constexpr std::uint64_t LEGACY_STREAM_NUMBER = 0;

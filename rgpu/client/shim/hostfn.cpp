@@ -69,6 +69,8 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
 
 }  // namespace
 
+bool in_host_function() { return running; }
+
 void wait_host_functions() {
   if (running) return;
   Pending& p = pending();

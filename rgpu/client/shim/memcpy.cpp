@@ -156,11 +156,15 @@ CUresult on_device(const Copy& c, const StreamRef& stream) {
   return submit_work(stream, call);
 }
 
-// In stream order, by this thread: when the stream is there.
-CUresult on_host(const Copy& c, const StreamRef& stream) {
+CUresult await_stream(const StreamRef& stream) {
   wire::StreamSynchronize call{};
   call.stream = stream.number;
-  if (CUresult r = await_work(stream, call); r) return r;
+  return await_work(stream, call);
+}
+
+// In stream order, by this thread: when the stream is there.
+CUresult on_host(const Copy& c, const StreamRef& stream) {
+  if (CUresult r = await_stream(stream); r) return r;
   for (std::uint64_t i = 0; i < c.height; ++i)
     std::memmove(bytes(c.destination.address + i * c.destination.pitch), bytes(c.source.address + i * c.source.pitch), c.width);
   return CUDA_SUCCESS;
@@ -189,7 +193,9 @@ CUresult capture(const Copy& c, const StreamRef& stream, bool& taken) {
   return capture_work(stream, work, taken);
 }
 
-CUresult run(Copy& c, CUstream handle) {
+// `blocking`: a call without "Async". When one to the device returns, the program may start work on any
+// stream that reads what was copied: the copy's end is an observed completion (SEMANTICS 1), so it is awaited.
+CUresult run(Copy& c, CUstream handle, bool blocking) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   StreamRef stream;
@@ -203,17 +209,21 @@ CUresult run(Copy& c, CUstream handle) {
     bool taken = false;
     if (CUresult r = capture(c, stream, taken); r || taken) return r;
   }
-  if (c.source.host) return c.destination.host ? on_host(c, stream) : to_device(c, stream);
+  if (c.source.host) {
+    if (c.destination.host) return on_host(c, stream);
+    const CUresult r = to_device(c, stream);
+    return r || !blocking ? r : await_stream(stream);
+  }
   return c.destination.host ? to_host(c, stream) : on_device(c, stream);
 }
 
 CUresult linear(CUmemorytype to, std::uint64_t destination, CUmemorytype from, std::uint64_t source, std::size_t n,
-                CUstream stream) {
+                CUstream stream, bool blocking = false) {
   Copy c;
   c.destination = {to, destination, n, false};
   c.source = {from, source, n, false};
   c.width = n;
-  return run(c, stream);
+  return run(c, stream, blocking);
 }
 
 // The 2D and 3D forms name host pointer and device pointer apart.
@@ -239,7 +249,7 @@ CUresult end_of(CUmemorytype type, const void* host, CUdeviceptr device, std::ui
   return CUDA_SUCCESS;
 }
 
-CUresult rows(const CUDA_MEMCPY2D* p, CUstream stream) {
+CUresult rows(const CUDA_MEMCPY2D* p, CUstream stream, bool blocking) {
   if (CUresult r = require(); r) return r;
   if (!p) return CUDA_ERROR_INVALID_VALUE;
   if (!p->WidthInBytes || !p->Height) return CUDA_SUCCESS;
@@ -253,12 +263,12 @@ CUresult rows(const CUDA_MEMCPY2D* p, CUstream stream) {
     return r;
   if (CUresult r = end_of(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstY * to + p->dstXInBytes, to, c.destination); r)
     return r;
-  return run(c, stream);
+  return run(c, stream, blocking);
 }
 
 // Plane after plane; planes that follow each other without a gap are one.
 template <class Copy3D>
-CUresult planes(const Copy3D* p, CUstream stream) {
+CUresult planes(const Copy3D* p, CUstream stream, bool blocking) {
   if (CUresult r = require(); r) return r;
   if (!p || p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
   if (!p->WidthInBytes || !p->Height || !p->Depth) return CUDA_SUCCESS;
@@ -278,7 +288,7 @@ CUresult planes(const Copy3D* p, CUstream stream) {
     const std::uint64_t destination = ((p->dstZ + z) * to_height + p->dstY) * to + p->dstXInBytes;
     if (CUresult r = end_of(p->srcMemoryType, p->srcHost, p->srcDevice, source, from, c.source); r) return r;
     if (CUresult r = end_of(p->dstMemoryType, p->dstHost, p->dstDevice, destination, to, c.destination); r) return r;
-    if (CUresult r = run(c, stream); r) return r;
+    if (CUresult r = run(c, stream, blocking); r) return r;
   }
   return CUDA_SUCCESS;
 }
@@ -300,7 +310,7 @@ extern "C" {
 
 CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
   if (CUresult r = unsafe_call(); r) return r;
-  return linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, nullptr);
+  return linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, nullptr, true);
 }
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) {
   return linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, hStream);
@@ -308,7 +318,7 @@ CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstr
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount) {
   if (CUresult r = unsafe_call(); r) return r;
-  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, nullptr);
+  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, nullptr, true);
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount, CUstream hStream) {
   return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, hStream);
@@ -338,13 +348,13 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdevice
   return between(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
 }
 
-CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr); }
-CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr); }
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) { return rows(pCopy, hStream); }
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr, true); }
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr, true); }
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) { return rows(pCopy, hStream, false); }
 
-CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* pCopy) { return planes(pCopy, nullptr); }
-CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { return planes(pCopy, hStream); }
-CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy) { return planes(pCopy, nullptr); }
-CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) { return planes(pCopy, hStream); }
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* pCopy) { return planes(pCopy, nullptr, true); }
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { return planes(pCopy, hStream, false); }
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy) { return planes(pCopy, nullptr, true); }
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) { return planes(pCopy, hStream, false); }
 
 }  // extern "C"

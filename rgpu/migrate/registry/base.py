@@ -138,8 +138,9 @@ class Change:
 class Registry(Protocol):
     """See the module docstring. One object serves one event loop."""
 
-    #: Names this registry's data; another one means that somebody replaced them (OWNERSHIP 10).
-    cluster_id: str
+    @property
+    def cluster_id(self) -> str:
+        """Names this registry's data; another one means that somebody replaced them (OWNERSHIP 10)."""
 
     async def revision(self) -> int:
         """The revision of the last change, read linearizably."""
@@ -159,7 +160,10 @@ class Registry(Protocol):
         """Put ``compare.key`` if the compare holds; the new revision. Raises :class:`Conflict`."""
 
     async def lease_grant(self, ttl: float) -> int:
-        """A lease that ends ``ttl`` seconds after its last acknowledged keep-alive."""
+        """A lease that ends ``ttl`` seconds after its last acknowledged keep-alive, or later, never earlier.
+
+        etcd grants whole seconds, has a shortest lease, and looks for ended ones twice a second.
+        """
 
     async def keepalive(self, lease: int) -> float:
         """Renew; the seconds now granted. Raises :class:`NotFound` when it has ended."""

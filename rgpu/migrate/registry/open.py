@@ -1,15 +1,25 @@
-"""A registry by its address: ``embedded:PATH`` (others join here)."""
+"""A registry by its address: ``embedded:PATH`` or ``etcd://HOST:PORT,…/PREFIX?…``."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from rgpu.migrate.registry.base import Registry
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.session.errors import UsageError
 
 
-async def open_registry(address: str) -> Registry:
-    """Raises :class:`UsageError` for an address of no known kind, and what the implementation raises."""
+async def open_registry(address: str, seen: Path | None = None) -> Registry:
+    """``seen``: where this host remembers a registry of several hosts (:mod:`.guard`).
+
+    Raises :class:`UsageError` for an address of no known kind, and what the implementation raises.
+    """
     kind, separator, place = address.partition(":")
     if kind == "embedded" and separator and place:
         return await EmbeddedRegistry.open(place)
-    raise UsageError(f"{address!r} is no registry: use embedded:PATH", address=address)
+    if kind == "etcd":
+        from rgpu.migrate.registry.etcd import EtcdRegistry  # only who uses it pays for gRPC
+
+        return await EtcdRegistry.open(address, seen)
+    raise UsageError(f"{address!r} is no registry: use embedded:PATH or etcd://HOST:PORT,HOST:PORT/PREFIX",
+                     address=address)

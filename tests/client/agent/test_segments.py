@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgpu.client.journal import Cursor, Journal, Policy
+from rgpu.client.keeping import Facts, decide, full_reason
 from rgpu.client.local import NewSegment
 from rgpu.client.segments import MAX_LOG
 from rgpu.client.spill import write_segment
@@ -32,6 +33,15 @@ def offered(segment: FakeSegment) -> NewSegment:
 def pair(policy: Policy | None = None, **sizes: int) -> tuple[Journal, fake_shim.Journal]:
     journal = Journal(policy or Policy())
     return journal, fake_shim.Journal(lambda segment: journal.offer(offered(segment)), **sizes)
+
+
+def _facts(journal: Journal) -> Facts:
+    return Facts(journal.memory_bytes, journal.kept_bytes, journal.last_seq, journal.protected,
+                 spill_error=journal.spill_error)
+
+
+def _full(journal: Journal) -> str:
+    return full_reason(journal.policy.rules, _facts(journal))
 
 
 def drain(journal: Journal, cursor: Cursor, limit: int = 1000) -> bytes:
@@ -185,11 +195,11 @@ def test_a_full_disk_blocks_and_says_why(tmp_path: Path) -> None:
     job = journal.spill_job()
     assert job is not None
     journal.spilled(job, *write_segment(job, "s"))
-    assert "No such file" in journal.block_reason() and journal.spill_job() is None
+    assert "No such file" in _full(journal) and journal.spill_job() is None
     assert drain(journal, journal.cursor(1)) == b"".join(shim.wire)
-    assert journal.wants_checkpoint
+    assert decide(journal.policy.rules, _facts(journal)).checkpoint
     journal.unprotect()
-    assert "server has not taken" in journal.block_reason()
+    assert "server has not taken" in _full(journal)
 
 
 # -- hostile ------------------------------------------------------------------------

@@ -24,7 +24,7 @@ TABLES = {
     "TOOLS_TLS": ("42d85a81-23f6-cb47-8298-f6e78a3aecdc", 4, {2}),
     "CTX_CHECKS": ("263e8860-7cd2-6143-92f6-bbd5006dfa7e", 4, {2, 3}),
     "SELF_TEST": ("d4082055-bde6-704b-8d34-ba123c66e1f2", 3, {1}),
-    "cuBLAS": ("21318c60-9714-3248-8ca6-41ff7324c8f2", 93, {4}),
+    "cuBLAS": ("21318c60-9714-3248-8ca6-41ff7324c8f2", 93, {4, 39, 51}),
     "cuBLASLt": ("1734dc26-800d-4745-8726-c0f1e7dd8bca", 17, set()),
     "module functions": ("6e163fbe-b958-444d-835c-e182aff1991e", 99, {7}),
 }
@@ -73,6 +73,33 @@ ident = c.c_uint64(); blas = table("21318c60-9714-3248-8ca6-41ff7324c8f2")
 assert slot(blas, 4, c.c_void_p, c.c_void_p)(primary, c.addressof(ident)) == 0
 other = c.c_uint64(); assert d.cuCtxGetId(primary, c.byref(other)) == 0 and other.value == ident.value > 0
 """)
+
+
+def test_what_cublas_asks_of_a_stream(stage: Stage) -> None:
+    """Slot 51: an object for each stream, readable and zero; slot 39: zero. Nothing is said of either."""
+    outcome = stage.run(START + r"""
+assert d.cuInit(0) == 0
+context, streams = c.c_void_p(), [c.c_void_p(), c.c_void_p()]
+assert d.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and d.cuCtxSetCurrent(context) == 0
+for stream in streams:
+    assert d.cuStreamCreate(c.byref(stream), 1) == 0
+words = table("21318c60-9714-3248-8ca6-41ff7324c8f2")
+ask, value = (slot(words, index, c.c_void_p, c.c_void_p, c.c_void_p) for index in (51, 39))
+def of(stream):
+    out = c.c_void_p(); assert ask(context, stream, c.addressof(out)) == 0 and out.value
+    assert c.string_at(out.value, 4096) == bytes(4096)
+    return out.value
+assert len({of(streams[0]), of(streams[1]), of(None)}) == 3 and of(streams[0]) == of(streams[0])
+assert ask(context, None, None) == 1 and ask(context, 2**64 - 1, c.addressof(c.c_void_p())) == 400
+number = c.c_uint64(9); assert value(context, streams[0], c.addressof(number)) == 0 and number.value == 0
+assert value(context, streams[0], None) == 1
+""")
+    assert "export table" not in outcome.err
+    outcome = stage.run(START + r"""
+words = table("21318c60-9714-3248-8ca6-41ff7324c8f2")
+slot(words, 51, c.c_void_p, c.c_void_p, c.c_void_p)(0x123, 0x456, None)
+""", RGPU_SHIM_LOG="1")
+    assert "slot 51 called with 0x123 0x456" in outcome.err
 
 
 def test_functions_of_a_module(stage: Stage) -> None:

@@ -110,7 +110,8 @@ def test_every_error_of_capture(agent, program):
         ok(begin(s)); ok(begin(u)); ok(record(f, u)); code = wait(s, f)
         tell(["merge", code, end(u)[0]]); outcome("merged")
         ok(begin(s)); ok(record(f, s)); ok(wait(t, f)); ok(fill(a, t))
-        tell(["unmatched", end(t)[0]]); outcome("unjoined")
+        tell(["unmatched", end(t)[0], status(t)]); outcome("after that")
+        ok(begin(s)); ok(record(f, s)); ok(wait(t, f)); ok(fill(a, t)); outcome("unjoined")
         ok(begin(s)); ok(record(f, s)); ok(wait(t, f)); outcome("joined without work")
         ok(begin(blocking)); code = fill(a, None); tell(["implicit", code, status(blocking), end(blocking)[0]])
         ok(begin(s)); outcome("legacy beside a non-blocking capture", fill(a, None))
@@ -128,7 +129,7 @@ def test_every_error_of_capture(agent, program):
         ["isolation", 905, 2, 901],
         ["never recorded", 0, 1, 0],
         ["merge", 902, 901], ["merged", 2, 901],
-        ["unmatched", 903], ["unjoined", 1, 904],
+        ["unmatched", 903, 2], ["after that", 2, 901], ["unjoined", 1, 904],
         ["joined without work", 1, 0],
         ["implicit", 906, 2, 901],
         ["legacy beside a non-blocking capture", 0, 1, 0],

@@ -85,6 +85,21 @@ def test_wild_pointers_give_codes(agent, program):
                     "memset odd": 1, "d2d over": 1, "stream": 400, "event": 400, "launch": 400, "twice": 1}
 
 
+def test_a_blocking_copy_to_the_device_is_observed(agent, program):
+    """Behind it the program may use the bytes on any stream: its end stands in the journal (SEMANTICS 1)."""
+    program(agent, """
+        context()
+        a, host = alloc(1000), c.create_string_buffer(1000)
+        ok(cu.cuMemcpyHtoDAsync_v2(U64(a), host, SIZE(1000), None))
+        ok(cu.cuMemcpyHtoD_v2(U64(a), host, SIZE(1000)))
+        ok(cu.cuMemcpy(U64(a), U64(c.addressof(host)), SIZE(1000)))
+        tell(0)
+        """).end()
+    names = [name for name in agent.names() if name in ("memcpy_h2d", "stream_synchronize", "completed")]
+    assert names[:7] == ["memcpy_h2d", *["memcpy_h2d", "stream_synchronize", "completed"] * 2], names
+    assert agent.awaited()[:2] == ["stream_synchronize"] * 2
+
+
 def test_big_payload_goes_through_a_bulk_segment(agent, program):
     size = 70 * MIB + 13
     told = program(agent, f"""

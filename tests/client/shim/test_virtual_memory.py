@@ -56,6 +56,76 @@ def test_quota_is_held_from_create_until_the_last_of_release_and_unmap(agent, pr
     assert (mapped.address, mapped.size) == (allocated.address, allocated.size)
 
 
+def traffic(agent) -> list[str]:
+    """The calls that concern memory, each with its address in granules behind the first mapping."""
+    first = agent.args("memory_map")[0].address
+    counters = {}
+    told = []
+    for name in agent.names():
+        if not name.startswith("mem"):
+            continue
+        each = agent.args(name)[counters.get(name, 0)]
+        counters[name] = counters.get(name, 0) + 1
+        if name == "memcpy_d2d":
+            told.append(f"copy {(each.source - first) >> 21}>{(each.destination - first) >> 21} {each.size >> 20}")
+        else:
+            told.append(f"{name.removeprefix('memory_')} {(each.address - first) >> 21}")
+    return told
+
+
+def test_bytes_outlive_a_mapping_while_the_handle_is_held(agent, program):
+    """Mapped back at its place nothing is moved; elsewhere, it is copied; the last release ends it."""
+    told = program(agent, code("""
+        context()
+        G = 2 << 20
+        at = reserve(8 * G)
+        one = create(G)
+        ok(map_at(at, G, one))
+        ok(unmap(at, G))
+        gone = cu.cuMemsetD8_v2(U64(at), 1, SIZE(1))
+        ok(map_at(at, G, one))
+        ok(unmap(at, G))
+        ok(map_at(at + 3 * G, G, one))
+        alias = map_at(at, G, one)
+        ok(unmap(at + 3 * G, G))
+        held = info()[0] >> 20
+        ok(cu.cuMemRelease(U64(one)))
+        tell([gone, alias, held, info()[0] >> 20])
+        """)).end()
+    assert told == [[1, 801, 254, 256]]
+    assert traffic(agent) == [
+        "map 0", "allocate 0", "free 0", "allocate 0", "free 0",
+        "map 3", "allocate 3", "allocate 0", "copy 0>3 2", "free 0", "unmap 0", "free 3", "unmap 3"]
+
+
+def test_another_handle_comes_where_bytes_are_kept(agent, program):
+    """They go out of its way, even when their reservation is given back and taken anew, and come back from there."""
+    told = program(agent, code("""
+        context()
+        G = 2 << 20
+        at = reserve(4 * G)
+        one, two = create(G), create(G)
+        ok(map_at(at, G, one))
+        ok(unmap(at, G))
+        ok(cu.cuMemAddressFree(U64(at), SIZE(4 * G)))
+        other = reserve(4 * G, 0, at)                   # not over the kept bytes
+        ok(cu.cuMemAddressFree(U64(other), SIZE(4 * G)))
+        space = reserve(8 * G)
+        ok(map_at(space, G, one))
+        ok(unmap(space, G))
+        ok(map_at(space, G, two))
+        ok(map_at(space + G, G, one))
+        tell([other == at])
+        """)).end()
+    assert told == [[False]]
+    lines = traffic(agent)
+    copies = [line for line in lines if line.startswith("copy")]
+    assert len(copies) == 3 and copies[0].startswith("copy 0>")
+    space, hidden = (int(line.split(">")[1].split()[0]) for line in copies[:2])
+    assert copies[1] == f"copy {space}>{hidden} 2" and copies[2] == f"copy {hidden}>{space + 1} 2"
+    assert lines.count(f"map {space}") == 2 and lines[-1] == f"unmap {hidden}"
+
+
 def test_neighbouring_mappings_are_one_range_for_copies(agent, program):
     told = program(agent, code("""
         context()

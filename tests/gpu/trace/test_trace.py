@@ -26,13 +26,9 @@ needs_recording = pytest.mark.skipif(
 #: ``section: call`` → why the answer differs on purpose. An entry that does not differ is an error.
 ON_PURPOSE: dict[str, str] = {
     "pointers: held registered / device pointer": "registered memory has no shadow: kernels cannot reach it",
-    "host_functions: calls inside": "calls are refused there as without a context (201), not as not permitted (800)",
 }
 #: Deviations that are to be mended, not wanted: each is a known limit in CHANGELOG.
-NOT_YET: dict[str, str] = {
-    "capture: end after that": "ending a capture that was invalidated by its fork gives 904, the driver 901",
-    "capture: in the fork": "the status of the forked stream after the origin's error is active, not invalidated",
-}
+NOT_YET: dict[str, str] = {}
 #: Section → the driver function without which it cannot run; compared as soon as that is supported.
 WAITING: dict[str, str] = {"capture": "cuStreamBeginCapture_v2", "graphs": "cuStreamBeginCapture_v2"}
 #: The same for the cpu device alone.

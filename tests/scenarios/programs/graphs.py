@@ -24,6 +24,7 @@ extern "C" __global__ void mix(unsigned* p, const unsigned* q) {
 a, b, given = (int(check(driver.cuMemAlloc(N * 4))) for _ in range(3))
 for memory in (a, b, given):
     check(driver.cuMemsetD32(memory, 0, N))
+check(driver.cuCtxSynchronize())  # the streams below do not wait for the memsets
 source, result = (int(check(driver.cuMemHostAlloc(N * 4, 0))) for _ in range(2))
 host_source, host_result = (np.frombuffer((UINT * N).from_address(at), np.uint32) for at in (source, result))
 main, side = (check(driver.cuStreamCreate(1)) for _ in range(2))

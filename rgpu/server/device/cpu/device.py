@@ -7,10 +7,11 @@ in :mod:`.modules`. See :class:`rgpu.checkpoint.device.Device` for the contract.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ import structlog
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
+from rgpu.checkpoint.ring import HostRing
 from rgpu.server.device.cpu import addressspace
-from rgpu.server.device.cpu.facts import make_facts
+from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
 from rgpu.server.device.cpu.memory import Memory
 from rgpu.server.device.cpu.modules import Engine, Modules
@@ -55,13 +57,21 @@ class CpuDevice:
         self._engine: Any = engine or importlib.import_module("rgpu.server.device.cpu.ptx")
         self._memory = Memory(memory, index)
         self._modules = Modules(self._memory, self._engine)
+        self._staged: dict[int, np.ndarray[Any, Any]] = {}
+        self._staged_lock = threading.Lock()
         self._streams = Streams()
         self._graphs = Graphs(self)
         self._contexts: dict[int, dict[int, int]] = {}
         self._clock_offset = -time.monotonic_ns()
         self._ranges: tuple[RangeTable | None, Any] = (None, None)
         self._printf = printf
+        self._ring = HostRing()
         self._closed = False
+
+    def resize(self, memory: int) -> None:
+        """Another quota for mappings and globals; only while nothing is mapped (a spare worker's device)."""
+        self._memory.resize(memory)
+        self.facts = replace(self.facts, total_memory=memory)
 
     # -- memory ---------------------------------------------------------------------
     def map(self, address: int, size: int) -> None:
@@ -340,15 +350,59 @@ class CpuDevice:
         return [pagehash.examine_pages(self._memory.state_view(region.address, region.size), key) for region in regions]
 
     def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> pagehash.PageHashes:
-        memory = (ctypes.c_uint8 * (PAGE * len(pages))).from_address(staging)
-        places = np.ctypeslib.as_array(memory).reshape(len(pages), PAGE)
+        if not pages:
+            return pagehash.PageHashes(np.empty((0, 2), np.uint64), np.empty(0, np.bool_))
+        places = addressspace.view(staging, PAGE * len(pages))
         found = []
-        for place, (address, size) in zip(places, pages, strict=True):
-            place[:size] = self._memory.state_view(address, size)
+        at = 0
+        while at < len(pages):  # neighbours go together: a call costs more than a page
+            address, size = pages[at]
+            end = at + 1
+            while end < len(pages) and pages[end][0] == address + size and not size % PAGE:
+                size += pages[end][1]
+                end += 1
+            place = places[at * PAGE:end * PAGE]
+            place[:size] = self._readable(address, size)
             place[size:] = 0
             found.append(pagehash.examine_pages(place[:size], key))
-        return pagehash.PageHashes(np.concatenate([one.hashes for one in found] or [np.empty((0, 2), np.uint64)]),
-                                   np.concatenate([one.zero for one in found] or [np.empty(0, np.bool_)]))
+            at = end
+        return pagehash.PageHashes(np.concatenate([one.hashes for one in found]),
+                                   np.concatenate([one.zero for one in found]))
+
+    def _readable(self, address: int, size: int) -> np.ndarray:
+        """Bytes of the session's state, or of what was staged of it."""
+        with self._staged_lock:
+            for start, block in self._staged.items():
+                if start <= address and address + size <= start + block.nbytes:
+                    return block[address - start:address - start + size]
+        return self._memory.state_view(address, size)
+
+    def page_ring(self) -> HostRing:
+        return self._ring
+
+    def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
+        for address, size, data in runs:
+            self._memory.state_view(address, size)[:] = 0 if data is None else np.frombuffer(data, np.uint8)
+
+    def free_memory(self) -> int:
+        """Half of what the host could give: other sessions of this host want some, too."""
+        return available_memory() // 2
+
+    def stage(self, size: int) -> int:
+        try:
+            block = np.zeros(size, np.uint8)
+        except MemoryError as error:
+            raise DeviceError(f"the host has no {size} bytes for copies of pages", 2) from error
+        with self._staged_lock:
+            self._staged[int(block.ctypes.data)] = block
+        return int(block.ctypes.data)
+
+    def unstage(self, address: int) -> None:
+        with self._staged_lock:
+            del self._staged[address]
+
+    def read_staged(self, address: int, size: int) -> bytes:
+        return self._readable(address, size).tobytes()
 
     def elapsed(self, start: int, end: int) -> float:
         with self._streams.schedule.mutex:

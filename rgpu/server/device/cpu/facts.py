@@ -96,3 +96,16 @@ def make_facts(ordinal: int, memory: int, host: str = "") -> DeviceFacts:
         name="rgpu CPU device (sm_75)", uuid=device_uuid(host or socket.gethostname(), ordinal),
         total_memory=memory, pci=pci, compute_capability=COMPUTE_CAPABILITY, driver_version=driver_version(),
         attributes=attributes)
+
+
+def available_memory() -> int:
+    """Bytes of host memory that can be had without swapping; 0 where that is not known."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name == "MemAvailable":
+                    return int(value.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0

@@ -79,6 +79,12 @@ class Memory:
         self.valid = RangeTable()  #: swapped whole at each change
 
     # -- mappings ---------------------------------------------------------------
+    def resize(self, total: int) -> None:
+        """Another total. Raises :class:`DeviceError` once something is mapped."""
+        if self.used:
+            raise DeviceError("the device is in use: its memory cannot be changed", INVALID_VALUE)
+        self.total = round_up(total, addresses.GRANULE)
+
     def map(self, address: int, size: int) -> None:
         low, high = self._base, self._base + addresses.ALLOCATION_SIZE
         if size <= 0 or address % addresses.GRANULE or size % addresses.GRANULE:

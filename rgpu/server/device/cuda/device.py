@@ -26,6 +26,7 @@ from rgpu.server.device.cuda.graphs import Graphs
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
+from rgpu.server.device.cuda.ring import CudaRing
 from rgpu.server.device.cuda.streams import Completion
 from rgpu.server.device.cuda.zeroing import Zeroing
 from rgpu.session.calls import decoders
@@ -57,6 +58,7 @@ class CudaDevice:
         self._use()
         self.facts = facts(ordinal)
         self.hasher = PageHasher(self._context, self.facts.compute_capability, self.facts.attributes.get(16, 1))
+        self._ring = CudaRing(self._context)
         self.engine = Engine(int(self._context))
         self.fast_path = self.engine
         self.zeroing = Zeroing(lambda: [state.handle for state in list(self.completion.streams.values())])
@@ -70,8 +72,8 @@ class CudaDevice:
         self._restored: dict[int, int | None] = {}
         self._modules: dict[int, modules.Module] = {}
         self._unloaded: list[modules.Module] = []  #: by the program, not yet by the driver
-        self._host_functions = HostFunctions(self._context, self.is_complete, self._failed)
-        self._graphs = Graphs(self._context, self._function)
+        self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._failed)
+        self._graphs = Graphs(self._context, self._kernel)
         self._clock_offset = -time.monotonic_ns()
         self._reference = self._timing_event()
         check(driver.cuEventRecord(self._reference, 0), "cuEventRecord")
@@ -281,6 +283,10 @@ class CudaDevice:
             raise DeviceError(f"module {module} has no function {function}", CUDA_ERROR_INVALID_HANDLE)
         return loaded.functions[function]
 
+    def _kernel(self, module: int, function: int) -> tuple[Any, tuple[tuple[int, int], ...]]:
+        """A function and where its parameters are."""
+        return self._function(module, function), self._modules[module].layouts[function]
+
     def instantiate_graph(self, graph: int, context: int, flags: int, nodes: list[Node]) -> None:
         self._use()
         self._graphs.instantiate(graph, context, flags, nodes)
@@ -431,6 +437,38 @@ class CudaDevice:
     def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
         return self.hasher.copy_and_hash(pages, staging, key)
 
+    def page_ring(self) -> CudaRing:
+        return self._ring
+
+    def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
+        on_device = []
+        for address, size, data in runs:
+            if self.shadows.contains(address, size):
+                self.shadows.write(address, bytes(size) if data is None else data)
+            else:
+                on_device.append((address, size, data))
+        if on_device:
+            self._ring.write(on_device, self.zeroing.fence)
+
+    def free_memory(self) -> int:
+        self._use()
+        return int(check(driver.cuMemGetInfo(), "cuMemGetInfo")[0])
+
+    def stage(self, size: int) -> int:
+        """Memory of this context, beside the session's own; other sessions of the device may take it first."""
+        self._use()
+        return int(check(driver.cuMemAlloc(size), "cuMemAlloc"))
+
+    def unstage(self, address: int) -> None:
+        self._use()
+        check(driver.cuMemFree(address), "cuMemFree")
+
+    def read_staged(self, address: int, size: int) -> bytes:
+        self._use()
+        data = np.empty(size, np.uint8)
+        check(driver.cuMemcpyDtoH(data.ctypes.data, address, size), "cuMemcpyDtoH")
+        return data.tobytes()
+
     def _recorded(self, event: int) -> bool:
         """Whether it was recorded here; what was restored from elsewhere is over with that."""
         return bool(self.engine.event_recorded(event))
@@ -481,6 +519,7 @@ class CudaDevice:
         self.completion.stop()
         self._use()
         self.hasher.close()
+        self._ring.close()
         self.engine.close()
         self.memory.close()
         self.zeroing.close()

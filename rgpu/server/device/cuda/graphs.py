@@ -1,7 +1,8 @@
 """Executable graphs on the GPU: a CUgraph of explicit nodes, instantiated, kept beside its nodes.
 
 The nodes come from :mod:`rgpu.session.graphs`. Every edge is a full dependency,
-so attributes that only weaken one (programmatic serialization) are left out.
+so attributes that only weaken one (programmatic serialization) are left out. A
+kernel node is a captured launch (:mod:`.nodes`).
 An update goes through ``cuGraphExec…SetParams`` where the driver allows it; one
 that changes a kernel's function or attributes makes the graph anew, which
 launches given before do not notice.
@@ -13,8 +14,6 @@ later launches only).
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,17 +21,12 @@ from typing import Any
 from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
+from rgpu.server.device.cuda.nodes import Layout, capture, set_parameters
 from rgpu.session.errors import DeviceError
-from rgpu.session.graphs import ATTRIBUTE_SIZE, CopyNode, KernelNode, MemsetNode, Node, apply_changes
+from rgpu.session.graphs import CopyNode, KernelNode, MemsetNode, Node, apply_changes
 
-CUDA_ERROR_INVALID_VALUE = 1
 CUDA_ERROR_INVALID_HANDLE = 400
 _NON_BLOCKING = 1
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-_BUFFER_POINTER, _BUFFER_SIZE = 1, 2  # CU_LAUNCH_PARAM_*
-_COOPERATIVE = 2
-#: CUlaunchAttributeID of what a kernel node takes; others concern streams, or weaken edges.
-_OF_NODES = frozenset({1, _COOPERATIVE, 4, 5, 8, 9, 10, 11, 14})
 
 
 @dataclass
@@ -46,11 +40,14 @@ class _Exec:
 
 
 class Graphs:
-    """The executable graphs of a device. ``function(module, index)``: a CUfunction. The context is current in calls."""
+    """The executable graphs of a device; the context is current in calls.
 
-    def __init__(self, context: Any, function: Callable[[int, int], Any]) -> None:
+    ``kernel(module, index)``: a function's handle and the (offset, size) of each of its parameters.
+    """
+
+    def __init__(self, context: Any, kernel: Callable[[int, int], tuple[Any, Layout]]) -> None:
         self._context = context
-        self._function = function
+        self._kernel = kernel
         self._execs: dict[int, _Exec] = {}
         self._stream: Any = None  #: where launches are captured
 
@@ -124,32 +121,10 @@ class Graphs:
         return check(driver.cuGraphAddEmptyNode(made.graph, before, len(before)), "cuGraphAddEmptyNode")
 
     def _add_kernel(self, made: _Exec, node: KernelNode, before: list[Any]) -> Any:
-        """By a captured launch: cuGraphAddKernelNode judges the shape before it has heard of the cluster."""
         if self._stream is None:
             self._stream = check(driver.cuStreamCreate(_NON_BLOCKING), "cuStreamCreate")
-        library, stream = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(int(self._stream))
-        nodes = (ctypes.c_void_p * max(1, len(before)))(*map(int, before))
-
-        def call(name: str, *arguments: Any) -> None:
-            check((driver.CUresult(getattr(library, name)(*arguments)),), name)
-
-        call("cuStreamBeginCaptureToGraph", stream, ctypes.c_void_p(int(made.graph)), nodes, None,
-             ctypes.c_size_t(len(before)), _RELAXED)
-        last, count, status = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t(), ctypes.c_int()
-        graph = ctypes.c_void_p()
-        try:
-            launch = _Kernel(self._function(node.module, node.function), node)
-            call("cuLaunchKernelEx", ctypes.byref(launch.config(stream, _attributes(node))), launch.function, None,
-                 launch.extra)
-            call("cuStreamGetCaptureInfo_v2", stream, ctypes.byref(status), None, None, ctypes.byref(last),
-                 ctypes.byref(count))
-            handle = driver.CUgraphNode(last[0]) if count.value else None
-        finally:
-            result = library.cuStreamEndCapture(stream, ctypes.byref(graph))
-        check((driver.CUresult(result),), "cuStreamEndCapture")
-        if handle is None:
-            raise DeviceError("a captured launch made no node", CUDA_ERROR_INVALID_VALUE)
-        return handle
+        function, layout = self._kernel(node.module, node.function)
+        return capture(made.graph, self._stream, before, function, layout, node)
 
     # -- updates ------------------------------------------------------------------
     def _set(self, found: _Exec, index: int, before: Node) -> bool:
@@ -159,9 +134,8 @@ class Graphs:
             if (node.module, node.function, node.cooperative, node.attributes) != (
                     before.module, before.function, before.cooperative, before.attributes):
                 return False
-            parameters = _Kernel(self._function(node.module, node.function), node)
-            check(driver.cuGraphExecKernelNodeSetParams(found.executable, handle, parameters.value),
-                  "cuGraphExecKernelNodeSetParams")
+            function, layout = self._kernel(node.module, node.function)
+            set_parameters(found.executable, handle, function, layout, node)
         elif isinstance(node, CopyNode):
             check(driver.cuGraphExecMemcpyNodeSetParams(found.executable, handle, _copy(node), self._context),
                   "cuGraphExecMemcpyNodeSetParams")
@@ -172,52 +146,6 @@ class Graphs:
             check(driver.cuGraphNodeSetEnabled(found.executable, handle, int(not node.disabled)),
                   "cuGraphNodeSetEnabled")
         return True
-
-
-class _LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig: grid, block and dynamic shared memory, stream, attributes."""
-
-    _fields_ = [("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
-                ("count", ctypes.c_uint)]
-
-
-class _Kernel:
-    """CUDA_KERNEL_NODE_PARAMS and what it points to; the driver copies the parameters at the call."""
-
-    def __init__(self, function: Any, node: KernelNode) -> None:
-        self._data = ctypes.create_string_buffer(node.parameters, max(1, len(node.parameters)))
-        self._size = ctypes.c_size_t(len(node.parameters))
-        self._extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, ctypes.addressof(self._data), _BUFFER_SIZE,
-                                            ctypes.addressof(self._size), None)
-        self.function = ctypes.c_void_p(int(function))
-        self.extra = self._extra
-        self._node = node
-        self.value = value = driver.CUDA_KERNEL_NODE_PARAMS()
-        value.func = function
-        value.gridDimX, value.gridDimY, value.gridDimZ = node.grid
-        value.blockDimX, value.blockDimY, value.blockDimZ = node.block
-        value.sharedMemBytes = node.shared
-        value.extra = ctypes.addressof(self._extra)
-
-
-    def config(self, stream: ctypes.c_void_p, attributes: list[tuple[int, bytes]]) -> _LaunchConfig:
-        """For cuLaunchKernelEx."""
-        packed = b"".join(struct.pack("<ii", identity, 0) + value for identity, value in attributes)
-        self._attributes = ctypes.create_string_buffer(packed, max(1, len(packed)))
-        return _LaunchConfig((ctypes.c_uint * 7)(*self._node.grid, *self._node.block, self._node.shared), stream,
-                             ctypes.addressof(self._attributes), len(attributes))
-
-
-def _attributes(node: KernelNode) -> list[tuple[int, bytes]]:
-    """(CUlaunchAttributeID, 64 bytes of value) of what a node takes."""
-    found = []
-    for at in range(0, len(node.attributes), ATTRIBUTE_SIZE):
-        (identity,) = struct.unpack_from("<i", node.attributes, at)
-        if identity in _OF_NODES:
-            found.append((identity, node.attributes[at + 8:at + ATTRIBUTE_SIZE]))
-    if node.cooperative:
-        found.append((_COOPERATIVE, struct.pack("<i60x", 1)))
-    return found
 
 
 def _copy(node: CopyNode) -> Any:

@@ -8,6 +8,10 @@ when the stream got there; a thread looks at these events while any is open.
 Source: CUDA driver API, "Stream Memory Operations". A word is used again only
 when its wait is known to be over; each use waits for a higher value, compared
 cyclically by the device (CU_STREAM_WAIT_VALUE_GEQ).
+
+A function may be *released* before its ``host_function_done`` is applied
+(rgpu.server.lookahead): its word is written then. It stays open until that
+record comes, so that what the journal's order decides is decided by it alone.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ class HostFunctions:
         self._free: deque[int] = deque(range(WORDS))
         self._used: deque[tuple[int, int]] = deque()  #: (call, word), oldest first; free again when complete
         self._open: dict[int, int] = {}  #: call → word, until host_function_done
+        self._released: set[int] = set()  #: of the open ones, those whose stream was let go already
         self._coming: list[tuple[int, Any, Done]] = []  #: (call, event in front of the wait, reached)
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -74,6 +79,21 @@ class HostFunctions:
             if seq not in self._open:
                 raise DeviceError(f"call {seq} is no open host function", CUDA_ERROR_INVALID_HANDLE)
             self._let_go(seq)
+
+    @property
+    def held(self) -> bool:
+        """Whether a function is open and was not released. Implements :class:`rgpu.server.lookahead.Gates`."""
+        return len(self._open) > len(self._released)
+
+    def release(self, call: int) -> None:
+        """Let the stream go ahead of :meth:`done`, without a lock: others hold it inside the driver.
+
+        Used while the applying thread waits, so no word is given out meanwhile.
+        """
+        word = self._open.get(call)
+        if word is not None:
+            self._released.add(call)
+            self._words[word] = self._values[word]
 
     @property
     def open(self) -> bool:
@@ -112,6 +132,7 @@ class HostFunctions:
 
     def _let_go(self, seq: int) -> None:
         word = self._open.pop(seq)
+        self._released.discard(seq)
         self._words[word] = self._values[word]
 
     def _watch(self) -> None:

@@ -57,7 +57,7 @@ FUNCTIONS = (
         "cuMemMap",
         "CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long"
         " flags", "cuMemMap 10020", ASYNC, "memory_map memory_allocate",
-        "a handle is mapped once",
+        "at one address at a time",
     ),
     function(
         "cuMemMapArrayAsync", "CUarrayMapInfo *mapInfoList, unsigned int count, CUstream hStream",

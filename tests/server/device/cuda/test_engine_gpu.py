@@ -143,6 +143,46 @@ def test_a_module_is_unloaded_behind_a_host_function(session: Session, ptx: byte
     assert session.answer() == (0, b"behind")
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("patience", [20.0, 0.05])
+def test_a_call_that_waits_behind_a_host_function(session: Session, ptx: bytes, monkeypatch: pytest.MonkeyPatch,
+                                                  patience: float) -> None:
+    """Loads and pinned memory: the function's return comes later, once while the call is put off, once inside it.
+
+    Standing still here means that the record is not looked for, or that the driver holds a lock over its wait
+    that the poller of streams needs (then only the patient case ends).
+    """
+    from rgpu.server import lookahead
+    from rgpu.session.addresses import PINNED_BASE
+
+    monkeypatch.setattr(lookahead, "PATIENCE", patience)
+    make = session.journal
+    session.feed(make("host_allocate", address=PINNED_BASE, size=1 << 20, flags=0))
+    calls = {"module_load": lambda: make("module_load", ptx, module=78, context=16, library=0, options=b""),
+             "host_free": lambda: make("host_free", address=PINNED_BASE)}
+    for name, call in calls.items():
+        session.feed(make.write(b"before", session.base, STREAM) + make("host_function", stream=STREAM))
+        function = make.seq
+        session.wait_retained(function)
+        session.feed(make.write(b"behind", session.base, STREAM))
+        waits = call()
+        rest = make("host_function_done", call=function) + make.read(6, session.base, STREAM)
+        due = time.monotonic() + 0.5
+
+        def later(seconds: float, due: float = due, rest: bytes = rest) -> bytes:
+            time.sleep(seconds)
+            return rest if time.monotonic() > due else b""
+
+        session.runtime.read_ahead = later
+        began = time.monotonic()
+        session.take(waits)
+        print(f"{name} with patience {patience}: applied after {time.monotonic() - began:.2f} s (0.5: it waited)")
+        session.runtime.read_ahead = None
+        session.feed(rest)
+        assert session.answer() == (0, b"behind")
+    assert session.runtime.executor.bugs == 0
+
+
 def test_a_wild_copy_is_an_error_code(session: Session) -> None:
     session.feed(session.journal.read(16, 0x10, STREAM))
     assert session.answer()[0] == 1

@@ -23,6 +23,17 @@ extern "C" __global__ void ranks(unsigned* p, unsigned d) {
     unsigned size; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
     p[blockIdx.x] = size + d;
 }
+struct Many { unsigned values[3000]; };
+extern "C" __global__ void total(unsigned* p, const __grid_constant__ Many many) {
+    unsigned sum = 0;
+    for (unsigned value : many.values) sum += value;
+    *p = sum;
+}
+extern "C" __global__ void wide(unsigned* p, unsigned d) {
+    extern __shared__ unsigned words[];
+    words[25000] = d;
+    *p = words[25000];
+}
 """
 GRAPH, STREAM, OTHER, MODULE = 40, 30, 31, 17
 
@@ -139,3 +150,27 @@ def test_a_graph_that_the_driver_refuses(session: Session) -> None:
     session.device.instantiate_graph(GRAPH, 16, 0, [EmptyNode()])
     session.launch()
     assert session.device.drain(10)
+
+
+def test_parameters_beyond_four_kilobytes(session: Session) -> None:
+    """As PyTorch's optimizers have them: the node is made, launched, and changed in place."""
+    for first in (1, 7):
+        node = replace(session.kernel("total", 0, 0), parameters=struct.pack("<Q3000I", session.base, first,
+                                                                             *range(2999)))
+        if first == 1:
+            session.device.instantiate_graph(GRAPH, 16, 0, [node])
+        else:
+            session.device.update_graph(GRAPH, {0: node})
+        session.launch()
+        assert session.words(session.base, 1) == (first + sum(range(2999)),)
+
+
+def test_shared_memory_that_was_allowed_when_it_was_captured(session: Session) -> None:
+    """The attribute is lower by now, and stays so."""
+    function = session.index["wide"]
+    session.device.set_function_attribute(MODULE, function, 8, 1024)
+    node = replace(session.kernel("wide", session.base, 99), shared=110_000)
+    session.device.instantiate_graph(GRAPH, 16, 0, [node])
+    session.launch()
+    assert session.words(session.base, 1) == (99,)
+    assert session.device.function_attributes(MODULE, function)[8] == 1024

@@ -125,3 +125,9 @@ def helper(result: str, name: str, args: str, body: str, needs: tuple[Helper, ..
         f"{extra}\ndefine {result} @{name}({args}) noinline #0 {{\n{body}\n}}",
         needs,
     )
+
+
+def warm() -> None:
+    """Make the compiler ready: for a worker that waits for its session."""
+    with _lock:
+        _target()

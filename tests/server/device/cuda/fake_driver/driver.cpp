@@ -6,10 +6,12 @@
 //
 // Kernels: add_one(u64 address, u32 count) adds 1 to each u32; wait_flag(u64
 // address) runs until the u32 there is not 0; slow(u32 microseconds); wild()
-// is an illegal address. Our own module's (an image that cuModuleLoadData takes,
+// is an illegal address; sum(u64 address, u32...) adds up its parameters. A launch may be captured into a graph,
+// with parameters as the real driver takes them there: a packed buffer of at most 4096 bytes. Our own module's (an image that cuModuleLoadData takes,
 // whatever it is): rgpu_hash_pages and rgpu_copy_hash_pages, whose "hash" of a
 // page is the sum of its bytes plus the key's first word, and its length.
-// FAKE_DRIVER_DELAY_US: each piece of work takes that long.
+// After fake_loads_wait(1) loading a module and unregistering memory wait for
+// all streams, as they may on a real driver. FAKE_DRIVER_DELAY_US: each piece of work takes that long.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -39,6 +41,14 @@ namespace {
 struct Kernel {
     std::string name;
     unsigned size;
+    int max_dynamic = 49152;
+};
+struct Node {
+    Kernel *kernel;
+    std::vector<char> parameters;
+};
+struct Graph {
+    std::vector<std::unique_ptr<Node>> nodes;  // launched one behind the other
 };
 struct Module {
     std::vector<std::unique_ptr<Kernel>> kernels;
@@ -56,11 +66,19 @@ auto &changed = *new std::condition_variable;
 std::atomic<int> sticky{0}, injected{0};
 std::atomic<long> launches{0};
 
+auto &streams_lock = *new std::mutex;  // behind `lock`
+auto &streams = *new std::vector<Stream *>;
+std::atomic<bool> loads_wait{false};
+
 struct Stream {
     std::deque<std::function<bool()>> work;  // false: not yet
     bool blocking;
+    Graph *capturing = nullptr;
+    void *last = nullptr;  // node
     std::thread thread;
     explicit Stream(bool blocking) : blocking(blocking) {
+        std::lock_guard guard(streams_lock);
+        streams.push_back(this);
         thread = std::thread([this] { run(); });
         thread.detach();
     }
@@ -100,6 +118,15 @@ Result give(void *handle, std::function<bool()> work) {
 }
 Result give_once(void *handle, std::function<void()> work) {
     return give(handle, [work = std::move(work)] { return work(), true; });
+}
+
+void rest() {  // until no stream has work
+    const auto busy = [] {
+        std::lock_guard guard(streams_lock);
+        return std::any_of(streams.begin(), streams.end(), [](Stream *s) { return !s->work.empty(); });
+    };
+    std::unique_lock guard(lock);
+    while (loads_wait && busy()) changed.wait_for(guard, std::chrono::milliseconds(1));
 }
 
 double milliseconds() {
@@ -161,6 +188,16 @@ void hash_pages(const HashPages &p) {
 Result start(const Kernel *kernel, void *stream, void **extra) {
     std::vector<char> parameters(*static_cast<size_t *>(extra[3]));
     std::memcpy(parameters.data(), extra[1], parameters.size());
+    if (kernel->name == "sum") {
+        ++launches;
+        return give_once(stream, [parameters = std::move(parameters)] {
+            Ptr to;
+            std::memcpy(&to, parameters.data(), 8);
+            uint32_t sum = 0, word;
+            for (size_t at = 8; at + 4 <= parameters.size(); at += 4) std::memcpy(&word, &parameters[at], 4), sum += word;
+            *reinterpret_cast<uint32_t *>(to) = sum;
+        });
+    }
     parameters.resize(64);
     Ptr address;
     uint32_t count;
@@ -188,7 +225,8 @@ Result start(const Kernel *kernel, void *stream, void **extra) {
 }  // namespace
 
 API Result fake_inject(int error) { return injected = error, 0; }
-API Result fake_reset() { return injected = 0, sticky = 0; }
+API Result fake_reset() { return loads_wait = false, injected = 0, sticky = 0; }
+API Result fake_loads_wait(int on) { return loads_wait = on, 0; }
 API long fake_launches() { return launches; }
 
 API Result cuInit(unsigned) { return 0; }
@@ -221,6 +259,10 @@ API Result cuMemAlloc_v2(Ptr *at, size_t size) { return *at = reinterpret_cast<P
 API Result cuMemFree_v2(Ptr at) { return free(reinterpret_cast<void *>(at)), 0; }
 API Result cuMemFreeHost(void *at) { return free(at), 0; }
 
+API Result cuMemHostRegister_v2(void *, size_t, unsigned) { return 0; }
+API Result cuMemHostUnregister(void *) { return rest(), 0; }
+API Result cuMemHostGetDevicePointer_v2(Ptr *at, void *host, unsigned) { return *at = reinterpret_cast<Ptr>(host), 0; }
+
 API Result cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return *stream = new Stream(!(flags & 1)), 0; }
 API Result cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
 API Result cuStreamDestroy_v2(void *) { return 0; }
@@ -238,6 +280,9 @@ API Result cuStreamWaitEvent(void *stream, void *handle, unsigned) {
         std::lock_guard inner(lock);
         return event->reached >= wanted;
     });
+}
+API Result cuStreamWaitValue32_v2(void *stream, Ptr at, uint32_t value, unsigned) {
+    return give(stream, [=] { return static_cast<int32_t>(*reinterpret_cast<volatile uint32_t *>(at) - value) >= 0; });
 }
 API Result cuStreamIsCapturing(void *, int *status) { return *status = 0, 0; }
 API Result cuEventCreate(void **event, unsigned) { return *event = new Event, 0; }
@@ -303,6 +348,7 @@ API Result cuMemsetD2D16Async(Ptr to, size_t p, unsigned short v, size_t w, size
 API Result cuMemsetD2D32Async(Ptr to, size_t p, unsigned v, size_t w, size_t h, void *s) { return set(to, p, v, 4, w, h, s); }
 
 API Result cuModuleLoadDataEx(void **handle, const void *image, unsigned, void *, void *) {
+    rest();
     auto module = std::make_unique<Module>();
     std::istringstream text(static_cast<const char *>(image));
     for (std::string line; std::getline(text, line);) {
@@ -315,7 +361,7 @@ API Result cuModuleLoadDataEx(void **handle, const void *image, unsigned, void *
             const size_t bracket = name.find('['), size = std::stoul(name.substr(bracket + 1));
             module->globals[name.substr(0, bracket)] = {calloc(1, size), size};
         } else if (!name.empty()) {
-            auto kernel = std::make_unique<Kernel>(Kernel{name, 0});
+            auto kernel = std::make_unique<Kernel>(Kernel{name, 0, 49152});
             words >> kernel->size;
             module->kernels.push_back(std::move(kernel));
         }
@@ -326,7 +372,7 @@ API Result cuModuleLoadDataEx(void **handle, const void *image, unsigned, void *
 API Result cuModuleLoadData(void **handle, const void *) {
     auto module = std::make_unique<Module>();
     for (const char *name : {"rgpu_hash_pages", "rgpu_copy_hash_pages"})
-        module->kernels.push_back(std::make_unique<Kernel>(Kernel{name, 64}));
+        module->kernels.push_back(std::make_unique<Kernel>(Kernel{name, 64, 49152}));
     return *handle = module.release(), 0;
 }
 API Result cuModuleGetFunction(void **function, void *module, const char *name) {
@@ -349,8 +395,13 @@ API Result cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size
     if (index || !static_cast<Kernel *>(function)->size) return 1;
     return *offset = 0, *size = static_cast<Kernel *>(function)->size, 0;
 }
-API Result cuFuncGetAttribute(int *value, int, void *) { return *value = 0, 0; }
-API Result cuFuncSetAttribute(void *, int, int) { return 0; }
+API Result cuFuncGetAttribute(int *value, int attribute, void *function) {
+    return *value = attribute == 8 ? static_cast<Kernel *>(function)->max_dynamic : 0, 0;
+}
+API Result cuFuncSetAttribute(void *function, int attribute, int value) {
+    if (attribute == 8) static_cast<Kernel *>(function)->max_dynamic = value;
+    return 0;
+}
 API Result cuModuleGetGlobal_v2(Ptr *address, size_t *size, void *module, const char *name) {
     auto &globals = static_cast<Module *>(module)->globals;
     auto found = globals.find(name);
@@ -366,10 +417,48 @@ struct Config {
     const uint8_t *attributes;
     uint32_t count;
 };
-API Result cuLaunchKernelEx(const Config *config, void *f, void **, void **extra) {
+
+API Result cuLaunchKernelEx(const Config *config, void *f, void **parameters, void **extra) {
     for (uint32_t i = 0; i < config->count; ++i)
         if (config->attributes[72 * i] != 2 && config->attributes[72 * i] != 4) return 801;
-    return start(static_cast<Kernel *>(f), config->stream, extra);
+    auto *kernel = static_cast<Kernel *>(f);
+    if (config->dims[6] > static_cast<uint32_t>(kernel->max_dynamic)) return 1;
+    Stream *stream = of(config->stream);
+    if (!stream->capturing) return start(kernel, config->stream, extra);
+    if (extra && *static_cast<size_t *>(extra[3]) > 4096) return 1;
+    const char *from = static_cast<const char *>(extra ? extra[1] : parameters[0]);
+    stream->capturing->nodes.push_back(std::make_unique<Node>(Node{kernel, {from, from + kernel->size}}));
+    return stream->last = stream->capturing->nodes.back().get(), 0;
+}
+
+API Result cuGraphCreate(void **graph, unsigned) { return *graph = new Graph, 0; }
+API Result cuGraphDestroy(void *) { return 0; }
+API Result cuGraphExecDestroy(void *) { return 0; }
+API Result cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long) { return *made = graph, 0; }
+API Result cuStreamCreate(void **stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+API Result cuStreamBeginCaptureToGraph(void *stream, void *graph, void **, const void *, size_t, int) {
+    return of(stream)->capturing = static_cast<Graph *>(graph), of(stream)->last = nullptr, 0;
+}
+API Result cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *, void **, void ***nodes, size_t *count) {
+    return *status = 1, *nodes = &of(stream)->last, *count = of(stream)->last != nullptr, 0;
+}
+API Result cuStreamEndCapture(void *stream, void **graph) {
+    return *graph = of(stream)->capturing, of(stream)->capturing = nullptr, 0;
+}
+API Result cuGraphExecKernelNodeSetParams_v2(void *, void *handle, void *const *given) {
+    auto *node = static_cast<Node *>(handle);  // given: function, shape in 28 bytes, parameters
+    void *const *parameters = static_cast<void *const *>(given[5]);
+    node->kernel = static_cast<Kernel *>(given[0]);
+    const char *from = static_cast<const char *>(parameters[0]);
+    return node->parameters.assign(from, from + node->kernel->size), 0;
+}
+API Result cuGraphLaunch(void *graph, void *stream) {
+    for (auto &node : static_cast<Graph *>(graph)->nodes) {
+        size_t size = node->parameters.size();
+        void *extra[] = {reinterpret_cast<void *>(1), node->parameters.data(), reinterpret_cast<void *>(2), &size, nullptr};
+        if (Result result = start(node->kernel, stream, extra)) return result;
+    }
+    return 0;
 }
 
 API Result cuGetProcAddress_v2(const char *name, void **function, int, uint64_t, int *status) {

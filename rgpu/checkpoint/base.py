@@ -1,0 +1,103 @@
+"""What a new image may take over from older ones. Pure, over arrays.
+
+Two ways to a chunk that is stored already: a page whose keyed page hash is
+unchanged since the previous image of the *same* session (it is not even read
+again), and a chunk with the same cryptographic name in any image of the same
+user. The page hash only ever says "unchanged"; it names nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rgpu.checkpoint import image, pagehash
+from rgpu.checkpoint.pages import page_size
+from rgpu.checkpoint.state import RegionState, SessionState
+
+#: A pack of which less than this is still used is not referred to: its chunks are stored again, and it can go.
+SPARSE = 0.25
+#: … but for no more of the inherited bytes than this, so that a small change stays a small image.
+REWRITTEN = 0.02
+
+Array = np.ndarray[Any, Any]
+
+
+class Base:
+    """An older image as a source of chunks."""
+
+    def __init__(self, table: image.Table) -> None:
+        self.table = table
+        self.names = np.frombuffer(table.body.chunks.names, np.uint8).reshape(-1, 32)
+        prefixes = self.names[:, :8].copy().view("<u8").reshape(-1)
+        self._order = np.argsort(prefixes, kind="stable")
+        self._sorted = prefixes[self._order]
+        self.avoided = np.zeros(len(table.body.packs), bool)  #: packs that must not be referred to
+
+    def find(self, name: bytes) -> int | None:
+        """The number of the chunk of that name."""
+        wanted = np.frombuffer(name[:8], "<u8")[0]
+        at = int(np.searchsorted(self._sorted, wanted))
+        while at < len(self._sorted) and self._sorted[at] == wanted:
+            number = int(self._order[at])
+            if self.table.name(number) == name:
+                return None if self.avoided[self.table.packs[number]] else number
+            at += 1
+        return None
+
+    def unchanged(self, state: SessionState) -> list[tuple[Array, Array]]:
+        """For each region of ``state``: (which pages are as they were, u32 chunk numbers there or ZERO_PAGE).
+
+        Nothing is, if the page hashes were made under another key.
+        """
+        old = self.table.body.state
+        known = {(region.address, region.kind): (region, column)
+                 for region, column in zip(old.regions, self.table.pages, strict=True)}
+        same_key = old.hash_key == state.hash_key
+        found = []
+        for region in state.regions:
+            count = pagehash.page_count(region.size)
+            kept, numbers = np.zeros(count, bool), np.full(count, image.ZERO_PAGE, np.uint32)
+            before = known.get((region.address, region.kind)) if same_key else None
+            if before is not None:
+                _compare(region, *before, kept, numbers)
+            found.append((kept, numbers))
+        self._leave_sparse_packs(found)
+        return found
+
+    def _leave_sparse_packs(self, found: list[tuple[Array, Array]]) -> None:
+        """Take pages back that alone keep a nearly dead pack alive, within a budget."""
+        table = self.table
+        if not table.count:
+            return
+        used = np.unique(np.concatenate([numbers[kept & (numbers != image.ZERO_PAGE)] for kept, numbers in found]
+                                        or [np.zeros(0, np.uint32)]))
+        if not len(used):
+            return
+        sizes = np.array([pack.size for pack in table.body.packs], np.float64)
+        alive = np.bincount(table.packs[used], weights=table.lengths[used], minlength=len(sizes))
+        left = REWRITTEN * float(alive.sum())
+        for pack in np.argsort(alive / np.maximum(sizes, 1.0), kind="stable"):
+            if not alive[pack]:
+                continue
+            if alive[pack] >= SPARSE * sizes[pack] or alive[pack] > left:
+                break
+            left -= float(alive[pack])
+            self.avoided[pack] = True
+        for kept, numbers in found:
+            in_use = kept & (numbers != image.ZERO_PAGE)
+            if in_use.any():
+                kept[in_use] = ~self.avoided[table.packs[numbers[in_use]]]
+
+
+def _compare(region: RegionState, old: RegionState, column: Array, kept: Array, numbers: Array) -> None:
+    """Mark the pages of ``region`` that have the size and the hash they had in ``old``."""
+    if not region.hashes or not old.hashes:
+        return
+    count = min(len(kept), len(column))
+    same = (region.page_hashes()[:count] == old.page_hashes()[:count]).all(axis=1)
+    for index in {count - 1} if count else ():
+        same[index] &= page_size(region.region(), index) == page_size(old.region(), index)
+    kept[:count] = same
+    numbers[:count] = np.where(same, column[:count], image.ZERO_PAGE)

@@ -1,0 +1,76 @@
+"""Invitations: how a host without any key of the pool gets in, once (OWNERSHIP 8).
+
+An invitation is a CURVE key pair of the role ``invited``, which may ask one
+thing only: ``pool.join``. Its public half, its end and the host it is for stand
+in the pool's registry; the secret half, the pool's addresses and their keys
+make up the *token*, which the operator carries over. The token is as good as a
+key until it is used or has expired: hand it over as one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import zlib
+
+import msgspec
+
+from rgpu.link.keys import Endpoint, KeyPair, check_public
+from rgpu.session.errors import Corrupt, UsageError
+
+PREFIX = "rgpu-join-"
+MAX_TOKEN = 16 * 1024  #: characters
+MAX_PLAIN = 64 * 1024  #: bytes
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """``expires``: Unix time, s; for messages only, the pool's own record decides."""
+
+    pool: str
+    name: str
+    public: str
+    secret: str
+    endpoints: list[Endpoint]
+    expires: float
+    v: int = 1
+
+    def __repr__(self) -> str:
+        return f"Token(pool={self.pool!r}, name={self.name!r})"
+
+    def keys(self) -> KeyPair:
+        return KeyPair("invited", self.name, self.public, self.secret)
+
+
+def new_pair() -> KeyPair:
+    """A pair for one invitation, under a name that no other has."""
+    return KeyPair.create("invited", f"invited-{secrets.token_hex(6)}")
+
+
+def encode(token: Token) -> str:
+    """One word without white space: the invitation, and who sent it (a checksum against bad copies)."""
+    plain = msgspec.msgpack.encode(token)
+    packed = zlib.crc32(plain).to_bytes(4, "big") + zlib.compress(plain, 9)
+    return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def decode(text: str) -> Token:
+    """Raises :class:`UsageError` for anything that is no whole invitation."""
+    text = text.strip()
+    if not text.startswith(PREFIX) or len(text) > MAX_TOKEN:
+        raise UsageError(f"an invitation begins with {PREFIX!r}: print one with `rgpu keys invite`")
+    body = text[len(PREFIX):]
+    try:
+        packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        reader = zlib.decompressobj()
+        plain = reader.decompress(packed[4:], MAX_PLAIN)
+        if not reader.eof or reader.unused_data or zlib.crc32(plain) != int.from_bytes(packed[:4], "big"):
+            raise ValueError("it is not whole")
+        token = msgspec.msgpack.decode(plain, type=Token)
+        for key in (token.public, *(endpoint.public for endpoint in token.endpoints)):
+            check_public(key)
+    except (binascii.Error, zlib.error, msgspec.MsgspecError, ValueError, Corrupt) as error:
+        raise UsageError(f"the invitation cannot be read, it may be cut: {error}") from None
+    if token.v != 1 or not token.endpoints:
+        raise UsageError("the invitation is of another version of rgpu, or names no address of the pool")
+    return token

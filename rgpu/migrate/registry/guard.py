@@ -1,0 +1,83 @@
+"""Is this still the registry that was seen before (OWNERSHIP 10)?
+
+A registry that was restored from a backup, wiped, or exchanged for another one
+says things that are over: epochs below those that agents have seen, sessions
+that ended, no session where one runs. Who believes it starts a session twice,
+or forgets one that runs. So a node remembers, in a file of its own, the data's
+identity and the highest revision that it was told, and when those go back it
+treats the registry as one that does not answer (:class:`PoolUnavailable` with
+``reason`` "went back"): what runs goes on with its attached agents, and
+nothing is placed, moved, published, cut or forgotten until a person decides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import structlog
+
+from rgpu.migrate.ownership import went_back
+from rgpu.session.errors import Corrupt, PoolUnavailable
+
+log = structlog.get_logger(__name__)
+
+SAVE_SECONDS = 1.0  #: a revision forgotten in a crash only makes a smaller step back invisible
+
+
+class Guard:
+    """``file``: where to remember over restarts; None: for the life of this object only."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Raises :class:`Corrupt` for a file that is none of ours."""
+        self._file = file
+        self.cluster, self.revision = _load(file) if file is not None and file.exists() else ("", 0)
+        self.reason = ""  #: why the registry is not trusted; "" while it is
+        self._saved = 0.0
+
+    def check(self, cluster: str, revision: int, floor: int | None = None) -> None:
+        """Compare an answer with what was seen, and remember it.
+
+        ``floor``: the highest revision known when the request was *sent* (an answer may be older than
+        another one that overtook it); None: the highest known now. Raises :class:`PoolUnavailable`.
+        """
+        reason = went_back(seen_cluster=self.cluster or cluster, cluster=cluster,
+                           seen_revision=self.revision if floor is None else floor, revision=revision)
+        if reason is not None:
+            if reason != self.reason:
+                log.error("the registry went back: nothing is decided by it", reason=reason)
+            self.reason = reason
+            where = f"; if its data are right, stop the pool's daemons, remove {self._file} on every host, and start " \
+                    "them again" if self._file else ""
+            raise PoolUnavailable(f"{reason}: restored from a backup, or exchanged? Sessions go on and nothing new is "
+                                  f"decided{where}", reason="went back")
+        self.reason = ""
+        fresh = not self.cluster
+        self.cluster, self.revision = cluster, max(self.revision, revision)
+        if self._file is not None and (fresh or time.monotonic() - self._saved > SAVE_SECONDS):
+            self.save()
+
+    def save(self) -> None:
+        if self._file is None or not self.cluster:
+            return
+        self._saved = time.monotonic()
+        scratch = self._file.with_name(self._file.name + ".new")
+        try:
+            scratch.write_text(json.dumps({"v": 1, "cluster": self.cluster, "revision": self.revision}) + "\n")
+            os.replace(scratch, self._file)
+        except OSError as error:  # a full disk must not stop what runs
+            log.warning("cannot remember the registry's revision", path=str(self._file), reason=str(error))
+
+
+def _load(file: Path) -> tuple[str, int]:
+    try:
+        content = json.loads(file.read_bytes())
+        cluster, revision = content["cluster"], content["revision"]
+        if content["v"] != 1 or not isinstance(cluster, str) or type(revision) is not int or revision < 0:
+            raise ValueError("unknown content")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Corrupt(f"{file} cannot be read ({error}): remove it if the registry's data are right",
+                      path=str(file)) from error
+    return cluster, revision

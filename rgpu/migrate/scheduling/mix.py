@@ -1,0 +1,69 @@
+"""What the next request is likely to be, as tables that give a node's fragmentation by look-up.
+
+Fragmentation (gradient descent on it places well: Weng et al., USENIX ATC 2023) is the free
+compute which a random next request cannot use: for each class m of popularity p, on a node where m
+cannot run all of it, otherwise that on devices with less free than m needs. Turned round, the
+usable part of a node is
+
+    sum over its devices g of  free(g) * P(one-device class fits g and the CPU)
+    + free on the k-device classes' fitting devices * their popularity
+
+so one table indexed by (CPU level, free per cent) and one by (CPU level, devices wholly free)
+replace the sum over classes. ``fragmentation = free - usable``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rgpu.migrate.scheduling.snapshot import MAX_GPUS, WHOLE, Demand
+
+Shape = tuple[int, int, int]  #: cpu_milli, gpus, per cent of each
+
+#: When nothing was asked for yet: half want a whole device, half part of one.
+UNKNOWN: tuple[Demand, ...] = (Demand(1, WHOLE), Demand(1, WHOLE), Demand(1, 50), Demand(1, 25))
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """``single[c, r]``: popularity of one-device classes fitting CPU level c and r % free;
+    ``several[c, n]``: of several-device classes fitting n wholly free devices."""
+
+    levels: npt.NDArray[np.int64]  #: CPU demands of the classes, rising
+    single: npt.NDArray[np.float64]
+    several: npt.NDArray[np.float64]
+    classes: tuple[tuple[Shape, float], ...]
+
+    def level(self, cpu_free: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The row of the tables for so much free CPU; 0: no class fits."""
+        return np.searchsorted(self.levels, cpu_free, side="right").astype(np.int64)
+
+
+def shape(demand: Demand) -> Shape:
+    """The class of a demand. Several partial devices count as several whole ones (an upper bound)."""
+    return (demand.cpu_milli, demand.gpus, demand.compute)
+
+
+def mix(demands: Iterable[Demand]) -> Mix:
+    """All classes, as tables. (Leaving the rarest 5 % out, as published, saves nothing here and places worse:
+    94.3 % of the GPUs allocated against 94.9 %, docs/simulation.md.)"""
+    counted = Counter(shape(demand) for demand in demands)
+    if not counted:
+        counted = Counter(shape(demand) for demand in UNKNOWN)
+    total = sum(counted.values())
+    kept = sorted(counted.items(), key=lambda pair: (-pair[1], pair[0]))
+    levels = np.array(sorted({item[0] for item, _ in kept}), dtype=np.int64)
+    single = np.zeros((len(levels) + 1, WHOLE + 1))
+    several = np.zeros((len(levels) + 1, MAX_GPUS + 1))
+    for (cpu, gpus, share), count in kept:
+        row = int(np.searchsorted(levels, cpu)) + 1
+        if gpus == 1:
+            single[row:, share:] += count / total
+        elif gpus > 1:
+            several[row:, gpus:] += count / total
+    return Mix(levels, single, several, tuple((item, count / total) for item, count in kept))

@@ -1,0 +1,123 @@
+"""The policies: each scores the places that fit; the least score wins, the first of equals.
+
+Scores are tuples of arrays (first key, second key, ...), one entry for each candidate place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rgpu.migrate.scheduling.snapshot import WHOLE, Demand
+
+if TYPE_CHECKING:
+    from rgpu.migrate.scheduling.index import Floats, Index, Ints
+
+DUST = 1e-6  #: scores closer than this are equal: sums in another order must not decide
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Candidates: ``rows[i]`` with its devices ``columns[i]`` (as many as the demand wants)."""
+
+    rows: Ints
+    columns: Ints  #: (candidates, gpus)
+
+    def hosts(self) -> tuple[Ints, Ints]:
+        """The distinct rows, and for each candidate where its row is among them. (``rows`` rises.)"""
+        first = np.ones(len(self.rows), bool)
+        np.not_equal(self.rows[1:], self.rows[:-1], out=first[1:])
+        return self.rows[first], np.cumsum(first) - 1
+
+
+Score = Callable[["Index", Demand, Places, np.random.Generator], "tuple[Floats, ...]"]
+
+
+def by_random(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
+    """Any place that fits: a node at random, then one of its devices at random."""
+    node = random.random(len(index.nodes))
+    return (node[places.rows], random.random(len(places.rows)))
+
+
+def by_best_fit(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
+    """The node with the least left (GPU and CPU, as shares of the largest node's), then the tightest device."""
+    free = index.free()
+    most = max(free.shape[1] * WHOLE, 1)
+    rows, where = places.hosts()
+    left = free[rows].sum(axis=1) / most + index.cpu[rows] / max(int(index.total_cpu.max(initial=1)), 1)
+    return (left[where], _tightness(free, places))
+
+
+def by_packing(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
+    """Devices already shared first, then idle devices of hosts in use, then idle hosts; the tightest of each."""
+    free = index.free()
+    rows, where = places.hosts()
+    idle = (free[rows] >= WHOLE) & index.exists[rows]
+    spare = idle.sum(axis=1)
+    unused = spare == index.exists[rows].sum(axis=1)
+    opened = idle[where[:, None], places.columns].sum(axis=1)
+    tier = np.where(opened == 0, 0, np.where(unused[where], 2, 1)).astype(float)
+    return (tier, _tightness(free, places), spare[where].astype(float))
+
+
+def by_gradient(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
+    """Where fragmentation falls most (or rises least); best-fit among equals."""
+    return (gradient(index, need, places), *by_best_fit(index, need, places, random))
+
+
+def gradient(index: Index, need: Demand, places: Places) -> Floats:
+    """What fragmentation would rise by at each place, in per cent of a device."""
+    mix, columns = index.mix, places.columns
+    touched, where = places.hosts()
+    before = index.free()[touched]
+    level_then = mix.level(index.cpu[touched])
+    level_now = mix.level(index.cpu[touched] - need.cpu_milli)
+    whole = (before >= WHOLE).sum(axis=1)
+    usable_then = (before * mix.single[level_then[:, None], before]).sum(axis=1)
+    usable_then += WHOLE * whole * mix.several[level_then, whole]
+    value_now = before * mix.single[level_now[:, None], before]
+    rest = value_now.sum(axis=1)
+    at = where[:, None], columns
+    old = before[at]
+    new = np.minimum(index.compute[places.rows[:, None], columns] - need.compute, _memory_left(index, need, places))
+    new = np.clip(new, 0, WHOLE)
+    whole_now = whole[where] - ((old >= WHOLE) & (new < WHOLE)).sum(axis=1)
+    level = level_now[where]
+    usable_now = (rest[where] - value_now[at].sum(axis=1) + (new * mix.single[level[:, None], new]).sum(axis=1)
+                  + WHOLE * whole_now * mix.several[level, whole_now])
+    return np.asarray((new - old).sum(axis=1) - usable_now + usable_then[where])
+
+
+def _memory_left(index: Index, need: Demand, places: Places) -> Ints:
+    """Free memory of each place's devices after the session came, in per cent."""
+    at = places.rows[:, None], places.columns
+    total = index.total_memory[at]
+    left = (index.memory[at] - need.memory_mib) * WHOLE // np.maximum(total, 1)
+    return np.asarray(np.where(total > 0, left, WHOLE))
+
+
+def _tightness(free: Ints, places: Places) -> Floats:
+    return np.asarray(free[places.rows[:, None], places.columns].sum(axis=1), dtype=float)
+
+
+def least(score: tuple[Floats, ...]) -> int:
+    """The first candidate of the least score."""
+    best = np.arange(len(score[0]))
+    for key in score:
+        values = key[best]
+        best = best[values <= values.min() + DUST]
+        if len(best) == 1:
+            break
+    return int(best[0])
+
+
+POLICIES: dict[str, Score] = {
+    "random": by_random, "best-fit": by_best_fit, "packing": by_packing, "fgd": by_gradient,
+}
+REASONS = {
+    "random": "chosen at random", "best-fit": "least left on the host", "packing": "keeps idle GPUs idle",
+    "fgd": "fragments the pool least",
+}

@@ -1,0 +1,236 @@
+"""Plans of moves: one that makes room for the head of the queue, one that undoes fragmentation.
+
+A plan is worked out on a copy of the index and holds only if every session it moves has its place
+there, all at once (a source is freed only when all have moved: each destination is reserved first),
+and, for :func:`make_room`, the waiting request then fits. No session in its cool-down is in a plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rgpu.migrate.scheduling.costs import Costs, Limits, remaining_life
+from rgpu.migrate.scheduling.index import Floats, Index, effective, fragmentation
+from rgpu.migrate.scheduling.placing import Place, place
+from rgpu.migrate.scheduling.policies import Places, gradient
+from rgpu.migrate.scheduling.snapshot import WHOLE, Placed, Request
+
+TRIED_HOSTS = 12  #: hosts to clear that are worked out in full
+TRIED_SESSIONS = 256  #: sessions whose destination is looked for, best first
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    session: Placed
+    to: Place
+    gain: float  #: devices' worth less fragmented; 0 in a plan that makes room
+    reason: str
+
+    def moved(self, now: float) -> Placed:
+        """The session after the move."""
+        return replace(self.session, host=self.to.host, devices=self.to.devices, moved=now)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    moves: tuple[Move, ...]
+    reason: str
+    cost: float  #: GPU-seconds
+    room: Place | None = None  #: where the waiting request then fits
+
+
+def movable(placed: Placed, now: float, limits: Limits) -> bool:
+    """Whether a plan may touch the session at all."""
+    return (not placed.pinned and not placed.reserved and placed.demand.gpus > 0
+            and now - placed.moved >= limits.cooldown)
+
+
+def request_of(placed: Placed) -> Request:
+    """The request that would bring the session where it is."""
+    return Request(placed.name, placed.demand, placed.priority, placed.started, anti_affinity=placed.anti_affinity)
+
+
+def make_room(index: Index, sessions: Iterable[Placed], head: Request, now: float, costs: Costs, limits: Limits,
+              busy: Counter[str] | None = None) -> Plan | None:
+    """The cheapest found set of moves after which ``head`` fits; None where there is none worth it.
+
+    ``busy``: moves under way, by host. Asked for when ``head`` fits nowhere though enough is free.
+    """
+    need, busy = head.demand, busy or Counter()
+    if need.gpus == 0 or not _fits_in_total(index, head):
+        return None
+    by_row: dict[int, list[Placed]] = {}
+    for placed in sessions:
+        if placed.host in index.rows and movable(placed, now, limits):
+            by_row.setdefault(index.rows[placed.host], []).append(placed)
+    outlines: list[tuple[float, int, list[Placed]]] = []
+    for row, found in by_row.items():
+        chosen = _cheapest_eviction(index, row, found, head, costs)
+        if chosen and len(chosen) <= min(limits.per_node - busy[index.nodes[row].host], limits.per_pool):
+            outlines.append((sum(map(costs.gpu_seconds, chosen)), row, chosen))
+    outlines.sort(key=lambda outline: (outline[0], outline[1]))
+    for cost, row, chosen in outlines[:TRIED_HOSTS]:
+        plan = _relocate(index, row, chosen, head, now, cost, limits, busy)
+        if plan is not None:
+            return plan
+    return None
+
+
+def _fits_in_total(index: Index, head: Request) -> bool:
+    """Whether what is free in all would do, were it in one place."""
+    usable = np.where(index.usable, index.free(), 0)
+    return bool(usable.sum() >= head.demand.gpus * head.demand.compute)
+
+
+def _cheapest_eviction(index: Index, row: int, sessions: list[Placed], head: Request, costs: Costs) -> list[Placed]:
+    """Sessions of one host whose leaving makes room for ``head`` there; [] where none do."""
+    need, node = head.demand, index.nodes[row]
+    if need.models and node.model not in need.models:
+        return []
+    if head.anti_affinity and index.groups[head.anti_affinity, row] > 0:
+        return []
+    options: list[tuple[float, tuple[str, ...], list[Placed]]] = []
+    for device in np.flatnonzero(index.usable[row]):
+        here = sorted((s for s in sessions if int(device) in s.devices), key=lambda s: (costs.gpu_seconds(s), s.name))
+        compute, memory = int(index.compute[row, device]), int(index.memory[row, device])
+        leaving: list[Placed] = []
+        for session in here:
+            if compute >= need.compute and memory >= need.memory_mib:
+                break
+            leaving.append(session)
+            compute += session.demand.compute
+            memory += session.demand.memory_mib
+        if compute >= need.compute and memory >= need.memory_mib:
+            options.append((sum(map(costs.gpu_seconds, leaving)), tuple(s.name for s in leaving), leaving))
+    if len(options) < need.gpus:
+        return []
+    options.sort(key=lambda option: option[:2])
+    chosen = {s.name: s for _, _, leaving in options[:need.gpus] for s in leaving}
+    cpu = int(index.cpu[row]) + sum(s.demand.cpu_milli for s in chosen.values())
+    host_memory = int(index.host_memory[row]) + sum(s.demand.host_memory_mib for s in chosen.values())
+    enough = cpu >= need.cpu_milli and host_memory >= need.host_memory_mib
+    return list(chosen.values()) if enough else []
+
+
+def _relocate(index: Index, row: int, leaving: list[Placed], head: Request, now: float, cost: float, limits: Limits,
+              busy: Counter[str]) -> Plan | None:
+    """The plan in full: a place elsewhere for each, then the head's; None when one has none."""
+    trial, host = index.copy(), index.nodes[row].host
+    used = Counter(busy)
+    moves: list[Move] = []
+    for session in sorted(leaving, key=lambda s: (-s.demand.gpu_share, s.name)):
+        allowed = trial.usable.copy()
+        allowed[row] = False
+        for name, count in used.items():
+            if count >= limits.per_node and name in trial.rows:
+                allowed[trial.rows[name]] = False
+        to = place(trial, request_of(session), allowed=allowed)
+        if to is None:
+            return None
+        trial.take(replace(session, host=to.host, devices=to.devices))
+        used[to.host] += 1
+        moves.append(Move(session, to, 0.0, f"{session.name} leaves {host} for {head.name}; {to.reason}"))
+    for session in leaving:
+        trial.give(session)
+    room = place(trial, head)
+    if room is None:
+        return None
+    reason = (f"{head.name} ({head.demand}) fits on {room.host} after {len(moves)} moves that cost {cost:.0f} "
+              "GPU-seconds")
+    return Plan(tuple(moves), reason, cost, room)
+
+
+def consolidate(index: Index, sessions: Iterable[Placed], now: float, costs: Costs, limits: Limits,
+                busy: Counter[str] | None = None, most: int | None = None) -> Plan | None:
+    """The moves that lower fragmentation most for what they cost; None where none is worth it.
+
+    ``most``: fewer moves than ``limits.per_pool``, because others are under way.
+    """
+    trial, used = index.copy(), Counter(busy or {})
+    ready = [s for s in sessions if s.host in index.rows and movable(s, now, limits)
+             and now - s.started >= limits.minimum_age]
+    moves: list[Move] = []
+    leaving = _leaving_gains(trial, ready)
+    order = np.argsort(-leaving, kind="stable")[:TRIED_SESSIONS]
+    for which in order:
+        if len(moves) >= min(limits.per_pool, limits.per_pool if most is None else most):
+            break
+        session = ready[int(which)]
+        move = _worthwhile(trial, session, now, costs, limits, used)
+        if move is None:
+            continue
+        trial.take(replace(session, host=move.to.host, devices=move.to.devices))
+        used.update((session.host, move.to.host))
+        moves.append(move)
+    if not moves:
+        return None
+    gain, cost = sum(move.gain for move in moves), sum(costs.gpu_seconds(move.session) for move in moves)
+    return Plan(tuple(moves), f"{len(moves)} moves make {gain:.2f} GPUs usable for {cost:.0f} GPU-seconds", cost)
+
+
+def _worthwhile(trial: Index, session: Placed, now: float, costs: Costs, limits: Limits,
+                used: Counter[str]) -> Move | None:
+    """The session's best move, if it pays."""
+    if used[session.host] >= limits.per_node:
+        return None
+    row = trial.rows[session.host]
+    allowed = trial.usable.copy()
+    allowed[row] = False
+    for name, count in used.items():
+        if count >= limits.per_node and name in trial.rows:
+            allowed[trial.rows[name]] = False
+    to = place(trial, request_of(session), allowed=allowed)
+    if to is None:
+        return None
+    gain = float(_leaving_gains(trial, [session])[0]) - _arriving_loss(trial, session, to)
+    worth = gain * min(remaining_life(now - session.started), limits.horizon)
+    cost = costs.gpu_seconds(session)
+    if gain < limits.smallest or worth < limits.advantage * cost:
+        return None
+    return Move(session, to, gain, f"{session.name} from {session.host}: {gain:.2f} GPUs become usable, worth "
+                f"{worth:.0f} GPU-seconds against {cost:.0f}; {to.reason}")
+
+
+def _leaving_gains(index: Index, sessions: list[Placed]) -> Floats:
+    """What fragmentation would fall by if each alone left, in devices' worth. (Negative: it would rise.)"""
+    if not sessions:
+        return np.zeros(0)
+    rows = np.array([index.rows[s.host] for s in sessions])
+    compute, memory = index.compute[rows], index.memory[rows]
+    for n, session in enumerate(sessions):
+        devices = list(session.devices)
+        compute[n, devices] += session.demand.compute
+        memory[n, devices] += session.demand.memory_mib
+    cpu = index.cpu[rows] + np.array([s.demand.cpu_milli for s in sessions])
+    after = fragmentation(index.mix, effective(compute, memory, index.total_memory[rows]), cpu)
+    before = fragmentation(index.mix, index.free()[rows], index.cpu[rows])
+    return np.asarray((before - after) / WHOLE)
+
+
+def _arriving_loss(index: Index, session: Placed, to: Place) -> float:
+    """What fragmentation rises by at the destination, in devices' worth."""
+    there = Places(np.array([index.rows[to.host]]), np.array([list(to.devices)], dtype=np.int64))
+    return float(gradient(index, session.demand, there)[0]) / WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Whether fragmentation has been too high for long enough: a state machine with hysteresis."""
+
+    above_since: float | None = None
+    on: bool = False
+
+    def observe(self, share: float, now: float, limits: Limits) -> Alarm:
+        """The state after fragmentation of that share of the pool was seen at ``now``."""
+        if share <= limits.stop:
+            return Alarm()
+        if self.on:
+            return self
+        if share <= limits.start:
+            return Alarm()
+        since = now if self.above_since is None else self.above_since
+        return Alarm(since, now - since >= limits.patience)

@@ -1,0 +1,130 @@
+"""The pool as the scheduler sees it at one revision: immutable, whole numbers only.
+
+Units: memory in MiB, compute in per cent of one device, host CPU in thousandths of a core,
+times in seconds of whatever clock the caller uses (the same for all).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rgpu.session.errors import UsageError
+
+WHOLE = 100  #: per cent of one device
+MAX_GPUS = 64
+MAX_MEMORY_MIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one session takes: ``gpus`` devices of one host, and from each of them the same.
+
+    Raises :class:`UsageError` for values out of range.
+    """
+
+    gpus: int = 1  #: devices; 0: host resources only
+    compute: int = WHOLE  #: per cent of each device
+    memory_mib: int = 0  #: of each device
+    models: frozenset[str] = frozenset()  #: acceptable GPU models; empty: any
+    cpu_milli: int = 0
+    host_memory_mib: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gpus <= MAX_GPUS:
+            raise UsageError(f"gpus must be 0 to {MAX_GPUS}, not {self.gpus}")
+        if not 0 <= self.compute <= WHOLE:
+            raise UsageError(f"compute must be 0 to {WHOLE} per cent of a device, not {self.compute}")
+        for name in ("memory_mib", "cpu_milli", "host_memory_mib"):
+            if not 0 <= getattr(self, name) <= MAX_MEMORY_MIB:
+                raise UsageError(f"{name} must be 0 to {MAX_MEMORY_MIB}, not {getattr(self, name)}")
+
+    @property
+    def gpu_share(self) -> float:
+        """Devices' worth of compute."""
+        return self.gpus * self.compute / WHOLE
+
+    def __str__(self) -> str:
+        of = f" ({'|'.join(sorted(self.models))})" if self.models else ""
+        if self.gpus == 0:
+            return f"no GPU, {self.cpu_milli / 1000:g} cores, {self.host_memory_mib} MiB of the host"
+        memory = f", {self.memory_mib} MiB each" if self.memory_mib else ""
+        return f"{self.gpus} x {self.compute} % of a GPU{of}{memory}"
+
+
+def demand(gpus: str, memory_mib: int = 0, compute: int | None = None, models: str = "") -> Demand:
+    """The demand that ``--gpus N|0.25 --memory MiB --compute PERCENT --gpu-model A|B`` asks for.
+
+    A fraction is that share of one device, rounded up to 1 %; ``--compute`` overrides it.
+    Raises :class:`UsageError` when it makes no sense.
+    """
+    try:
+        wanted = float(gpus)
+    except ValueError:
+        raise UsageError(f"--gpus takes a whole number or a fraction of one GPU, not {gpus!r}") from None
+    if not 0 < wanted <= MAX_GPUS:
+        raise UsageError(f"--gpus takes more than 0 and at most {MAX_GPUS}, not {gpus}")
+    named = frozenset(part.strip() for part in models.split("|") if part.strip())
+    if wanted < 1:
+        share = -int(-round(wanted * WHOLE, 6) // 1)
+        return Demand(1, share if compute is None else compute, memory_mib, named)
+    if wanted != int(wanted):
+        raise UsageError(f"--gpus {gpus}: more than one GPU comes in whole ones")
+    return Demand(int(wanted), WHOLE if compute is None else compute, memory_mib, named)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A session that wants a place. ``rivals``: its anti-affinity group; "" for none."""
+
+    name: str
+    demand: Demand
+    priority: int = 0
+    arrived: float = 0.0
+    queue: bool = True  #: wait when it does not fit now
+    anti_affinity: str = ""  #: no two sessions of one group share a host
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str
+    memory_mib: int
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    host: str
+    devices: tuple[Device, ...]
+    model: str = ""
+    cpu_milli: int = 0
+    host_memory_mib: int = 0
+    ready: bool = True  #: takes sessions: neither cordoned, draining nor lost
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A session with its place, or (``reserved``) a place promised to one that is coming."""
+
+    name: str
+    demand: Demand
+    host: str
+    devices: tuple[int, ...]
+    priority: int = 0
+    started: float = 0.0
+    moved: float = float("-inf")  #: when it was moved last
+    pinned: str = ""  #: why it cannot be moved; "" when it can
+    anti_affinity: str = ""
+    reserved: bool = False
+    used_mib: int | None = None  #: memory that a move would copy; None: what it was promised
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it, at ``revision``; ``now`` is the time that ages and cool-downs are counted from."""
+
+    nodes: tuple[Node, ...]
+    placed: tuple[Placed, ...] = ()
+    queue: tuple[Request, ...] = ()
+    now: float = 0.0
+    revision: int = 0
+    recent: tuple[Demand, ...] = field(default=())  #: what was asked for lately: the mix for fragmentation

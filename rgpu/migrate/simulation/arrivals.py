@@ -1,0 +1,72 @@
+"""The arrivals of one simulated run, drawn from a task list with a seed.
+
+*Filling* (the published experiment): tasks drawn with replacement arrive a second apart until their
+demand is ``load`` times the pool's GPUs; none ends. *Churn*: the pool begins with sessions whose
+demand is ``load`` times its GPUs, drawn by how likely one finds them running (lifetime), the oldest
+placed first; then tasks arrive at random at the rate that keeps up that load, and end when they did.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rgpu.migrate.scheduling.snapshot import Request
+from rgpu.migrate.simulation.trace import Task
+from rgpu.session.errors import UsageError
+
+FOREVER = float("inf")
+SHORTEST = 1.0  #: seconds that a task lives at least
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """``at`` is 0 for the sessions that a run begins with; their request tells their age (``arrived`` < 0)."""
+
+    at: float
+    request: Request
+    ends: float
+
+
+def filling(tasks: Sequence[Task], gpus: int, load: float, seed: int) -> list[Arrival]:
+    """Raises :class:`UsageError` for a list in which nothing asks for a GPU."""
+    _check(tasks)
+    arrivals: list[Arrival] = []
+    draw, demanded = random.Random(seed), 0.0
+    while demanded < load * gpus:
+        task, at = draw.choice(tasks), float(len(arrivals) + 1)
+        arrivals.append(Arrival(at, Request(f"t{len(arrivals)}", task.demand, arrived=at), FOREVER))
+        demanded += task.demand.gpu_share
+    return arrivals
+
+
+def churn(tasks: Sequence[Task], gpus: int, load: float, seed: int, seconds: float) -> list[Arrival]:
+    """Raises :class:`UsageError` for a list in which nothing asks for a GPU."""
+    _check(tasks)
+    draw = random.Random(seed)
+    lives = [max(task.life, SHORTEST) for task in tasks]
+    bounds = list(accumulate(lives))
+    begun: list[tuple[float, float, Task]] = []
+    demanded = 0.0
+    while demanded < load * gpus:
+        task = draw.choices(tasks, cum_weights=bounds)[0]
+        age = draw.random() * max(task.life, SHORTEST)
+        begun.append((-age, max(task.life, SHORTEST) - age, task))
+        demanded += task.demand.gpu_share
+    begun.sort(key=lambda item: item[:2])
+    arrivals = [Arrival(0.0, Request(f"t{n}", task.demand, arrived=born), left)
+                for n, (born, left, task) in enumerate(begun)]
+    work = sum(task.demand.gpu_share * life for task, life in zip(tasks, lives, strict=True)) / len(tasks)
+    rate, at = load * gpus / work, 0.0
+    while (at := at + draw.expovariate(rate)) < seconds:
+        task = draw.choice(tasks)
+        arrivals.append(Arrival(at, Request(f"t{len(arrivals)}", task.demand, arrived=at),
+                                at + max(task.life, SHORTEST)))
+    return arrivals
+
+
+def _check(tasks: Sequence[Task]) -> None:
+    if not any(task.demand.gpu_share > 0 for task in tasks):
+        raise UsageError("no task of the list asks for a GPU")

@@ -1,0 +1,45 @@
+"""PNG plots of runs over time, one line for each policy with and without rebalancing (first seed)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rgpu.session.errors import StoreError, UsageError
+
+SHOWN = {"allocated": "allocated share of the GPUs", "fragmented": "fragmented GPUs", "refused": "requests refused",
+         "waiting": "mean waiting time, s", "moves": "moves"}
+COLOURS = {"random": "tab:red", "best-fit": "tab:blue", "packing": "tab:orange", "fgd": "tab:green"}
+
+
+def plot(reports: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """One file for each of :data:`SHOWN`.
+
+    Raises :class:`UsageError` without matplotlib, :class:`StoreError` when the folder takes no files.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError("--plot needs matplotlib: pip install 'rgpu-live[plot]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, label in SHOWN.items():
+            figure, axes = pyplot.subplots(figsize=(6.4, 3.6))
+            for report in reports:
+                points = report["seeds"][0]["series"]
+                axes.plot([at / 3600 for at in points["at"]], points[name], linewidth=1,
+                          color=COLOURS.get(report["policy"]), linestyle="-" if report["rebalance"] else "--",
+                          label=report["policy"] + (" + rebalancing" if report["rebalance"] else ""))
+            axes.set(xlabel="virtual time, h", ylabel=label)
+            axes.legend(fontsize=6)
+            figure.tight_layout()
+            written.append(folder / f"{name}.png")
+            figure.savefig(written[-1], dpi=80)
+            pyplot.close(figure)
+    except OSError as error:
+        raise StoreError(f"plots cannot be written to {folder}: {error.strerror}") from None
+    return written

@@ -1,0 +1,223 @@
+"""One run: a virtual clock, and the pool's decisions taken by the scheduling package.
+
+A session that moves holds both places until the move is over; a request for which room is made holds
+its place from the moment the plan is adopted, and starts when all its moves are over.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from rgpu.migrate.scheduling.costs import Costs, Limits
+from rgpu.migrate.scheduling.index import Index, build
+from rgpu.migrate.scheduling.mix import mix
+from rgpu.migrate.scheduling.placing import Place, never_fits, place
+from rgpu.migrate.scheduling.queueing import ordered
+from rgpu.migrate.scheduling.rebalancing import Alarm, Plan, consolidate, make_room
+from rgpu.migrate.scheduling.snapshot import Node, Placed, Request, Snapshot
+from rgpu.migrate.simulation.arrivals import FOREVER, Arrival
+from rgpu.migrate.simulation.trace import Task
+
+OVERTAKEN = 32  #: requests that may be looked at behind a waiting one, in one pass over the queue
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    policy: str = "fgd"
+    rebalance: bool = False
+    seed: int = 0
+    tick: float = 60.0  #: seconds between looks at queue and fragmentation
+    max_wait: float = 1800.0  #: seconds after which a waiting request counts as refused
+    gpu_memory_mib: int = 16384  #: what a session that has a whole GPU uses, and a move copies
+    costs: Costs = Costs()
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    at: float
+    allocated: float
+    fragmented: float
+    refused: int
+    moves: int
+    waiting: float  #: mean seconds that requests since the last sample waited, with those still waiting
+
+
+@dataclass
+class Result:
+    """``decision_us``: the CPU time of each placement decision."""
+
+    samples: list[Sample] = field(default_factory=list)
+    decision_us: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    refused: int = 0
+    moves: int = 0
+    sessions: int = 0  #: most at once
+    reasons: list[str] = field(default_factory=list)  #: of the plans adopted
+
+
+class Run:
+    """State of one run; :meth:`go` plays it to its end."""
+
+    def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task], arrivals: Sequence[Arrival],
+                 options: Options) -> None:
+        self.options = options
+        self.arrivals = arrivals
+        self.index: Index = build(Snapshot(tuple(nodes)), mix(task.demand for task in tasks))
+        self.capacity = self.index.capacity()
+        self.sessions: dict[str, Placed] = {}
+        self.leaving: dict[str, Placed] = {}  # moving sessions, as they are at the source
+        self.coming: dict[str, tuple[Placed, set[str]]] = {}  # room being made: place, moves it waits for
+        self.queue: dict[str, Request] = {}
+        self.lives: dict[str, float] = {}
+        self.alarm = Alarm()
+        self.result = Result()
+        self._events: list[tuple[float, int, str, str]] = []
+        self._order = count()
+        self._dirty = False
+        self._recent: list[float] = []
+
+    def go(self) -> Result:
+        """Play every arrival, and the ticks between."""
+        end, next_tick = (self.arrivals[-1].at if self.arrivals else 0.0), self.options.tick
+        for arrival in self.arrivals:
+            while next_tick <= arrival.at:
+                self._until(next_tick)
+                self._tick(next_tick)
+                next_tick += self.options.tick
+            self._until(arrival.at)
+            self._arrive(arrival)
+        self._tick(end)
+        for request in self.queue.values():
+            if end - request.arrived > 0:
+                self.result.waits.append(end - request.arrived)
+        return self.result
+
+    def _until(self, now: float) -> None:
+        """Departures and ends of moves up to ``now``."""
+        while self._events and self._events[0][0] <= now:
+            at, _, kind, name = heapq.heappop(self._events)
+            if kind == "end":
+                self._end(at, name)
+            else:
+                self._moved(at, name)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        request = arrival.request
+        self.lives[request.name] = arrival.ends - arrival.at
+        if never_fits(self.index, request) is not None:
+            self.result.refused += 1
+        elif not self._start(arrival.at, request):
+            self.queue[request.name] = replace(request, arrived=arrival.at)
+
+    def _start(self, now: float, request: Request) -> bool:
+        begun = time.thread_time_ns()
+        found = place(self.index, request, self.options.policy, self.options.seed)
+        self.result.decision_us.append((time.thread_time_ns() - begun) / 1000)
+        if found is None:
+            return False
+        self._settle(now, request, self._placed(request, found, min(now, request.arrived)))
+        return True
+
+    def _placed(self, request: Request, found: Place, started: float) -> Placed:
+        used = int(self.options.gpu_memory_mib * request.demand.compute / 100)
+        return replace(found.placed(request, started), used_mib=used)
+
+    def _settle(self, now: float, request: Request, placed: Placed, taken: bool = False) -> None:
+        if not taken:
+            self.index.take(placed)
+        self.sessions[placed.name] = placed
+        self.result.sessions = max(self.result.sessions, len(self.sessions))
+        wait = max(0.0, now - request.arrived) if request.arrived >= 0 else 0.0
+        self.result.waits.append(wait)
+        self._recent.append(wait)
+        life = self.lives.pop(request.name)
+        if life != FOREVER:
+            heapq.heappush(self._events, (now + life, next(self._order), "end", placed.name))
+
+    def _end(self, now: float, name: str) -> None:
+        self.index.give(self.sessions.pop(name))
+        if name in self.leaving:
+            self.index.give(self.leaving.pop(name))
+            self._room_nearer(now, name)
+        self._dirty = True
+
+    def _moved(self, now: float, name: str) -> None:
+        if name not in self.leaving:
+            return  # it ended meanwhile
+        self.index.give(self.leaving.pop(name))
+        self._dirty = True
+        self._room_nearer(now, name)
+
+    def _room_nearer(self, now: float, mover: str) -> None:
+        for name, (placed, awaited) in list(self.coming.items()):
+            awaited.discard(mover)
+            if not awaited:
+                del self.coming[name]
+                request = self.queue.pop(name)
+                self._settle(now, request, replace(placed, started=now), taken=True)
+
+    def _tick(self, now: float) -> None:
+        if self._dirty:
+            self._dirty = False
+            self._serve(now)
+        if self.options.rebalance:
+            self._rebalance(now)
+        for request in list(self.queue.values()):
+            if now - request.arrived > self.options.max_wait and request.name not in self.coming:
+                del self.queue[request.name], self.lives[request.name]
+                self.result.refused += 1
+                self.result.waits.append(now - request.arrived)
+        self._sample(now)
+
+    def _serve(self, now: float) -> None:
+        skipped = 0
+        for request in ordered(r for r in self.queue.values() if r.name not in self.coming):
+            if self._start(now, request):
+                del self.queue[request.name]
+            elif (skipped := skipped + 1) > OVERTAKEN:
+                break
+
+    def _rebalance(self, now: float) -> None:
+        limits, costs = self.options.limits, self.options.costs
+        share = self.index.fragmentation() / self.capacity
+        self.alarm = self.alarm.observe(share, now, limits)
+        busy = Counter(host for name, at in self.leaving.items() for host in (at.host, self.sessions[name].host))
+        rest = limits.per_pool - len(self.leaving)
+        waiting = ordered(r for r in self.queue.values() if r.name not in self.coming)
+        if waiting and rest > 0:
+            plan = make_room(self.index, self.sessions.values(), waiting[0], now, costs, limits, busy)
+            if plan is not None and plan.room is not None and len(plan.moves) <= rest:
+                self._adopt(plan, now)
+                # Taken before the movers have left: nobody else can have it then.
+                coming = self._placed(waiting[0], plan.room, now)
+                self.index.take(coming, check=False)
+                self.coming[coming.name] = coming, {move.session.name for move in plan.moves}
+                return
+        if self.alarm.on and rest > 0:
+            plan = consolidate(self.index, self.sessions.values(), now, costs, limits, busy, rest)
+            if plan is not None:
+                self._adopt(plan, now)
+
+    def _adopt(self, plan: Plan, now: float) -> None:
+        self.result.reasons.append(plan.reason)
+        for move in plan.moves:
+            after = move.moved(now)
+            self.index.take(after)
+            self.leaving[after.name] = self.sessions[after.name]
+            self.sessions[after.name] = after
+            self.result.moves += 1
+            heapq.heappush(self._events, (now + self.options.costs.seconds(after), next(self._order), "moved",
+                                          after.name))
+
+    def _sample(self, now: float) -> None:
+        waits = self._recent + [now - request.arrived for request in self.queue.values()]
+        self._recent = []
+        self.result.samples.append(Sample(
+            now, self.index.allocated() / self.capacity, self.index.fragmentation(), self.result.refused,
+            self.result.moves, sum(waits) / len(waits) if waits else 0.0))

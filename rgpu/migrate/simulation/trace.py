@@ -1,0 +1,91 @@
+"""Recorded pools and task lists, read from CSV files; the input is not trusted.
+
+Nodes: ``sn,cpu_milli,memory_mib,gpu,model``. Tasks: ``name,cpu_milli,memory_mib,num_gpu,gpu_milli,
+gpu_spec,creation_time,deletion_time`` (further columns are ignored; ``gpu_milli`` is of each GPU, in
+thousandths, rounded up to 1 %; ``gpu_spec``: models, separated by ``|``). These are the columns of
+the public trace cluster-trace-gpu-v2023.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Device, Node
+from rgpu.session.errors import Corrupt, NotFound, RgpuError
+
+MAX_ROWS = 1_000_000
+NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+TASK_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "creation_time", "deletion_time")
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    demand: Demand
+    life: float  #: seconds
+
+
+def read_nodes(path: Path) -> list[Node]:
+    """The hosts of the list. Raises :class:`NotFound` or :class:`Corrupt` (detail: line)."""
+    nodes = list(_rows(path, NODE_COLUMNS, _node))
+    if len({node.host for node in nodes}) != len(nodes):
+        raise Corrupt(f"{path}: a host is named twice", reason="duplicate")
+    return nodes
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """The tasks of the list. Raises :class:`NotFound` or :class:`Corrupt` (detail: line)."""
+    return list(_rows(path, TASK_COLUMNS, _task))
+
+
+def _rows(path: Path, columns: tuple[str, ...], parse: Callable[[dict[str, str]], Row]) -> Iterator[Row]:
+    line = 1
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [column for column in columns if column not in (reader.fieldnames or ())]
+            if missing:
+                raise Corrupt(f"{path}: no column {', '.join(missing)}", line=1)
+            for line, row in enumerate(reader, 2):
+                if line > MAX_ROWS:
+                    raise Corrupt(f"{path}: more than {MAX_ROWS} lines", line=line)
+                yield parse(row)
+        if line == 1:
+            raise Corrupt(f"{path}: no rows", line=1)
+    except FileNotFoundError:
+        raise NotFound(f"no file {path}") from None
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}") from None
+    except Corrupt:
+        raise
+    except (ValueError, TypeError, csv.Error, RgpuError) as error:
+        raise Corrupt(f"{path}: line {line}: {error}", line=line) from None
+
+
+def _node(row: dict[str, str]) -> Node:
+    count = _whole(row["gpu"], 64)
+    devices = tuple(Device(f"cuda:{n}", 0) for n in range(count))
+    return Node(row["sn"], devices, row["model"].strip(), _whole(row["cpu_milli"]), _whole(row["memory_mib"]))
+
+
+def _task(row: dict[str, str]) -> Task:
+    gpus, milli = _whole(row["num_gpu"], 64), _whole(row["gpu_milli"] or "0", 1000)
+    share = -(-milli * WHOLE // 1000)
+    models = frozenset(part.strip() for part in row["gpu_spec"].split("|") if part.strip())
+    begun, ended = float(row["creation_time"]), float(row["deletion_time"] or row["creation_time"])
+    if not (math.isfinite(begun) and math.isfinite(ended)) or ended < begun:
+        raise ValueError(f"a task from {begun} to {ended}")
+    demand = Demand(gpus, share if gpus else 0, 0, models, _whole(row["cpu_milli"]), _whole(row["memory_mib"]))
+    return Task(demand, ended - begun)
+
+
+def _whole(text: str, most: int = 1 << 30) -> int:
+    value = int(float(text))
+    if not 0 <= value <= most:
+        raise ValueError(f"{text} is not within 0 to {most}")
+    return value

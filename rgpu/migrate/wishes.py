@@ -1,0 +1,56 @@
+"""What whoever asks for a move wants: mode, promised downtime, allowed slowdown."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rgpu.session.errors import UsageError
+
+MODES = ("auto", "copy", "replay")
+ABORT, FREEZE = "abort", "freeze"
+AS_LONG_AS_IT_TAKES = 3600.0  #: seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """``max_slowdown``: a share, 0 to 1, while a replay catches up. Raises :class:`UsageError` for what cannot be."""
+
+    mode: str = "auto"
+    max_downtime: float = 10.0  #: seconds
+    max_slowdown: float = 0.5
+    on_timeout: str = ABORT  #: or freeze: the stop may last as long as it takes
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(f"there is no mode {self.mode!r}; there are {', '.join(MODES)}")
+        if self.on_timeout not in (ABORT, FREEZE):
+            raise UsageError(f"--on-timeout is abort or freeze, not {self.on_timeout!r}")
+        if not 0 <= self.max_slowdown < 1:
+            raise UsageError(f"a slowdown of {self.max_slowdown:.0%} cannot be: 0 % to 99 %")
+        if not 0 < self.max_downtime < AS_LONG_AS_IT_TAKES:
+            raise UsageError(f"a downtime of {self.max_downtime} s cannot be promised")
+
+    @property
+    def limit(self) -> float:
+        """Seconds that the last pause may take."""
+        return AS_LONG_AS_IT_TAKES if self.on_timeout == FREEZE else self.max_downtime
+
+    @property
+    def abort_on_timeout(self) -> bool:
+        return self.on_timeout == ABORT
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_options(options: dict[str, Any]) -> Wishes:
+        """Of a request; what it does not say is the default. Raises :class:`UsageError`."""
+        found = {name: options[name] for name in Wishes.__dataclass_fields__ if options.get(name) is not None}
+        try:
+            for name in ("max_downtime", "max_slowdown"):
+                if name in found:
+                    found[name] = float(found[name])
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the wishes of a move cannot be read: {error}") from None
+        return Wishes(**found)

@@ -1,0 +1,438 @@
+"""A session leaves: the source's side of a move, in the steps of :data:`rgpu.migrate.roles.SOURCE`.
+
+Rounds of pages while the program runs; then either the last pause at once
+(copy), or a cut, which streams while the program runs on, and a replay at the
+destination of what it does meanwhile (replay). Which of the two ``auto`` takes
+is decided by :mod:`rgpu.migrate.forecast` from what the first round measured.
+
+A replay that cannot be ended well raises :class:`MoveFailed` with ``replay`` in
+its detail: whoever asked may try again by copying. Whatever is raised, the
+session runs on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+
+from rgpu.checkpoint import pagehash
+from rgpu.checkpoint.device import PAGE, Device
+from rgpu.checkpoint.frozen import HOST_LIMIT, RESERVE, FrozenPages, MomentView, freeze, look
+from rgpu.checkpoint.pages import PageTable
+from rgpu.checkpoint.state import SessionState
+from rgpu.link.faults import fault
+from rgpu.link.frames import SealedConnection
+from rgpu.migrate import forecast
+from rgpu.migrate.wishes import Wishes
+from rgpu.server import replay_stream as wire
+from rgpu.server.brake import Brake
+from rgpu.server.journal_tap import JournalTap, Piece
+from rgpu.server.page_stream import FAILED, PageSender
+from rgpu.session.errors import DeviceError, Fenced, LinkError, MoveFailed, RgpuError, TimedOut, from_dict
+
+if TYPE_CHECKING:
+    from rgpu.server.worker import Worker
+    from rgpu.server.worker_tasks import Sending
+
+log = structlog.get_logger(__name__)
+
+MAX_ROUNDS = 6  #: pre-copy rounds before the last one
+SMALL_ROUND = 64  #: pages: copying these in the pause is cheaper than another round
+SHRINK = 0.7  #: a round that is not at least this much smaller than the last one gains nothing
+DRAIN_SECONDS = 10.0
+SAMPLE_SECONDS = 0.1  #: between two looks at what changes
+CAUGHT_UP = 0.1  #: seconds that the replay may be behind when the last pause begins
+SETTLED_SECONDS = 2.0  #: without getting any closer
+STALL_SECONDS = 15.0  #: without a word from a destination that has calls to replay
+REPLAY_SECONDS = 600.0  #: for all of it
+ARM_SECONDS = 10.0  #: for the agent to begin a new stream
+LOOKS = 3  #: tries to measure
+TELL_SECONDS = 0.2  #: between two words about how far a replay is
+IN_FLIGHT = 4  #: pings without an answer
+
+
+def replay_failed(reason: str) -> MoveFailed:
+    return MoveFailed(f"the replay was given up: {reason}", replay=True)
+
+
+def last_page_hashes(table: PageTable, view: MomentView, wanted: dict[int, list[int]]) -> int:
+    """Tell ``table`` that the other side has the view's pages, all but those wanted; returns how many these are."""
+    table.follow(view.regions())
+    count = 0
+    for region in view.regions():
+        table.assume(region, view.hash_pages(region, table.key))
+        for index in wanted.pop(region.address, []):
+            if not 0 <= index < pagehash.page_count(region.size):
+                raise LinkError(f"page {index} of {region.address:#x} is wanted, which is not there")
+            table.forget(region, index)
+            count += 1
+    if wanted:
+        raise LinkError(f"pages of {next(iter(wanted)):#x} are wanted, where the session has none")
+    return count
+
+
+class Departure:
+    """One move of this worker's session. Make one for each; :meth:`run` it once."""
+
+    def __init__(self, worker: Worker, sending: Sending, wishes: Wishes,
+                 more: Callable[[], SealedConnection] | None = None) -> None:
+        """``more`` opens a further connection to the destination, for pages."""
+        self.worker = worker
+        self.runtime = worker.runtime
+        self.sending = sending
+        self.wishes = wishes
+        self.sender = PageSender(sending.connection, self.runtime.device, self.runtime.hash_key, fault, more)
+        self.mode = wishes.mode
+        self.reason = f"{wishes.mode} was asked for"
+        self.brownout = 0.0
+        self.cut_pause = 0.0
+        self.mismatches = 0
+        self.call_bytes = 0
+        self.expected: dict[str, Any] = {}
+        self._speed = forecast.ASSUMED_SPEED  #: of the link, bytes/s
+        self._first_seconds = 0.0  #: that the first round took
+
+    @property
+    def connection(self) -> SealedConnection:
+        return self.sender.connection
+
+    def run(self, session: str) -> dict[str, Any]:
+        """On return the session is paused and the destination has verified it; else it runs on, and this raises."""
+        try:
+            return self._run(session)
+        finally:
+            self.sender.close()
+
+    def _run(self, session: str) -> dict[str, Any]:
+        fault("connected")
+        self.sender.begin(session, self.sending.move)
+        self._first_round()
+        self._choose()
+        if self.mode == "replay":
+            statistics = self._by_replay()
+        else:
+            self._further_rounds()
+            self._check_promise()
+            statistics = self._last_pause_of_copy()
+        return {**self.sender.statistics.as_dict(), "verified": True, "position": self.runtime.applied,
+                "mode": self.mode, "why": self.reason, "expected": self.expected, "mismatches": self.mismatches,
+                "brownout_ms": self.brownout * 1000, "cut_ms": self.cut_pause * 1000, "call_bytes": self.call_bytes,
+                **statistics}
+
+    # -- while the program runs ----------------------------------------------------
+    def _round(self) -> int:
+        dirty = self.sender.round()
+        fault("round")
+        if self.mode == "copy":  # what the last pause would cost if nothing more were gained
+            stop = round(dirty * PAGE / self._speed * 1000, 1)
+            self.expected = {"downtime_ms": stop, "brownout_ms": 0.0, "total_ms": stop}
+        self._tell("copying")
+        return dirty
+
+    def _tell(self, phase: str, **values: Any) -> None:
+        """For ``rgpu migrate status`` and whoever waits."""
+        statistics = self.sender.statistics
+        progress = {"move": self.sending.move, "phase": phase, "mode": self.mode, "round": statistics.rounds,
+                    "pages_sent": statistics.pages_sent, "bytes_sent": statistics.bytes_sent,
+                    "expected": self.expected, **values}
+        self.worker.tasks.progress = progress
+        self.worker.report("progress", **progress)
+
+    def _first_round(self) -> None:
+        began = time.monotonic()
+        self._round()
+        seconds = time.monotonic() - began
+        sent = self.sender.statistics.bytes_sent
+        if sent > 1 << 20:
+            self._speed = sent / max(seconds, 1e-6)
+        self._first_seconds = seconds
+
+    def _choose(self) -> None:
+        """Replay or copy; ``auto`` measures and compares."""
+        if self.wishes.mode == "copy":
+            return
+        measured = measure(self.runtime.device, self.sender.table, self._speed, self._first_seconds)
+        choice = forecast.choose(measured, max_downtime=self.wishes.max_downtime,
+                                 max_slowdown=self.wishes.max_slowdown)
+        if self.wishes.mode == "auto":
+            self.mode, self.reason = choice.mode, choice.reason
+        cost = choice.replay if self.mode == "replay" else choice.copy
+        self.expected = (cost or choice.copy).as_dict()
+        log.info("move", mode=self.mode, reason=self.reason, expected=self.expected)
+        if self.wishes.abort_on_timeout and choice.cost.downtime > self.wishes.max_downtime \
+                and self.wishes.mode == "auto":
+            raise MoveFailed(f"the promised {self.wishes.max_downtime:.2f} s cannot be kept: {choice.reason}; the "
+                             "session runs on where it was", expected=choice.cost.downtime)
+        self._tell("chosen", why=self.reason)
+
+    def _further_rounds(self) -> None:
+        """Until few pages are left or they do not become fewer."""
+        left = self.sender.statistics.last_round_pages
+        for _ in range(1, MAX_ROUNDS):
+            if left <= SMALL_ROUND:
+                return
+            dirty = self._round()
+            if dirty > left * SHRINK:
+                return
+            left = dirty
+
+    def _check_promise(self) -> None:
+        """A stop that cannot be as short as was promised does not begin."""
+        expected = self.sender.statistics.last_round_pages * PAGE / self._speed
+        if self.wishes.abort_on_timeout and expected > self.wishes.max_downtime:
+            raise MoveFailed(f"the stop would take about {expected:.2f} s, more than the "
+                             f"{self.wishes.max_downtime:.2f} s allowed; the session runs on where it was",
+                             expected=expected)
+
+    # -- the last pause --------------------------------------------------------------
+    @contextmanager
+    def _standing_still(self) -> Iterator[float]:
+        """Paused and drained. Resumed when something fails; afterwards it stays paused: it was offered.
+
+        Gives the time of the pause's beginning.
+        """
+        self.runtime.quiesce(DRAIN_SECONDS)
+        began = time.monotonic()
+        try:
+            fault("paused")
+            self.connection.sock.settimeout(max(0.5, self.wishes.limit))
+            yield began
+            fault("sent")
+            took = time.monotonic() - began
+            if took > self.wishes.limit:
+                raise MoveFailed(f"the stop took {took:.2f} s, more than the {self.wishes.limit:.2f} s allowed; the "
+                                 "session runs on where it was")
+            self.worker.offer(self.sending)
+        except BaseException:
+            self.runtime.resume()
+            raise
+
+    def _last_pause_of_copy(self) -> dict[str, Any]:
+        with self._standing_still() as began:
+            self._tell("stopped")
+            self.sender.round()
+            self.sender.finish(self.worker.tasks.take())
+        return {"pause_ms": (time.monotonic() - began) * 1000}
+
+    # -- by replay ---------------------------------------------------------------------
+    def _by_replay(self) -> dict[str, Any]:
+        tap = self._open_tap()
+        try:
+            with Brake(self.runtime) as brake:
+                try:
+                    self._stream_cut()
+                    self._catch_up(tap, brake)
+                finally:
+                    brake.stop()
+                    self.brownout = brake.stood
+            with self._standing_still() as began:
+                self._tell("stopped")
+                self._settle(tap, began)
+            return {"pause_ms": (time.monotonic() - began) * 1000 + self.cut_pause * 1000}
+        except (MoveFailed, Fenced):
+            raise
+        except RgpuError as error:
+            if self.sending.called_off:
+                raise
+            raise replay_failed(error.message) from error
+        finally:
+            self.runtime.tap = None
+
+    def _open_tap(self) -> JournalTap:
+        """What is applied from now on is kept. With a fast path that begins with the agent's next connection."""
+        armed = self.runtime.fast is not None and self.worker.link is not None
+        tap = JournalTap(armed=armed)
+        link = self.worker.link
+        self.runtime.tap = tap
+        if armed and link is not None:
+            link.close()
+            if not tap.wait_running(ARM_SECONDS):
+                self.runtime.tap = None
+                raise replay_failed("the agent did not come back to begin its stream of calls anew")
+        return tap
+
+    def _stream_cut(self) -> None:
+        """The cut, and its pages, while the program runs on; returns when the destination has verified all of it."""
+        frozen, state = self._cut()
+        with frozen:
+            device = self.sender.device
+            self.sender.device = frozen  # type: ignore[assignment]  # a view: all that a page stream asks for
+            try:
+                self._tell("cut", position=state.position)
+                self.sender.round()
+                fault("replay.cut.sent")
+                self.sender.finish(state)
+            finally:
+                self.sender.device = device
+        self.connection.send(wire.REPLAY, msgspec.msgpack.encode({"position": state.position}))
+        fault("replay.cut.verified")
+
+    def _cut(self) -> tuple[FrozenPages, SessionState]:
+        """One short pause: pages that changed are copied aside on the device, the session's state is taken."""
+        runtime = self.runtime
+        runtime.quiesce(DRAIN_SECONDS)
+        began = time.monotonic()
+        try:
+            fault("replay.cut")
+            frozen = freeze(runtime.device, self.sender.table)
+            try:
+                return frozen, self.worker.tasks.take(frozen)
+            except BaseException:
+                frozen.release()
+                raise
+        finally:
+            runtime.resume()
+            self.cut_pause = time.monotonic() - began
+
+    def _catch_up(self, tap: JournalTap, brake: Brake) -> None:
+        """Ship the calls since the cut until the destination is behind by no more than :data:`CAUGHT_UP`."""
+        began = heard = time.monotonic()
+        in_flight: deque[tuple[int, float]] = deque()  #: pings without an answer: number, when the calls were applied
+        number, lag, told = 0, 1e9, 0.0
+        best, better_at = lag, began  #: the smallest lag so far, and when it became so
+        brake.share = self.wishes.max_slowdown
+        fault("replay")
+        while True:
+            now = time.monotonic()
+            piece = tap.take(0.01) if len(in_flight) < IN_FLIGHT else None
+            if piece is not None:
+                self._send(piece)
+            if piece is not None or (not in_flight and not tap.bytes):
+                number += 1
+                in_flight.append((number, piece.applied_at if piece is not None else now))
+                self.connection.send(wire.PING, wire.ping(number))
+            while in_flight and (answer := self._pong(0.0 if len(in_flight) < IN_FLIGHT else 0.05)) is not None:
+                heard = time.monotonic()
+                while in_flight and in_flight[0][0] <= answer:
+                    lag = heard - in_flight.popleft()[1]
+                if heard - told > TELL_SECONDS:
+                    told = heard
+                    self._tell("replaying", behind_ms=round(lag * 1000, 1), waiting_bytes=tap.bytes)
+            if lag < best * SHRINK:
+                best, better_at = lag, now
+            # Two busy hosts may never come that close: then what is left is replayed in the pause, if that may last.
+            settled = now - better_at > SETTLED_SECONDS and lag <= self.wishes.limit / 4
+            if (lag <= CAUGHT_UP or settled) and tap.bytes < wire.PIECE:
+                fault("replay.caught_up")
+                return
+            self._check_replay(tap, began, heard)
+
+    def _check_replay(self, tap: JournalTap, began: float, heard: float) -> None:
+        now = time.monotonic()
+        if tap.overflowed:
+            raise replay_failed("the calls that wait to be replayed do not fit in memory any more")
+        if now - heard > STALL_SECONDS:
+            raise replay_failed(f"the destination has applied nothing for {now - heard:.0f} s")
+        if now - began > REPLAY_SECONDS:
+            raise replay_failed(f"the destination has not caught up within {REPLAY_SECONDS:.0f} s")
+        if self.runtime.executor.error:
+            raise MoveFailed("the session has failed on its own: the program has the error")
+
+    def _send(self, piece: Piece) -> None:
+        self.connection.send(wire.CALLS, b"\x01" if piece.fresh else b"\x00", piece.data)
+        self.call_bytes += len(piece.data)
+
+    def _pong(self, seconds: float) -> int | None:
+        """The number of the next answered ping, if it comes in time. Raises what the destination reports."""
+        try:
+            kind, body = self.connection.recv(seconds)
+        except TimedOut:
+            return None
+        if kind == FAILED:
+            error = from_dict(msgspec.msgpack.decode(body))
+            raise replay_failed(f"the destination says: {error.message}")
+        if kind != wire.PONG:
+            raise MoveFailed(f"the destination answered with message type {kind} during the replay", replay=True)
+        return wire.read_pong(body)[0]
+
+    def _settle(self, tap: JournalTap, began: float) -> None:
+        """In the last pause: the last calls, then hashes of all pages, then what differs."""
+        while (piece := tap.take(0.0)) is not None:
+            self._send(piece)
+        self.runtime.tap = None
+        view = look(self.runtime.device, self.runtime.hash_key)
+        state = self.worker.tasks.take(view)
+        state.live = {"digest": wire.objects_digest(state.live)}
+        fault("replay.last")
+        for last, data in wire.pieces(state):
+            self.connection.send(wire.LAST, last, data)
+        wanted = self._wanted(began)
+        self.mismatches = last_page_hashes(self.sender.table, view, wanted)
+        left = self.wishes.limit - (time.monotonic() - began)
+        if not forecast.repair_fits(self.mismatches, self._speed, left):
+            raise replay_failed(f"{self.mismatches} pages differ after the replay, more than can be sent in what is "
+                                f"left of the promised {self.wishes.max_downtime:.2f} s")
+        device = self.sender.device
+        self.sender.device = view  # type: ignore[assignment]  # a view: all that a page stream asks for
+        try:
+            fault("replay.repair")
+            self.sender.round()
+            state.regions = []
+            state.live = state.answers = None
+            self.sender.finish(state)
+        finally:
+            self.sender.device = device
+
+    def _wanted(self, began: float) -> dict[int, list[int]]:
+        """The pages that differ at the destination."""
+        while True:
+            left = self.wishes.limit - (time.monotonic() - began)
+            if left <= 0:
+                raise replay_failed("the destination did not finish the replay within the promised downtime")
+            try:
+                kind, body = self.connection.recv(left)
+            except TimedOut:
+                continue
+            if kind == wire.PONG:
+                continue
+            if kind == FAILED:
+                raise replay_failed(f"the destination says: {from_dict(msgspec.msgpack.decode(body)).message}")
+            if kind != wire.WANT:
+                raise MoveFailed(f"the destination answered with message type {kind} after the replay", replay=True)
+            return wire.read_want(body)
+
+
+def measure(device: Device, table: PageTable, speed: float, since_seconds: float) -> forecast.Measured:
+    """How much changes, and how much differs from what was sent; the session runs meanwhile.
+
+    ``table``: what the other side has, since ``since_seconds``.
+    """
+    for _ in range(LOOKS):
+        try:
+            seconds, pages, differing, moved = _compare_twice(device, table)
+            break
+        except DeviceError as error:  # memory went away between two questions
+            log.info("could not measure what changes", reason=error.message)
+    else:
+        return forecast.Measured(pages=0, differing=0, changed=(), speed=speed, free_pages=0,
+                                 replay_refused="the session's memory changes too fast to be measured")
+    room = max(0, device.free_memory() - RESERVE) + HOST_LIMIT
+    pins = device.pins()
+    return forecast.Measured(
+        pages=pages, differing=differing, changed=((seconds, moved), (since_seconds + seconds, differing)), speed=speed,
+        free_pages=room // PAGE, settle_seconds=0.02, replay_refused="; ".join(pins))
+
+
+def _compare_twice(device: Device, table: PageTable) -> tuple[float, int, int, int]:
+    """(seconds between two looks, pages in all, pages that differ from what was sent, pages that changed)."""
+    first = look(device, table.key)
+    began = time.monotonic()
+    time.sleep(SAMPLE_SECONDS)
+    second = look(device, table.key)
+    seconds = time.monotonic() - began
+    table.follow(second.regions())
+    pages = differing = moved = 0
+    before = {(region.address, region.size): first.hash_pages(region, table.key) for region in first.regions()}
+    for region in second.regions():
+        hashes = second.hash_pages(region, table.key)
+        pages += len(hashes)
+        differing += len(table.dirty(region, hashes))
+        known = before.get((region.address, region.size))
+        moved += len(hashes) if known is None else int((known != hashes).any(axis=1).sum())
+    return seconds, pages, differing, moved

@@ -1,0 +1,353 @@
+"""The sending end of a page stream: one thread fills frames, one for each lane seals and sends them.
+
+:mod:`.page_stream` has the messages. The steps overlap: while lanes compress,
+seal and send (all without the interpreter's lock), the filling thread copies
+and hashes the next pages. What is under way is bounded by the ring and by the
+lanes' credits.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import structlog
+
+from rgpu.checkpoint import pagehash
+from rgpu.checkpoint.device import PAGE, Device, Region
+from rgpu.checkpoint.pagehash import PageHashes
+from rgpu.checkpoint.pages import PageTable, page_size, read_page
+from rgpu.checkpoint.ring import FRAME_PAGES
+from rgpu.checkpoint.state import SessionState
+from rgpu.link.frames import SealedConnection
+from rgpu.server import page_frames
+from rgpu.server.page_lanes import STALL, SendLane
+from rgpu.server.page_messages import ACK, BEGIN, DONE, FAILED, LANE, LAYOUT, READY, ROUND, STATE
+from rgpu.session.errors import DeviceError, LinkError, MoveFailed, RgpuError, from_dict
+
+log = structlog.get_logger(__name__)
+
+PIECE = 1 << 20
+LANES = 4  #: connections at most
+LANE_SECONDS = 5.0  #: that a further connection may take to be admitted
+ZEROS_TOGETHER = 2048  #: pages of zeros in one message
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def lanes_here() -> int:
+    """Connections worth opening: sealing keeps a processor busy for each, and the other side opens on as many."""
+    return max(1, min(LANES, (os.cpu_count() or 1) // 2))
+
+
+@dataclass
+class Statistics:
+    """What ``rgpu migrate`` reports about the pages."""
+
+    rounds: int = 0
+    pages_total: int = 0
+    pages_sent: int = 0
+    bytes_sent: int = 0
+    last_round_pages: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Pages for a lane: in a frame of the ring, or (``slot`` None) zeros and pages read one by one."""
+
+    entries: np.ndarray[Any, Any]
+    slot: int | None = None
+    stored: Sequence[bytes] = ()
+
+
+class PageSender:
+    """The source's side. ``fault`` is called with the name of each step: tests break things there.
+
+    ``more`` opens a further connection to the same destination; without it there is one lane.
+    """
+
+    def __init__(self, connection: SealedConnection, device: Device, key: bytes,
+                 fault: Callable[[str], object] = lambda point: None,
+                 more: Callable[[], SealedConnection] | None = None, lanes: int | None = None) -> None:
+        self.connection = connection
+        self.device = device  #: or a view of one: what :mod:`rgpu.checkpoint.frozen` offers is enough
+        self.fault = fault
+        self.table = PageTable(key)
+        self.statistics = Statistics()
+        self._ring = device.page_ring()
+        self._more = more
+        self._wanted = (lanes_here() if lanes is None else lanes) if more is not None else 1
+        self._lanes = [SendLane(connection)]
+        self._lock = threading.Lock()
+
+    # -- the messages -------------------------------------------------------------------
+    def begin(self, session: str, move: str) -> None:
+        """Raises :class:`LinkError`. A further connection that is refused is done without."""
+        self.connection.send(BEGIN, _encode({"session": session, "move": move, "hash_key": self.table.key,
+                                             "lanes": self._wanted - 1}))
+        for number in range(1, self._wanted):
+            try:
+                self._lanes.append(self._open_lane(move, number))
+            except RgpuError as error:
+                log.warning("a page stream does with fewer connections", lanes=number, reason=error.message)
+                break
+
+    def _open_lane(self, move: str, number: int) -> SendLane:
+        assert self._more is not None
+        connection = self._more()
+        try:
+            connection.send(LANE, _encode({"move": move, "number": number}))
+            kind, _ = connection.recv(LANE_SECONDS)
+            if kind != READY:
+                raise LinkError(f"message type {kind} answers a lane", reason="protocol")
+        except BaseException:
+            connection.close()
+            raise
+        return SendLane(connection)
+
+    def round(self) -> int:
+        """Send every page that differs from what was last sent; returns how many did.
+
+        On return all are verified and written at the destination. Raises
+        :class:`LinkError`, what the destination reports, :class:`DeviceError`.
+        """
+        regions = self.device.regions()
+        self.connection.send(LAYOUT, _encode({"regions": [[r.address, r.size, r.kind, r.owner] for r in regions]}))
+        self._expect(READY)
+        self.statistics.pages_total = sum(pagehash.page_count(region.size) for region in regions)
+        before = self.statistics.pages_sent
+        _Round(self, regions).run()
+        self.statistics.rounds += 1
+        self.statistics.last_round_pages = self.statistics.pages_sent - before
+        self.connection.send(ROUND, _encode({"round": self.statistics.rounds}))
+        self._expect(ACK)
+        return self.statistics.last_round_pages
+
+    def finish(self, state: SessionState) -> None:
+        """Send the rest of the session; returns once the other side verified every page.
+
+        Raises :class:`MoveFailed`, or what the destination reports.
+        """
+        self.fault("state")
+        data = memoryview(state.encode())
+        for at in range(0, max(1, len(data)), PIECE):
+            last = at + PIECE >= len(data)
+            self.connection.send(STATE, bytes([last]), data[at:at + PIECE])
+        self.fault("verify")
+        self._expect(DONE)
+
+    def close(self) -> None:
+        """Close the further connections; the first one is the caller's."""
+        for lane in self._lanes[1:]:
+            lane.connection.close()
+
+    def _expect(self, wanted: int) -> None:
+        kind, body = self.connection.recv()
+        if kind == FAILED:
+            raise from_dict(_decode(body))
+        if kind != wanted:
+            raise MoveFailed(f"the destination answered with message type {kind} instead of {wanted}")
+
+    @property
+    def compression(self) -> list[str]:
+        """Of each lane, whether it compresses and why."""
+        return [lane.decision.reason for lane in self._lanes]
+
+    # -- for the round under way ----------------------------------------------------------
+    @property
+    def lanes(self) -> list[SendLane]:
+        return self._lanes
+
+    @property
+    def ring(self) -> Any:
+        return self._ring
+
+    def count(self, pages: int, size: int) -> None:
+        with self._lock:
+            self.statistics.pages_sent += pages
+            self.statistics.bytes_sent += size
+
+
+class _Round:
+    """One round: the calling thread fills, a thread for each lane sends."""
+
+    def __init__(self, sender: PageSender, regions: list[Region]) -> None:
+        self.sender = sender
+        self.regions = regions
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(sender.ring.slots)
+        self._free: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._errors: list[BaseException] = []
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        sender = self.sender
+        lanes = sender.lanes
+        limit = sender.connection.sock.gettimeout()
+        for slot in range(sender.ring.slots):
+            self._free.put(slot)
+        threads = [threading.Thread(target=self._serve, args=(lane,), name="page-lane", daemon=True) for lane in lanes]
+        for lane in lanes:
+            lane.stall = STALL if limit is None else limit
+            lane.connection.sock.settimeout(lane.stall)  # a peer that takes nothing must not hold us for ever
+        for thread in threads:
+            thread.start()
+        try:
+            self._fill()
+        except BaseException as error:
+            self._failed(error)
+        finally:
+            for _ in threads:
+                self._jobs.put(None)
+            for thread in threads:
+                thread.join()
+        if self._errors:
+            raise self._cause()
+        with suppress(OSError):
+            sender.connection.sock.settimeout(limit)
+
+    def _serve(self, lane: SendLane) -> None:
+        """A lane's thread: to the end of the round, with all credits back. After an error it only takes jobs away."""
+        while (job := self._jobs.get()) is not None:
+            if not self._errors:
+                self._guarded(lambda job=job: self._send(lane, job))  # type: ignore[misc]
+        if not self._errors:
+            self._guarded(lane.settle)
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except BaseException as error:  # noqa: BLE001 - raised by run()
+            self._failed(error)
+
+    def _send(self, lane: SendLane, job: _Job) -> None:
+        if job.slot is None:
+            size = lane.send_pages(job.entries, list(job.stored))
+        else:
+            size = lane.send_frame(self.sender.ring.frame(job.slot), job.entries)
+            self._free.put(job.slot)
+        self.sender.count(len(job.entries), size)
+
+    def _failed(self, error: BaseException) -> None:
+        """The first one tells the others: those that wait for a slot, for a credit, for room in a socket."""
+        with self._lock:
+            first = not self._errors
+            self._errors.append(error)
+        self._free.put(None)
+        if first:
+            for lane in self.sender.lanes:
+                with suppress(OSError):  # not the reading half: it may still say why
+                    lane.connection.sock.shutdown(socket.SHUT_WR)
+
+    def _cause(self) -> BaseException:
+        """What to raise: the other side's own words before what they did to the link."""
+        reasons = [error for error in self._errors if not isinstance(error, LinkError)]
+        if reasons:
+            return reasons[0]
+        for lane in self.sender.lanes:  # what broke one of them may have been said on another
+            with suppress(RgpuError):
+                while True:
+                    kind, body = lane.connection.recv(0.5)
+                    if kind == FAILED:
+                        return from_dict(_decode(body))
+        return self._errors[0]
+
+    # -- filling ----------------------------------------------------------------------------
+    def _fill(self) -> None:
+        sender, table = self.sender, self.sender.table
+        table.follow(self.regions)
+        kept = getattr(sender.device, "kept", {})  # a frozen view has some pages in host memory
+        for region, found in self._hashed():
+            dirty = table.dirty(region, found.hashes)
+            zeros = found.zero[dirty]
+            self._zeros(region, dirty[zeros], found.hashes)
+            rest = dirty[~zeros].tolist()
+            staged = [i for i in rest if region.kind == "mapped" and region.address + i * PAGE not in kept]
+            for at in range(0, len(staged), FRAME_PAGES):
+                self._still_there(self._frame, region, staged[at:at + FRAME_PAGES])
+            if len(staged) < len(rest):
+                self._still_there(self._one_by_one, region, sorted(set(rest) - set(staged)))
+
+    def _hashed(self) -> Iterator[tuple[Region, PageHashes]]:
+        """Every region with its hashes; what was unmapped meanwhile is left out, as the next round will."""
+        device, key = self.sender.device, self.sender.table.key
+        try:
+            yield from zip(self.regions, device.hash_regions(self.regions, key), strict=True)
+            return
+        except DeviceError:
+            gone = set(self.regions) - set(device.regions())
+            if not gone:
+                raise
+        for region in self.regions:
+            try:
+                found = device.hash_regions([region], key)[0]
+            except DeviceError:
+                if region in device.regions():
+                    raise
+                continue
+            yield region, found
+
+    def _still_there(self, send: Callable[[Region, Sequence[int]], None], region: Region,
+                     indices: Sequence[int]) -> None:
+        try:
+            send(region, indices)
+        except DeviceError:
+            if region in self.sender.device.regions():
+                raise
+
+    def _zeros(self, region: Region, indices: np.ndarray[Any, Any], hashes: np.ndarray[Any, Any]) -> None:
+        """Pages that were all zeros when they were hashed: the hash is of what the other side will have."""
+        last = pagehash.page_count(region.size) - 1
+        for at in range(0, len(indices), ZEROS_TOGETHER):
+            some = indices[at:at + ZEROS_TOGETHER]
+            sizes = np.where(some == last, page_size(region, last), PAGE)
+            addresses = np.uint64(region.address) + some.astype(np.uint64) * np.uint64(PAGE)
+            self._put(region, some.tolist(), _Job(page_frames.table(
+                addresses, hashes[some], size=sizes, stored=0, codec=page_frames.ZERO)))
+
+    def _frame(self, region: Region, indices: Sequence[int]) -> None:
+        """Whole pages: copied to staging and hashed there."""
+        sender = self.sender
+        slot = self._free.get()
+        if slot is None:
+            self._free.put(None)
+            raise LinkError("the page stream has failed", reason="lane")
+        addresses = [region.address + index * PAGE for index in indices]
+        try:
+            found = sender.device.copy_and_hash([(address, PAGE) for address in addresses], sender.ring.staging(slot),
+                                                sender.table.key)
+            sender.ring.fetch(slot, len(indices))
+        except BaseException:
+            self._free.put(slot)
+            raise
+        self._put(region, indices, _Job(page_frames.table(np.array(addresses, np.uint64), found.hashes), slot))
+
+    def _one_by_one(self, region: Region, indices: Sequence[int]) -> None:
+        """Module variables, pinned shadows, pages in host memory: few, short, or not to be copied by a kernel."""
+        for at in range(0, len(indices), FRAME_PAGES):
+            pages = [read_page(self.sender.device, region, index, self.sender.table.key)
+                     for index in indices[at:at + FRAME_PAGES]]
+            data = [bytes(page.size) if page.data is None else page.data for page in pages]
+            self._put(region, [page.index for page in pages], _Job(page_frames.table(
+                np.array([page.address for page in pages], np.uint64), np.array([page.hash for page in pages]),
+                size=[page.size for page in pages], stored=[page.size for page in pages]), None, data))
+
+    def _put(self, region: Region, indices: Sequence[int], job: _Job) -> None:
+        if self._errors:
+            raise LinkError("the page stream has failed", reason="lane")
+        for index, value in zip(indices, job.entries["hash"].tolist(), strict=True):
+            self.sender.table.mark_sent(region, index, (value[0], value[1]))
+        self._jobs.put(job)
+        if not self.sender.statistics.rounds:
+            self.sender.fault("page")

@@ -1,0 +1,96 @@
+"""A cut that outlives its pause: what is read from it later is what stood there then."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rgpu.checkpoint import cut
+from rgpu.checkpoint.device import GRANULE, PAGE, Region
+from rgpu.checkpoint.frozen import freeze, look
+from rgpu.checkpoint.pages import PageTable, collect_dirty
+from rgpu.session.errors import DeviceError, Refused
+from tests.checkpoint.fake_device import FakeDevice
+
+KEY = bytes(range(32))
+BASE = 0x2000_0000_0000
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    device = FakeDevice()
+    random = np.random.default_rng(7)
+    device.add(BASE, GRANULE, data=random.bytes(5 * PAGE))
+    device.add(BASE + GRANULE, 100, kind="global", owner=3, name="g", data=random.bytes(100))
+    device.add(0x1800_0000_0000, 2 * PAGE, kind="pinned", data=random.bytes(PAGE))
+    return device
+
+
+def contents(device: FakeDevice) -> dict[Region, bytes]:
+    return {region: bytes(data) for region, data in device.memory.values()}
+
+
+@pytest.mark.parametrize("room", [0, 3, 1000])
+def test_the_cut_is_of_its_moment(device: FakeDevice, room: int) -> None:
+    """With device memory for none, some and all of the pages; the device is overwritten before the cut is read."""
+    device.room = room * PAGE
+    before = contents(device)
+    table = PageTable(KEY)
+    frozen = freeze(device, table, reserve=0)
+    assert len(frozen.staged) == min(room, 5), "zeros and what is not plain memory are not staged"
+    state = cut.take(frozen, session="s", epoch=1, position=9, hash_key=KEY, live={})
+    for region, data in device.memory.values():
+        data[:] = b"\xee" * region.size
+    rebuilt = {region: bytearray(region.size) for region in before}
+    for page in collect_dirty(frozen, table):
+        at = page.index * PAGE
+        rebuilt[page.region][at:at + page.size] = page.data or bytes(page.size)
+    assert {region: bytes(data) for region, data in rebuilt.items()} == before
+    assert state.regions == sorted(state.regions, key=lambda region: region.address)
+    assert list(collect_dirty(frozen, table)) == [], "all of it was sent"
+    frozen.release()
+    frozen.release()
+    assert not device.blocks, "the copies' memory is given back"
+
+
+def test_only_what_differs_is_copied(device: FakeDevice) -> None:
+    device.room = GRANULE
+    table = PageTable(KEY)
+    list(collect_dirty(device, table))
+    device.write(BASE + 2 * PAGE + 5, b"changed")
+    with freeze(device, table, reserve=0) as frozen:
+        assert list(frozen.staged) == [BASE + 2 * PAGE] and not frozen.kept
+        (page,) = collect_dirty(frozen, table)
+        assert page.index == 2 and page.data is not None and page.data[5:12] == b"changed"
+        with pytest.raises(DeviceError, match="not among"):
+            frozen.read(BASE, PAGE)
+
+
+def test_no_room_is_refused_and_changes_nothing(device: FakeDevice) -> None:
+    device.room = PAGE
+    table = PageTable(KEY)
+    with pytest.raises(Refused, match="free device memory"):
+        freeze(device, table, reserve=0, host_limit=PAGE)
+    assert not device.blocks and len(list(collect_dirty(device, table))) == 7
+
+
+def test_a_device_that_runs_is_noticed(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    device.room = GRANULE
+    real = device.copy_and_hash
+
+    def writes_meanwhile(pages, staging, key):  # type: ignore[no-untyped-def]
+        device.write(BASE, b"!")
+        return real(pages, staging, key)
+
+    monkeypatch.setattr(device, "copy_and_hash", writes_meanwhile)
+    with pytest.raises(DeviceError, match="changed during the cut"):
+        freeze(device, PageTable(KEY), reserve=0)
+    assert not device.blocks, "what was staged is given back"
+
+
+def test_a_look_reads_the_device(device: FakeDevice) -> None:
+    view = look(device, KEY)
+    assert [region.address for region in view.regions()] == sorted(device.memory)
+    for region in view.regions():
+        assert (view.hash_pages(region, KEY) == device.hash_pages(region, KEY)).all()
+    assert view.read(BASE, 10) == device.read(BASE, 10)

@@ -1,0 +1,77 @@
+"""The simulator: hostile CSV, the same seed the same run, nothing held when all have left, the verb's output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rgpu.cli.main import cli
+from rgpu.migrate.simulation import arrivals, trace
+from rgpu.migrate.simulation.run import Options, Run
+from rgpu.session.errors import Corrupt, NotFound, UsageError
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(f"n{i},64000,100000,4,{'AB'[i % 2]}\n" for i in range(6))
+HEAD = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\n"
+TASKS = HEAD + "a,1000,10,1,500,,0,900\nb,1000,10,1,1000,A|B,5,4000\nc,1000,10,2,1000,,7,1800\nd,1000,10,1,305,,9,700\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "tasks.csv").write_text(TASKS)
+    return tmp_path / "nodes.csv", tmp_path / "tasks.csv"
+
+
+def test_reads_the_columns(files: tuple[Path, Path]) -> None:
+    hosts, tasks = trace.read_nodes(files[0]), trace.read_tasks(files[1])
+    assert len(hosts) == 6 and len(hosts[0].devices) == 4
+    assert tasks[1].demand.models == {"A", "B"} and tasks[1].life == 3995
+    assert tasks[3].demand.compute == 31, "a share is rounded up to 1 %"
+
+
+@pytest.mark.parametrize("text", ["", HEAD, HEAD + "a,x,1,1,1,,0,1\n", HEAD + "a,1,1,1,1001,,0,1\n",
+                                  HEAD + "a,1,1,1,1,,5,1\n", HEAD + "a,1,1,1,1,,nan,1\n", HEAD + "a,1\n", "\xff"])
+def test_broken_lists_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.csv").write_text(text, encoding="latin-1")
+    with pytest.raises(Corrupt):
+        trace.read_tasks(tmp_path / "t.csv")
+
+
+def test_a_missing_list_and_one_without_gpus(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        trace.read_nodes(tmp_path / "none.csv")
+    (tmp_path / "t.csv").write_text(HEAD + "a,1,1,0,0,,0,1\n")
+    with pytest.raises(UsageError):
+        arrivals.filling(trace.read_tasks(tmp_path / "t.csv"), 8, 1.0, 0)
+
+
+@pytest.mark.parametrize("policy", ["random", "best-fit", "packing", "fgd"])
+@pytest.mark.parametrize("rebalance", [False, True])
+def test_a_run_gives_back_what_it_took(files: tuple[Path, Path], policy: str, rebalance: bool) -> None:
+    hosts, tasks = trace.read_nodes(files[0]), trace.read_tasks(files[1])
+    runs = []
+    for _ in range(2):
+        run = Run(hosts, tasks, arrivals.churn(tasks, 24, 0.9, 3, 7200), Options(policy, rebalance, 3))
+        result = run.go()
+        assert all(0 <= sample.allocated <= 1 for sample in result.samples)
+        runs.append((result.samples, result.refused, result.moves))
+        run._until(1e12)  # everything ends, every move is over, and room that was made is used
+        run._until(1e12)
+        assert not run.sessions and not run.leaving and not run.coming
+        assert run.index.allocated() == 0 and (run.index.cpu == run.index.total_cpu).all()
+    assert runs[0] == runs[1], "the same seed, another run"
+
+
+def test_the_verb(files: tuple[Path, Path]) -> None:
+    words = ["simulate", "--nodes", str(files[0]), "--tasks", str(files[1]), "--seeds", "2", "-o", "json"]
+    answer = CliRunner().invoke(cli, words)
+    assert answer.exit_code == 0, answer.output
+    report = json.loads(answer.stdout)
+    assert len(report["seeds"]) == 2
+    for figures in (*report["seeds"], report["mean"]):
+        assert {"allocated_share", "fragmented_gpus", "refused", "moves", "decision_us"} <= figures.keys()
+    assert report["mean"]["allocated_share"] > 0.9
+    assert CliRunner().invoke(cli, [*words, "--policy", "none"]).exit_code == 2

@@ -1,0 +1,68 @@
+"""kill -9 and freezing of the coordinator at each step of a recovery and of a drain; the next one goes on from the
+registry alone. Whole in `make sweep`, a seeded sample otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.scenarios.conftest import sample
+from tests.scenarios.fire import FROZEN_SECONDS, HEAT, Fire
+from tests.scenarios.pool import ROOT, LocalPool
+from tests.scenarios.test_moves_under_fire import COMMANDS
+
+RECOVERY = ("recovery.place", "recovery.place.done", "recovery.start", "recovery.start.done")
+DRAIN = ("drain.move", *(f"mover.{command}{after}" for command in COMMANDS for after in ("", ".done")),
+         "drain.move.done", "drain.finish")
+RECOVERY_CASES = [f"{point}:{action}" for point in RECOVERY for action in ("kill", "stop")]
+DRAIN_CASES = [f"{point}:{action}" for point in DRAIN for action in ("kill", "stop")]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with LocalPool(tmp_path_factory.mktemp("still"), nodes=1) as pool:
+        return pool.heat("still", **HEAT).finish()
+
+
+def after(fire: Fire, case: str) -> None:
+    """The fault happened; a frozen leader wakes up when others have acted."""
+    assert fire.wait_fired(60), "the step was not reached: nothing was tested"
+    if case.endswith(":stop"):
+        time.sleep(FROZEN_SECONDS)
+        fire.thaw()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", sample(RECOVERY_CASES, 2, seed=6))
+def test_in_a_recovery(case: str, expected: str) -> None:
+    with Fire(case, case) as fire:
+        fire.arm()
+        (worker,) = fire.workers()
+        os.kill(worker, signal.SIGKILL)
+        after(fire, case)
+        fire.survive(expected, workers=case.endswith(":stop"))  # a killed daemon leaves orphans that serve nobody
+        assert "recover" in [event["decision"] for event in fire.pool.rgpu("history", "fire")]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", sample(DRAIN_CASES, 3, seed=7))
+def test_in_a_drain(case: str, expected: str) -> None:
+    with Fire(case, case) as fire:
+        host = fire.row["host"]
+        fire.arm()
+        drain = subprocess.Popen([sys.executable, "-m", "rgpu.cli.main", "drain", host, "-o", "json"],
+                                 env=fire.pool.environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 text=True)
+        after(fire, case)
+        out, err = drain.communicate(timeout=120)
+        assert drain.returncode == 0 and json.loads(out)["drained"], err
+        assert fire.pool.session("fire")["host"] != host
+        kept = [event["decision"] for event in fire.pool.rgpu("history", "--host", host)]
+        assert kept.count("drained") == 1
+        fire.survive(expected, workers=case.endswith(":stop"))  # a killed daemon leaves orphans that serve nobody

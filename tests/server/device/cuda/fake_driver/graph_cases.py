@@ -1,0 +1,69 @@
+"""Kernel nodes of graphs, against what a driver refuses of a captured launch."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rgpu.session.errors import DeviceError
+from rgpu.session.graphs import KernelNode
+from tests.server.device.cuda.fake_driver.support import BASE, SIZE
+
+MODULE, STREAM, GRAPH = 17, 18, 40
+WORDS = 4000  #: of 4 bytes, in the parameters of one kernel: four times what fitted before CUDA 12.1
+
+
+@pytest.fixture
+def ready(device: Any) -> Any:
+    device.map(BASE, SIZE)
+    device.allocate(BASE, SIZE)
+    device.load(MODULE, b"sum %d\nadd_one 12\n" % (8 + 4 * WORDS), b"", False)
+    device.create_stream(STREAM, 16, 1, 0)
+    return device
+
+
+def total(values: list[int], to: int = BASE, **changes: Any) -> KernelNode:
+    parameters = struct.pack(f"<Q{WORDS}I", to, *values, *[0] * (WORDS - len(values)))
+    return KernelNode(MODULE, 0, (1, 1, 1), (1, 1, 1), **{
+        "shared": 0, "cooperative": False, "parameters": parameters, "attributes": b"", **changes})
+
+
+def word(device: Any, seq: int, at: int = BASE) -> int:
+    device.launch_graph(seq, GRAPH, STREAM)
+    assert device.drain(10) and not device.error
+    return int(struct.unpack("<I", device.read(at, 4))[0])
+
+
+def test_more_parameters_than_four_kilobytes(ready: Any) -> None:
+    values = list(range(WORDS))
+    ready.instantiate_graph(GRAPH, 16, 0, [total(values)])
+    assert word(ready, 1) == sum(values)
+    ready.update_graph(GRAPH, {0: total([5] * WORDS, BASE + 64)})
+    assert word(ready, 2, BASE + 64) == 5 * WORDS
+
+
+def test_what_the_function_was_allowed_when_it_was_captured(ready: Any) -> None:
+    """Since then the program asked for less; both nodes are made, and the function keeps its last attribute."""
+    from rgpu.server.device.cuda.nodes import _attribute
+
+    ready.set_function_attribute(MODULE, 0, 8, 1000)
+    ready.instantiate_graph(GRAPH, 16, 0, [total([1, 2], shared=100_000), total([3], shared=900)])
+    assert word(ready, 1) == 3
+    assert _attribute(ready._function(MODULE, 0), 8) == 1000
+    ready.update_graph(GRAPH, {1: replace(total([4, 4]), shared=120_000)})
+    assert word(ready, 2) == 8 and _attribute(ready._function(MODULE, 0), 8) == 1000
+
+
+def test_a_refused_launch_says_what_it_was(ready: Any) -> None:
+    odd = struct.pack("<ii", 5, 0) + bytes(64)  # an attribute that this driver does not know
+    with pytest.raises(DeviceError) as error:
+        ready.instantiate_graph(GRAPH, 16, 0, [total([1], attributes=odd, shared=77)])
+    for part in ("cuLaunchKernelEx", "sum", "grid (1, 1, 1)", "77 bytes", "attributes 5=", "1 parameters", "8: 49152"):
+        assert part in error.value.message, error.value.message
+    with pytest.raises(DeviceError, match="too few"):
+        ready.instantiate_graph(GRAPH, 16, 0, [replace(total([1]), parameters=b"1234")])
+    ready.instantiate_graph(GRAPH, 16, 0, [total([1])])  # the stream of captures is still good
+    assert word(ready, 1) == 1

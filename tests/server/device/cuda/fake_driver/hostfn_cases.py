@@ -1,0 +1,147 @@
+"""Host functions and calls of the driver that wait for the device: neither waits for the other for ever."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rgpu.server import lookahead
+from rgpu.server.runtime import SessionRuntime
+from rgpu.session.addresses import PINNED_BASE
+from tests.server.device.cuda.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
+
+Attach = Callable[[], Agent]
+
+
+@pytest.fixture
+def runtime(device: Any) -> SessionRuntime:
+    return SessionRuntime("s", 1, device)
+
+
+@pytest.fixture
+def attach(runtime: SessionRuntime) -> Iterator[Attach]:
+    """Opens links to the runtime; they end before the device does."""
+    links = []
+
+    def make() -> Agent:
+        link, connection = linked(runtime)
+        links.append(link)
+        return Agent(connection)
+
+    yield make
+    runtime.stop()
+    for link in links:
+        link.finish()
+        link._receiver.join(5)
+
+
+@pytest.fixture
+def agent(attach: Attach, journal: Journal) -> Agent:
+    """A link with a session open, whose driver's loads wait for all streams from now on."""
+    agent = attach()
+    agent.send(journal.opened())
+    assert agent.answer(5)[0] == 0
+    driver().fake_loads_wait(1)
+    return agent
+
+
+def stopped(agent: Agent, journal: Journal) -> int:
+    """A stream stands at a host function, with work behind it."""
+    agent.send(journal("host_function", stream=18))
+    function = journal.seq
+    assert agent.answer(function)[0] == 0
+    agent.send(journal.add_one())
+    return function
+
+
+def load(journal: Journal) -> bytes:
+    return journal("module_load", IMAGE, module=30, context=16, library=0, options=b"")
+
+
+def unregister(journal: Journal) -> bytes:
+    return journal("host_free", address=PINNED_BASE)
+
+
+@pytest.mark.parametrize("patience", [20.0, 0.05])
+@pytest.mark.parametrize("waits", [load, unregister])
+def test_a_call_that_waits_and_a_function_that_returns_behind_it(
+        device: Any, runtime: SessionRuntime, agent: Agent, journal: Journal, monkeypatch: pytest.MonkeyPatch,
+        waits: Callable[[Journal], bytes], patience: float) -> None:
+    """The record that would let the stream go is behind the call: in the same message, and in a later one.
+
+    With little patience the call is inside the driver when that record comes.
+    """
+    monkeypatch.setattr(lookahead, "PATIENCE", patience)
+    for together in (True, False):
+        agent.send(journal("host_allocate", address=PINNED_BASE, size=1 << 16, flags=0) + journal.write(bytes(16)))
+        function = stopped(agent, journal)
+        call = waits(journal)
+        position = journal.seq
+        rest = journal("host_function_done", call=function) + journal("context_synchronize", context=16)
+        if together:
+            agent.send(call + rest)
+        else:
+            agent.send(call)
+            time.sleep(0.3)
+            assert runtime.applied < position, "the call returned while the stream stood"
+            agent.send(rest)
+        assert agent.answer(journal.seq)[0] == 0
+        agent.send(journal.read(16))
+        assert agent.answer(journal.seq)[2] == struct.pack("<4I", 1, 1, 1, 1)
+        if waits is load:
+            agent.send(journal("module_unload", module=30) + journal("host_free", address=PINNED_BASE))
+    assert runtime.executor.bugs == 0 and not device.host_gates.held and not device.host_gates.open
+
+
+def test_much_behind_the_call_is_kept_in_order(runtime: SessionRuntime, agent: Agent, journal: Journal) -> None:
+    """Copies of megabytes, answers and a ping between the call and the record that lets it go."""
+    function = stopped(agent, journal)
+    data = bytes(range(256)) * 16384
+    agent.send(load(journal))
+    loaded = journal.seq
+    agent.send(journal.write(data, BASE + 4096, stream=19) + journal.add_one(BASE + 4096, 1, stream=19)
+               + journal.read(8, BASE + 4096, stream=19), 1_000_003)
+    read = journal.seq
+    agent.connection.send(4, struct.pack("<Q", journal.seq))
+    agent.send(journal("host_function_done", call=function), 7)
+    assert agent.answer(loaded)[0] == 0
+    assert agent.answer(read)[2] == bytes([1, 1, 2, 3, 4, 5, 6, 7])
+    assert runtime.executor.bugs == 0
+
+
+def test_a_connection_ends_while_the_call_is_in_the_driver(
+        runtime: SessionRuntime, attach: Attach, agent: Agent, journal: Journal,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one finds it there, brings the record that lets it go, and nothing is applied twice."""
+    monkeypatch.setattr(lookahead, "PATIENCE", 0.05)
+    function = stopped(agent, journal)
+    call = load(journal)
+    loaded = journal.seq
+    agent.send(call)
+    time.sleep(0.3)
+    agent.connection.close()
+    again = attach()
+    assert runtime.applied == loaded - 1
+    again.send(call + journal("host_function_done", call=function) + journal.add_one() + journal.read(16))
+    assert again.answer(loaded)[0] == 0
+    assert again.answer(journal.seq)[0] == 0 and runtime.executor.bugs == 0
+    assert runtime.applied == journal.seq
+
+
+def test_a_cut_waits_for_a_call_in_the_driver(runtime: SessionRuntime, agent: Agent, journal: Journal,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its position is behind the call, and the call's work is in it."""
+    monkeypatch.setattr(lookahead, "PATIENCE", 0.05)
+    function = stopped(agent, journal)
+    agent.send(load(journal))
+    loaded = journal.seq
+    time.sleep(0.2)
+    agent.send(journal("host_function_done", call=function))
+    runtime.quiesce(10)
+    assert runtime.applied >= loaded
+    runtime.resume()
+    assert agent.answer(loaded)[0] == 0

@@ -1,0 +1,157 @@
+"""Two leaders command one session's start: the one that woke up late must leave no second worker (OWNERSHIP 6)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rgpu.server import workers
+from rgpu.server.node import DeviceSlot, Node
+from rgpu.session.errors import Fenced, LinkError, RgpuError
+
+
+class Handle:
+    """A worker that is ended by ``forget`` and whose steps wait for their gates."""
+
+    def __init__(self, epoch: int, gates: dict[str, asyncio.Event]) -> None:
+        self.pid, self.epoch, self.gates = 1000 + epoch, epoch, gates
+        self.device, self.quota, self.view = "cpu:0", 1, {}
+        self.closed = asyncio.Event()
+        self.asked: list[str] = []
+
+    async def give_deadline(self, fd: int) -> None:
+        await self.request("deadline")
+
+    async def request(self, do: str, **values: Any) -> dict[str, Any]:
+        self.asked.append(do)
+        if do == "forget":
+            self.closed.set()
+        elif (gate := self.gates.get(f"{do} {self.epoch}")) is not None:
+            await gate.wait()
+        if self.closed.is_set() and do != "forget":
+            raise LinkError("the worker has ended")
+        return {}
+
+    async def refresh(self) -> dict[str, Any]:
+        return self.view
+
+    def kill(self) -> None:
+        self.closed.set()
+
+
+class Here:
+    """A node whose workers are handles; ``gates`` hold up "start E", "deadline E" and "activate E"."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.gates: dict[str, asyncio.Event] = {}
+        self.made: list[Handle] = []
+
+        async def start(directory: Path, session: str, *, epoch: int, **options: Any) -> Handle:
+            handle = Handle(epoch, self.gates)
+            self.made.append(handle)
+            if (gate := self.gates.get(f"start {epoch}")) is not None:
+                await gate.wait()
+            return handle
+
+        monkeypatch.setattr(workers, "start", start)
+
+        async def event(*values: Any) -> None: ...
+
+        images: Any = SimpleNamespace()
+        facts: Any = SimpleNamespace()
+        self.node = Node("a", tmp_path, images, bytes(32), {"cpu:0": DeviceSlot("cpu:0", facts, 100)}, event)
+
+    def gate(self, name: str) -> asyncio.Event:
+        return self.gates.setdefault(name, asyncio.Event())
+
+    def alive(self) -> list[int]:
+        return [handle.epoch for handle in self.made if not handle.closed.is_set()]
+
+    def begin(self, epoch: int) -> asyncio.Task[dict[str, Any]]:
+        return asyncio.ensure_future(self.node.worker_start(session="s", epoch=epoch, quota=1))
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("at", ["start 2", "deadline 2", "activate 2"])
+@pytest.mark.parametrize("newer_first", [True, False])
+def test_the_newer_start_wins_wherever_the_older_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str,
+                                                    newer_first: bool) -> None:
+    async def test() -> None:
+        here = Here(monkeypatch, tmp_path)
+        here.gate(at)
+        newer_gate = here.gate("start 3")
+        older = here.begin(2)
+        await settled()
+        newer = here.begin(3)
+        await settled()
+        for name in ["start 3", at] if newer_first else [at, "start 3"]:
+            here.gate(name).set()
+            await settled()
+        assert newer_gate.is_set() and (await newer)["worker_pid"] == 1003
+        with pytest.raises(RgpuError):
+            await older
+        assert here.alive() == [3] and here.node.running["s"].pid == 1003 and here.node.epochs["s"] == 3
+        assert here.node.claims == {}
+
+    asyncio.run(test())
+
+
+def test_an_older_start_is_refused_while_a_newer_one_is_at_it_and_so_is_the_same_again(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def test() -> None:
+        here = Here(monkeypatch, tmp_path)
+        gate = here.gate("start 3")
+        newer = here.begin(3)
+        await settled()
+        for epoch in (2, 3):
+            with pytest.raises(Fenced, match="at epoch 3"):
+                await here.begin(epoch)
+        assert (await here.node.worker_forget(session="s", epoch=2)) == {"ended": False}
+        gate.set()
+        await newer
+        assert here.alive() == [3]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("verb", ["forget", "end"])
+def test_a_session_that_ends_while_its_worker_starts_leaves_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                                 verb: str) -> None:
+    async def test() -> None:
+        here = Here(monkeypatch, tmp_path)
+        gate = here.gate("start 2")
+        started = here.begin(2)
+        await settled()
+        await (here.node.worker_forget(session="s", epoch=2) if verb == "forget"
+               else here.node.session_end(session="s"))
+        gate.set()
+        with pytest.raises(Fenced):
+            await started
+        assert here.alive() == [] and here.node.running == {}
+
+    asyncio.run(test())
+
+
+def test_of_two_moves_that_arrive_the_newer_is_received(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def test() -> None:
+        here = Here(monkeypatch, tmp_path)
+        gate = here.gate("start 2")
+        first = asyncio.ensure_future(here.node.move_receive(session="s", move="m1", epoch=2, quota=1))
+        await settled()
+        second = asyncio.ensure_future(here.node.move_receive(session="s", move="m2", epoch=2, quota=1))
+        await settled()
+        gate.set()
+        with pytest.raises(Fenced):
+            await first
+        await second
+        assert here.node.incoming["s"].move == "m2" and len(here.alive()) == 1
+
+    asyncio.run(test())

@@ -1,0 +1,110 @@
+"""Spare workers: ready ahead, taken by sessions, replaced when killed, counted, gone with their daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from rgpu.server import workers
+from rgpu.server.spare import ROOM
+from rgpu.server.spares import CONTEXT_MEMORY, Spares
+
+
+async def nobody(session: str, event: str, values: dict[str, Any]) -> None:
+    pass
+
+
+def make(folder: Path, wanted: int = 1) -> Spares:
+    return Spares(folder, wanted, spawn=workers.spawn, room=lambda device: 1 << 40,
+                  options=workers.common_options(folder, "info", 0))
+
+
+async def until(what: Callable[[], Any], seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    return found
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(work())  # type: ignore[arg-type]
+
+
+def test_a_session_takes_a_spare_and_another_takes_its_place(tmp_path: Path) -> None:
+    async def work() -> None:
+        spares = make(tmp_path)
+        spares.start(["cpu:0"])
+        try:
+            await until(lambda: spares.ready("cpu:0"))
+            (pid,) = spares.pids()
+            handle = await workers.start(tmp_path, "a/1", epoch=3, device="cpu:0", quota=64 << 20, state="empty",
+                                         on_event=nobody, spares=spares)
+            assert handle.pid == pid and (spares.used, spares.missed) == (1, 0)
+            view = await handle.refresh()
+            assert (view["session"], view["epoch"], view["quota"], view["state"]) == ("a/1", 3, 64 << 20, "empty")
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            assert b"a/1" in line and b"rgpu.server.worker" in line, "ps shows whose worker it is"
+            assert "worker started" in handle.log_path.read_text(), "it logs for its session now"
+            await until(lambda: spares.ready("cpu:0"))
+            assert spares.pids() != [pid]
+            handle.leave()
+            adopted = await workers.adopt(tmp_path, nobody)  # as a restarted daemon would
+            assert [item.session for item in adopted] == ["a/1"]
+            adopted[0].kill()
+            await until(adopted[0].closed.is_set)
+        finally:
+            spares.close()
+
+    run(work)
+
+
+def test_a_killed_spare_is_replaced_and_none_is_needed(tmp_path: Path) -> None:
+    async def work() -> None:
+        spares = make(tmp_path)
+        spares.start(["cpu:0"])
+        try:
+            await until(lambda: spares.ready("cpu:0"))
+            (pid,) = spares.pids()
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: spares.pids() and spares.pids() != [pid])
+            (pid,) = spares.pids()
+            os.kill(pid, signal.SIGSTOP)  # frozen: it does not answer, and a worker is started as ever
+            handle = await workers.start(tmp_path, "b", epoch=1, device="cpu:0", quota=1 << 20, state="empty",
+                                         on_event=nobody, spares=spares)
+            assert handle.pid != pid and (await handle.refresh())["session"] == "b"
+            handle.kill()
+        finally:
+            spares.close()
+
+    run(work)
+
+
+def test_spares_end_with_their_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "one.sock"
+    process = subprocess.Popen([sys.executable, "-m", "rgpu.server.worker", "--device", "cpu:0", "--socket", str(path),
+                                "--spare", ROOM], stderr=subprocess.DEVNULL)
+    try:
+        from rgpu.server.channel import connect
+
+        channel = connect(path, 60)
+        assert channel.receive()[0] == {"event": "ready"}
+        channel.close()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+
+
+def test_only_those_beyond_the_next_sessions_own_are_counted(tmp_path: Path) -> None:
+    spares = make(tmp_path, 3)
+    spares._ready["cuda:0"], spares._starting["cuda:0"] = [], 3
+    assert spares.memory("cuda:0") == 2 * CONTEXT_MEMORY and spares.memory("cpu:0") == 0
+    spares._starting["cuda:0"] = 1
+    assert spares.memory("cuda:0") == 0
