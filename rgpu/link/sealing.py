@@ -60,7 +60,7 @@ class Sealer:
         return frame
 
     def seal_run(self, message: Any, frame: memoryview) -> int:
-        """The same for a message that stands in one run, its type in front, into the beginning of ``frame``; its length.
+        """The same for a message in one run, its type in front, into the beginning of ``frame``; its length.
 
         Without the interpreter's lock.
         """

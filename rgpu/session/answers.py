@@ -19,48 +19,28 @@ from struct import Struct
 from typing import Any
 
 import blake3
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from rgpu.session.calls.wire import BY_ID
 from rgpu.session.errors import Corrupt
 
 DIGEST_SIZE = 16  #: bytes; tells equal from different, names nothing
 MAX_ANSWERS = 1 << 20
-BEGINNING = 64 * 1024  #: bytes of an answer that BLAKE3 hashes itself
 
 _HEAD = Struct("<iIQ")
 
 
 class AnswerHash:
-    """The digest of one answer, whose bytes (reply arguments, then payload) come in pieces of any size.
-
-    BLAKE3 of the beginning, which is all of most answers, and of the GMAC (under a key that everyone knows) of
-    what follows: that one runs at memory speed, and nobody is kept from making two answers alike on purpose.
-    """
+    """The digest of one answer, whose bytes (reply arguments, then payload) come in pieces of any size."""
 
     def __init__(self) -> None:
         self._hasher = blake3.blake3()
-        self._rest: Any = None  #: of the bytes behind the beginning
-        self._room = BEGINNING
 
     def update(self, data: Any) -> None:
-        view = memoryview(data)
-        if self._room:
-            first = view[:self._room]
-            self._hasher.update(first)
-            self._room -= len(first)
-            view = view[len(first):]
-        if len(view):
-            if self._rest is None:
-                self._rest = Cipher(algorithms.AES(bytes(16)), modes.GCM(bytes(12))).encryptor()
-            self._rest.authenticate_additional_data(view)
+        self._hasher.update(data)
 
     def digest(self, result: int, reply: int, payload: int) -> bytes:
         """``reply``, ``payload``: how long each was. They come last, as they are known last."""
-        if self._rest is not None:
-            self._rest.finalize()
-            self._hasher.update(self._rest.tag)
-        self._hasher.update(_HEAD.pack(result, reply, payload))
+        self.update(_HEAD.pack(result, reply, payload))
         digest: bytes = self._hasher.digest(length=DIGEST_SIZE)
         return digest
 

@@ -66,7 +66,7 @@ struct Session {
   std::vector<std::unique_ptr<Segment>> spares;
   std::uint64_t unreleased = 0;           // bytes used in segments that the agent holds
   std::uint32_t kept_fds = 0;
-  unsigned stock_wanted = 1;          // bulk segments that are made ahead
+  unsigned stock_wanted = 0;          // bulk segments that are made ahead: none before one was needed
   std::condition_variable stock_low;  // with segments_lock: one was taken
   std::atomic<std::uint32_t> next_index{0};
 

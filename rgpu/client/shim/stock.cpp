@@ -111,7 +111,7 @@ std::unique_ptr<Segment> take_spare(Session& s, std::uint32_t kind, std::uint64_
       return found;
     }
   }
-  if (bulk) s.stock_wanted = std::min(2 * s.stock_wanted, MOST_AHEAD);
+  if (bulk) s.stock_wanted = std::min(std::max(2 * s.stock_wanted, 1u), MOST_AHEAD);
   return nullptr;
 }
 
