@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -240,7 +240,7 @@ class PoolVerbs:
         """What the workers of all nodes say of themselves; a node that does not answer is left out."""
         nodes = await self.daemon.leadership.nodes()
         infos = await asyncio.gather(*(self.info_of(node) for node in nodes.values()))
-        return {name: view for info in infos for name, view in info.get("sessions", {}).items()}
+        return newest_views(info.get("sessions", {}) for info in infos)
 
     async def info_of(self, node: NodeRecord) -> dict[str, Any]:
         """What a node says of itself; nothing if it does not answer."""
@@ -312,6 +312,23 @@ def _facts(node: NodeRecord, name: str, quota: int, session: str = "", recover: 
         "name": session, "number": 1, "driver_version": int(facts.pop("driver_version", 13000)), "quota": quota,
         "journal_limit": JOURNAL_LIMIT, "recover": recover, "devices": [facts]})
     return {"facts": told.as_dict(), "driver_release": str(facts.get("driver_release") or "")}
+
+
+def newest_views(nodes: Iterable[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """One view of each session: of several nodes', a living worker's, and then the highest epoch's.
+
+    A node remembers what a session's worker said last there, also when the session lives elsewhere since.
+    """
+    found: dict[str, dict[str, Any]] = {}
+
+    def rank(view: dict[str, Any]) -> tuple[bool, int]:
+        return bool(view.get("worker_pid")), int(view.get("epoch") or 0)
+
+    for views in nodes:
+        for name, view in views.items():
+            if name not in found or rank(view) > rank(found[name]):
+                found[name] = view
+    return found
 
 
 def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
