@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The client's side alone: shim and agent against a worker that does nothing, over sealed loopback TCP.
 
-    python bench/client.py [--library PATH] [--quick] [--output FILE]
+    python bench/client.py [--library PATH] [--quick] [--engine] [--recover] [--output FILE]
 
 Measures launches published and sustained, the awaited 4-byte copy behind a
 launch with where its time goes, and copies of 1 and 256 MiB both ways. Prints
@@ -97,7 +97,7 @@ class Trace:
 
 
 class Bench:
-    def __init__(self, library: Path, directory: Path, recover: bool) -> None:
+    def __init__(self, library: Path, directory: Path, recover: bool, engine: bool = False) -> None:
         self.library, self.directory = library, directory
         self.files = PoolFiles(directory / "pool")
         self.files.create()
@@ -108,13 +108,19 @@ class Bench:
         self.probe = directory / "probe"
         subprocess.run(["c++", "-O2", "-std=c++20", str(ROOT / "bench" / "client_probe.cpp"), "-o", str(self.probe),
                         "-ldl"], check=True)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        if engine:
+            from tests.server.device.cuda import fake_driver
+
+            environment.update(fake_driver.build(directory), PYTHONPATH=os.pathsep.join(sys.path))
+            del environment["RGPU_ENGINE_RING"], environment["RGPU_ENGINE_ARENA"]
         self.worker = subprocess.Popen([sys.executable, str(ROOT / "bench" / "client_worker.py"), str(secret), "0",
-                                        str(self.times)], stdout=subprocess.PIPE, text=True,
-                                       env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+                                        str(self.times), *(["engine"] if engine else [])], stdout=subprocess.PIPE,
+                                       text=True, env=environment)
         assert self.worker.stdout is not None
         port = int(self.worker.stdout.readline())
         pool = Pool(self.files, self.keys, port, recover)
-        self.agent = Agent(Options("bench", recover=recover), self.keys, [],
+        self.agent = Agent(Options("bench", recover=recover, journal_limit=4 << 30), self.keys, [],
                            desk=Desk(self.keys, [], make=lambda keys, endpoints: pool), complain=print)
         self.agent.start()
 
@@ -167,8 +173,18 @@ def breakdown(bench: Bench, count: int) -> dict[str, float]:
     return {name: round(statistics.median(values), 1) for name, values in parts.items()}
 
 
-def measure(bench: Bench, quick: bool) -> dict[str, Any]:
+def measure(bench: Bench, quick: bool, copies_only: bool = False) -> dict[str, Any]:
     rows: dict[str, Any] = {}
+    if not copies_only:
+        measure_calls(bench, quick, rows)
+    for name, mode in (("host to device", "h2d"), ("device to host", "d2h")):
+        for size, times in ((MIB, 100), (256 * MIB, 3 if quick else 10)):
+            taken = statistics.median(line[0] for line in bench.run(mode, times, size))
+            rows[f"{name} {size // MIB} MiB (GB/s)"] = round(size / taken, 2)
+    return rows
+
+
+def measure_calls(bench: Bench, quick: bool, rows: dict[str, Any]) -> None:
     count = 20_000 if quick else 200_000
     published, drained = bench.run("launch", count)[0]
     rows["tiny launch, published (us)"] = round(published / count / 1000, 2)
@@ -177,11 +193,6 @@ def measure(bench: Bench, quick: bool) -> dict[str, Any]:
     rows["item, median (us)"] = round(statistics.median(trips), 1)
     rows["item, 95 % (us)"] = round(trips[int(len(trips) * 0.95)], 1)
     rows["item, where the time goes (us)"] = breakdown(bench, 500 if quick else 2000)
-    for name, mode in (("host to device", "h2d"), ("device to host", "d2h")):
-        for size, times in ((MIB, 100), (256 * MIB, 3 if quick else 10)):
-            taken = statistics.median(line[0] for line in bench.run(mode, times, size))
-            rows[f"{name} {size // MIB} MiB (GB/s)"] = round(size / taken, 2)
-    return rows
 
 
 def main() -> None:
@@ -189,12 +200,14 @@ def main() -> None:
     parser.add_argument("--library", type=Path, default=ROOT / "rgpu" / "client" / "lib" / "libcuda.so.1")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--recover", action="store_true", help="keep the journal, as with a store configured")
+    parser.add_argument("--engine", action="store_true", help="copies only, against the real worker's link and engine "
+                        "on the tests' fake driver")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        bench = Bench(options.library.resolve(), Path(directory), options.recover)
+        bench = Bench(options.library.resolve(), Path(directory), options.recover, options.engine)
         try:
-            rows = measure(bench, options.quick)
+            rows = measure(bench, options.quick, options.engine)
         finally:
             bench.close()
     for name, value in rows.items():

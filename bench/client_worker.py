@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -100,18 +101,34 @@ class Worker:
             first = False
 
 
-def main(secret: Path, port: int, times: Path) -> None:
+def serve_engine(connection: SealedConnection) -> None:
+    """The worker's real link and engine, on whatever driver is found (bench/client.py: the tests' fake one)."""
+    from rgpu.server.agent_link import AgentLink
+    from rgpu.server.device.cuda.device import CudaDevice
+    from rgpu.server.runtime import SessionRuntime
+
+    device = CudaDevice(0)
+    load = device.load
+    device.load = lambda module, image, *rest: load(module, b"kernel 16\n", *rest)  # type: ignore[method-assign]
+    ended = threading.Event()
+    runtime = SessionRuntime(connection.session, 1, device)
+    AgentLink(connection, runtime, lambda event, values: ended.set() if event == "detached" else None).start()
+    ended.wait()
+    device.close()
+
+
+def main(secret: Path, port: int, times: Path, engine: bool) -> None:
     listener = socket.create_server(("127.0.0.1", port))
     print(listener.getsockname()[1], flush=True)
     while True:
         sock, _ = listener.accept()
         worker = Worker(server_preamble(sock, secret.read_bytes(), lambda ticket: 1).connection(sock))
         try:
-            worker.serve()
+            serve_engine(worker.connection) if engine else worker.serve()
         except Exception as error:  # noqa: BLE001 - the next program connects anew
             print(f"worker: {error}", file=sys.stderr)
         times.write_bytes(msgspec.msgpack.encode(worker.times))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), "engine" in sys.argv[4:])

@@ -91,11 +91,15 @@ class PassingAnswer:
             self._hash.update(piece if self._size >= 0 else piece[_HEAD.size:])
         self._size += len(piece)
 
-    def digest(self) -> bytes | None:
-        """The last piece was added. Raises :class:`Corrupt` for an answer without all of its reply arguments."""
-        if self._size < self._reply:
+    def check(self, piece: int) -> None:
+        """A last piece of this length may follow. Raises :class:`Corrupt` for an answer without all of its reply."""
+        size = self._size if self._size >= 0 else -_HEAD.size
+        if size + piece < self._reply:
             raise Corrupt(f"the answer of call {self.seq} is shorter than its reply arguments", seq=self.seq,
                           reason="answer")
+
+    def digest(self) -> bytes | None:
+        """The last piece was added."""
         return self._hash.digest(self._result, self._reply, self._size - self._reply) if self._hash else None
 
 

@@ -11,11 +11,16 @@ are dropped (:mod:`rgpu.client.journal`).
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
 import struct
+import threading
+from collections import OrderedDict
 from typing import Any
+
+import numpy as np
 
 from rgpu.client.local import NewSegment
 from rgpu.client.module_ship import is_content
@@ -34,20 +39,25 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _COMMITTED, _NEXT, _FIRST_SEQ = 24 // 8, 32 // 8, 40 // 8
 _FLAGS = struct.Struct("<H")
 _EXTERNAL = struct.Struct("<IIQ")
+_MADV_POPULATE_READ = 22
+POPULATE = 8 * 1024 * 1024  #: bytes from which on a segment's page table is filled by a thread of its own
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+#: (device, inode, size): two descriptors of one memfd agree in it, and no other file does while one is mapped
+Identity = tuple[int, int, int]
 
 
 class Segment:
     """One mapped segment. ``uses``: runs in memory that need it."""
 
-    __slots__ = ("index", "kind", "size", "view", "words", "uses", "closed", "_map")
+    __slots__ = ("index", "kind", "size", "view", "words", "uses", "closed", "_map", "_identity")
 
-    def __init__(self, offer: NewSegment) -> None:
+    def __init__(self, offer: NewSegment, mappings: Mappings) -> None:
         """Checks, then maps; takes ``offer.fd`` over. Raises :class:`Corrupt`."""
         try:
-            _check_offer(offer)
-            # Mapped as a whole at once: it is read soon, and a fault for every few pages costs more.
-            self._map: mmap.mmap | None = mmap.mmap(offer.fd, offer.size, mmap.MAP_SHARED | mmap.MAP_POPULATE,
-                                                    mmap.PROT_READ)
+            self._identity = _check_offer(offer)
+            self._map: mmap.mmap | None = mappings.take(self._identity, offer)
         except OSError as error:
             raise Corrupt(f"segment {offer.index} cannot be mapped: {error}", segment=offer.index) from error
         finally:
@@ -68,14 +78,72 @@ class Segment:
         self.words.release()
         self.view.release()
         if self._map is not None:
-            try:
-                self._map.close()
-            except BufferError:
-                pass  # a slice is still on its way out; the mapping goes with it
+            _close(self._map)
+            self._map = None
+
+    def retire(self, mappings: Mappings) -> None:
+        """It was released: the same memory may be offered again."""
+        self.words.release()
+        self.view.release()
+        if self._map is not None:
+            mappings.keep(self._identity, self._map)
             self._map = None
 
 
-def _check_offer(offer: NewSegment) -> None:
+class Mappings:
+    """Mappings of released segments, used again when the shim offers the same memory.
+
+    Filling 16,384 entries of a page table takes as long as reading what they
+    map. The memory stays allocated while it is mapped: hence the limit.
+    """
+
+    KEPT = 16
+    LARGEST = 64 * 1024 * 1024
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Identity, mmap.mmap] = OrderedDict()
+
+    def take(self, identity: Identity, offer: NewSegment) -> mmap.mmap:
+        """A mapping of just this memory. Raises :class:`OSError`."""
+        found = self._kept.pop(identity, None)
+        if found is None:
+            found = mmap.mmap(offer.fd, offer.size, mmap.MAP_SHARED, mmap.PROT_READ)
+            if offer.size > POPULATE and offer.size <= self.LARGEST:
+                threading.Thread(target=_populate, args=(found,), name="populate", daemon=True).start()
+        return found
+
+    def keep(self, identity: Identity, mapping: mmap.mmap) -> None:
+        if identity[2] > self.LARGEST:
+            _close(mapping)
+            return
+        self._kept[identity] = mapping
+        while len(self._kept) > self.KEPT:
+            _close(self._kept.popitem(last=False)[1])
+
+    def close(self) -> None:
+        for mapping in self._kept.values():
+            _close(mapping)
+        self._kept.clear()
+
+
+def _close(mapping: mmap.mmap) -> None:
+    try:
+        mapping.close()
+    except BufferError:
+        pass  # a slice is still on its way out; the mapping goes with it
+
+
+def _populate(mapping: mmap.mmap) -> None:
+    """Fill the page table ahead of the reader; without the interpreter's lock. Old kernels refuse, and need not."""
+    try:
+        array = np.frombuffer(mapping, np.uint8)
+    except ValueError:
+        return  # closed already
+    _libc.madvise(array.ctypes.data, array.nbytes, _MADV_POPULATE_READ)
+
+
+def _check_offer(offer: NewSegment) -> Identity:
+    """Which memory it is. Raises :class:`Corrupt`."""
     limit = {LOG: MAX_LOG, BULK: MAX_BULK}.get(offer.kind, 0)
     if not SEGMENT_HEADER < offer.size <= limit or offer.size % 8:
         raise Corrupt(f"segment {offer.index} of kind {offer.kind} has {offer.size} bytes", segment=offer.index,
@@ -88,6 +156,7 @@ def _check_offer(offer: NewSegment) -> None:
     if seals & _SEALS != _SEALS or status.st_size != offer.size or status.st_blocks * 512 < offer.size:
         raise Corrupt(f"segment {offer.index} is not sealed, not of the size said, or not allocated: touching it "
                       "could kill the agent", segment=offer.index, reason="seals")
+    return status.st_dev, status.st_ino, offer.size
 
 
 class InlineRun:
@@ -150,6 +219,7 @@ class Walker:
     """Follows the chain of log segments from record 1 on."""
 
     def __init__(self) -> None:
+        self._mappings = Mappings()
         self.logs: dict[int, Segment] = {}
         self.bulks: dict[int, Segment] = {}
         self.next_seq = 1
@@ -164,7 +234,7 @@ class Walker:
             os.close(offer.fd)
             raise Corrupt(f"segment {offer.index} was announced twice, or there are too many", segment=offer.index,
                           reason="index")
-        segment = Segment(offer)
+        segment = Segment(offer, self._mappings)
         (self.logs if segment.kind == LOG else self.bulks)[segment.index] = segment
         if self._current is None and segment.kind == LOG:
             self._enter(segment)
@@ -263,7 +333,7 @@ class Walker:
     def forget(self, segment: Segment) -> None:
         """Drop a segment that was released."""
         (self.logs if segment.kind == LOG else self.bulks).pop(segment.index, None)
-        segment.unmap()
+        segment.retire(self._mappings)
 
     def _corrupt(self, what: str, offset: int | None = None, **detail: Any) -> Corrupt:
         index = self._current.index if self._current else -1
@@ -274,6 +344,7 @@ class Walker:
     def close(self) -> None:
         for segment in [*self.logs.values(), *self.bulks.values()]:
             segment.unmap()
+        self._mappings.close()
         self.logs.clear()
         self.bulks.clear()
         self._current = self._run = None

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from rgpu.session.errors import LinkError
 
-LONG = 256 * 1024  #: bytes from which on a frame is worth waking the helper
+LONG = 768 * 1024  #: bytes from which on a frame is worth waking the helper: a lone copy's first ones are shorter
 OVERLAP = len(os.sched_getaffinity(0)) >= 4
 _LOOK = 100  #: ms between two looks whether the link was closed
 

@@ -22,7 +22,7 @@ import msgspec
 
 from rgpu import __version__
 from rgpu.link import versions
-from rgpu.link.sealing import FRAME_LIMIT, FROM_NODE, SALT, TAG, TO_NODE, Opener, Sealer, derive_key, frame_size
+from rgpu.link.sealing import FRAME_LIMIT, FROM_NODE, OVERHEAD, SALT, TO_NODE, Opener, Sealer, derive_key, frame_size
 from rgpu.link.tickets import LIMIT as TICKET_LIMIT
 from rgpu.link.tickets import Ticket, verify
 from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut, VersionMismatch, from_dict
@@ -34,7 +34,6 @@ PURPOSE_NUMBERS = {name: number for number, name in PURPOSES.items()}
 PREAMBLE_TIMEOUT = 5.0  #: seconds for the whole preamble
 ERROR_LIMIT = 4096  #: longest error in a refusal, bytes
 REFUSED = 1
-TOGETHER = 64 * 1024  #: frames up to this length in all go out in one system call
 
 _CLIENT_HEAD = struct.Struct("<4sHHI")
 _NODE_HEAD = struct.Struct("<4sHH")
@@ -79,32 +78,19 @@ class SealedConnection:
                 self._end()
                 raise LinkError(f"the connection broke while sending: {error}") from error
 
-    def send_placed(self, message: Any) -> None:
-        """Send a long message that stands in one run, type in front: sealed from there, and no byte is gathered."""
+    def send_whole(self, *messages: Any) -> None:
+        """Send messages that stand in one run each, type in front; they leave together."""
         with self._lock:
             if self._closed:
                 raise LinkError("the connection is closed")
-            needed = 4 + len(message) + TAG
-            if len(self._frame) < needed <= FRAME_LIMIT + 4:
+            needed = sum(len(message) + OVERHEAD for message in messages)
+            if len(self._frame) < needed <= len(messages) * (FRAME_LIMIT + 4):
                 self._frame = memoryview(bytearray(needed))
-            end = self.sealer.seal_run(message, self._frame)
+            end = 0
+            for message in messages:
+                end += self.sealer.seal_run(message, self._frame[end:])
             try:
                 self.sock.sendall(self._frame[:end])
-            except OSError as error:
-                self._end()
-                raise LinkError(f"the connection broke while sending: {error}") from error
-
-    def send_whole(self, *messages: Any) -> None:
-        """Send messages that stand in one run each, type in front; short ones leave together."""
-        with self._lock:
-            if self._closed:
-                raise LinkError("the connection is closed")
-            try:
-                frames = [self.sealer.seal_whole(message) for message in messages]
-                if len(frames) > 1 and sum(map(len, frames)) <= TOGETHER:
-                    frames = [bytearray().join(frames)]
-                for frame in frames:
-                    self.sock.sendall(frame)
             except OSError as error:
                 self._end()
                 raise LinkError(f"the connection broke while sending: {error}") from error

@@ -31,7 +31,7 @@ _COUNTER_LIMIT = 1 << 40  #: frames of one connection: far below what one GCM ke
 
 _LENGTH = struct.Struct("<I")
 _HEAD = struct.Struct("<IB")
-_OVERHEAD = _LENGTH.size + TAG
+OVERHEAD = _LENGTH.size + TAG  #: bytes of a frame beside its message
 _NONCE = struct.Struct("<IQ")
 
 
@@ -59,19 +59,14 @@ class Sealer:
         self.seal_into(kind, parts, memoryview(frame))
         return frame
 
-    def seal_whole(self, message: Any) -> bytearray:
-        """The same for a message that stands in one run already, its type in front: it is not gathered."""
-        if len(message) > MESSAGE_LIMIT:
-            raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
-        frame = bytearray(_LENGTH.size + len(message) + TAG)
-        self.seal_run(message, memoryview(frame))
-        return frame
-
     def seal_run(self, message: Any, frame: memoryview) -> int:
-        """The same into the beginning of ``frame``; its length. Without the interpreter's lock."""
+        """The same for a message in one run, its type in front, into the beginning of ``frame``; its length.
+
+        Without the interpreter's lock.
+        """
         if len(message) > MESSAGE_LIMIT or self._counter >= _COUNTER_LIMIT:
             raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
-        end = _OVERHEAD + len(message)
+        end = OVERHEAD + len(message)
         _LENGTH.pack_into(frame, 0, len(message) + TAG)
         self._cipher.encrypt_into(_NONCE.pack(0, self._counter), message, self._aad, frame[_LENGTH.size:end])
         self._counter += 1
@@ -85,7 +80,7 @@ class Sealer:
         """
         end = frame_size(parts)
         if end - _LENGTH.size > FRAME_LIMIT or self._counter >= _COUNTER_LIMIT:
-            raise LinkError(f"a message of {end - _OVERHEAD} bytes as frame {self._counter}: over the limit")
+            raise LinkError(f"a message of {end - OVERHEAD} bytes as frame {self._counter}: over the limit")
         _HEAD.pack_into(frame, 0, end - _LENGTH.size, kind)
         at = _HEAD.size
         for part in parts:

@@ -59,7 +59,7 @@ class SendLane:
         frame[start] = PAGES
         frame[start + 1:HEADROOM] = head
         message = frame[start:HEADROOM + len(entries) * PAGE]
-        self._timed(len(message), lambda: self.connection.send_placed(message))
+        self._timed(len(message), lambda: self.connection.send_whole(message))
         return len(message)
 
     def send_pages(self, entries: np.ndarray, stored: list[Any]) -> int:

@@ -340,7 +340,9 @@ CUresult connect_agent(Session& s) {
   }
   if (CUresult r = map_agent_page(s, page)) return fail(s, page, r);
   ::close(page);
-  return start_reader(s) ? CUDA_SUCCESS : fail(s, -1, CUDA_ERROR_OPERATING_SYSTEM);
+  if (!start_reader(s)) return fail(s, -1, CUDA_ERROR_OPERATING_SYSTEM);
+  start_stock(s);
+  return CUDA_SUCCESS;
 }
 
 bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, int fd) {
@@ -401,6 +403,7 @@ void lose_agent(Session& s) {
   }
   std::lock_guard guard(s.segments_lock);
   s.released.notify_all();
+  s.stock_low.notify_all();
 }
 
 void flush() { wake_agent(session()); }

@@ -16,7 +16,7 @@ namespace rgpu {
 namespace {
 
 constexpr std::uint32_t MAX_KEPT_FDS = 48;      // segments whose memory is used again
-constexpr std::size_t MAX_SPARE_LOGS = 4, MAX_SPARE_BULKS = 6;
+constexpr std::size_t MAX_SPARE_LOGS = 4, MAX_SPARE_BULKS = 16;
 constexpr std::size_t COPY_BLOCK = 128 * 1024;  // what is copied and summed before the next: it stays in the cache
 
 // The size of a segment for one large payload. Few different sizes, so that a
@@ -32,50 +32,6 @@ std::uint64_t own_size(std::uint64_t payload) {
 
 bool worth_keeping(const Segment& segment) {
   return segment.kind == wire::kSegmentLog ? segment.size == wire::kLogSegmentSize : segment.size <= LARGEST_KEPT;
-}
-
-// Memory that is there for good: allocated and sealed, so that neither side can die of SIGBUS.
-bool make_memory(Segment& segment) {
-  int fd = ::memfd_create(segment.kind == wire::kSegmentLog ? "rgpu-log" : "rgpu-bulk", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return false;
-  const auto size = static_cast<off_t>(segment.size);
-  int failed;
-  do failed = ::ftruncate(fd, size) ? errno : ::posix_fallocate(fd, 0, size);
-  while (failed == EINTR);
-  if (failed || ::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
-    ::close(fd);
-    return false;
-  }
-  // Mapped as a whole now: page after page, while the payload is written, costs more than the writing.
-  void* map = ::mmap(nullptr, segment.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-  if (map == MAP_FAILED) {
-    ::close(fd);
-    return false;
-  }
-  ::madvise(map, segment.size, MADV_DONTFORK);
-  ::madvise(map, segment.size, MADV_DONTDUMP);
-  segment.map = static_cast<std::uint8_t*>(map);
-  segment.fd = fd;
-  return true;
-}
-
-void drop_memory(Segment& segment) {
-  if (segment.map) ::munmap(segment.map, segment.size);
-  if (segment.fd >= 0) ::close(segment.fd);
-  segment.map = nullptr;
-  segment.fd = -1;
-}
-
-std::unique_ptr<Segment> take_spare(Session& s, std::uint32_t kind, std::uint64_t size) {
-  std::lock_guard guard(s.segments_lock);
-  for (auto it = s.spares.begin(); it != s.spares.end(); ++it) {
-    if ((*it)->kind == kind && (*it)->size == size) {
-      auto found = std::move(*it);
-      s.spares.erase(it);
-      return found;
-    }
-  }
-  return nullptr;
 }
 
 // A new segment with its header written, offered to the agent. nullptr without memory or agent.

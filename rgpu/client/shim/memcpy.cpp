@@ -3,6 +3,7 @@
 // Every form becomes one `Copy`; each end is judged by what its address points
 // into (UVA). Pageable sources are read at the call (SEMANTICS 6), copies to
 // the host are awaited. Arrays are not supported.
+#include <algorithm>
 #include <cstring>
 
 #include "capturing.hpp"
@@ -14,8 +15,14 @@ namespace {
 
 constexpr std::uint64_t PIECE = 1ull << 30;  // longest payload of one call, either way
 // Longer copies to the device are several calls: one is under way while the next is being read, and
-// all of them live in the same few segments, whose memory has been touched before.
-constexpr std::uint64_t UPLOAD_PIECE = 4ull << 20;
+// all of them live in the same few segments, whose memory has been touched before. The first are
+// short, so that the way is soon filled; they grow with what has been published.
+constexpr std::uint64_t FIRST_UPLOAD = 256ull << 10, UPLOAD_PIECE = 4ull << 20;
+
+std::uint64_t upload_piece(std::uint64_t done, std::uint64_t total) {
+  const std::uint64_t piece = std::clamp(done, FIRST_UPLOAD, UPLOAD_PIECE), left = total - done;
+  return left <= piece + FIRST_UPLOAD / 2 ? left : piece;
+}
 
 // One end of a copy: `type` is what the call says of it.
 struct End {
@@ -64,11 +71,12 @@ CUresult to_device(const Copy& c, const StreamRef& stream) {
     if (CUresult r = settle_source(c.source.address, c.width); r) return r;
   if (c.packed(c.source) && c.packed(c.destination)) {
     const std::uint64_t total = c.width * c.height;
-    for (std::uint64_t done = 0; done < total; done += UPLOAD_PIECE) {
+    for (std::uint64_t done = 0, size = 0; done < total; done += size) {
       wire::MemcpyH2d call{};
+      size = upload_piece(done, total);
       call.destination = c.destination.address + done;
       call.stream = stream.number;
-      Payload payload(bytes(c.source.address + done), std::min(UPLOAD_PIECE, total - done));
+      Payload payload(bytes(c.source.address + done), size);
       if (CUresult r = submit_work(stream, call, payload); r) return r;
     }
     return CUDA_SUCCESS;

@@ -66,6 +66,8 @@ struct Session {
   std::vector<std::unique_ptr<Segment>> spares;
   std::uint64_t unreleased = 0;           // bytes used in segments that the agent holds
   std::uint32_t kept_fds = 0;
+  unsigned stock_wanted = 0;          // bulk segments that are made ahead: none before one was needed
+  std::condition_variable stock_low;  // with segments_lock: one was taken
   std::atomic<std::uint32_t> next_index{0};
 
   // answers
@@ -80,6 +82,13 @@ struct Session {
 Session& session();
 
 // agent_link.cpp
+// Memory that is there for good: allocated, touched and sealed, so that neither side can die of SIGBUS.
+bool make_memory(Segment& segment);
+void drop_memory(Segment& segment);
+// A segment that lies ready, or nullptr.
+std::unique_ptr<Segment> take_spare(Session& s, std::uint32_t kind, std::uint64_t size);
+void start_stock(Session& s);  // the thread that makes bulk segments ahead
+
 CUresult connect_agent(Session& s);           // HELLO, WELCOME; starts the reader
 bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, int fd = -1);
 bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, const std::vector<int>& fds);

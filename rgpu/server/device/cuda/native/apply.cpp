@@ -113,27 +113,29 @@ CUresult Engine::copy_out(uint64_t seq, uint64_t stream_number, CUdeviceptr sour
         width *= height;
         height = 1;
     }
+    const uint64_t piece = width * height <= kShort ? kShortPiece : kPiece;
     // Whole rows, or one row in parts.
-    const uint64_t rows = height == 1 ? 1 : std::clamp<uint64_t>(kPiece / width, 1, height);
-    const uint64_t parts = (width + kPiece - 1) / kPiece;
+    const uint64_t rows = height == 1 ? 1 : std::clamp<uint64_t>(piece / width, 1, height);
+    const uint64_t parts = (width + piece - 1) / piece;
     const uint64_t count = rows > 1 ? (height + rows - 1) / rows : height * parts;
     if (count > (1u << 24)) return kInvalidValue;
     HostBuffer buffer;
     {
         std::lock_guard lock(mutex_);
         // One small piece needs no room behind it.
-        const size_t last = count == 1 ? (rows > 1 ? height * width : width) : kPiece;
-        if (CUresult result = staging_.take_buffer((count - 1) * (kPiece + kHeadroom) + kHeadroom + last, buffer))
+        const size_t last = count == 1 ? (rows > 1 ? height * width : width) : piece;
+        if (CUresult result = staging_.take_buffer((count - 1) * (piece + kHeadroom) + kHeadroom + last, buffer))
             return result;
     }
     std::unique_lock lock(mutex_);
     Answer *answer = expect(seq, callback);
     answer->buffer = buffer;
+    answer->longest = piece;
     answer->pieces.reserve(count);
     CUresult result = kSuccess;
     for (uint64_t row = 0, part = 0; row < height && !result;) {
         const uint64_t many = std::min(rows, height - row);
-        const uint64_t from = part * kPiece, length = rows > 1 ? many * width : std::min<uint64_t>(kPiece, width - from);
+        const uint64_t from = part * piece, length = rows > 1 ? many * width : std::min<uint64_t>(piece, width - from);
         const auto index = static_cast<uint32_t>(answer->pieces.size());
         answer->pieces.push_back(static_cast<uint32_t>(length));
         uint8_t *to = answer->piece(index);

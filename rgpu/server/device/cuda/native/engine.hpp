@@ -26,6 +26,7 @@
 namespace rgpu {
 
 inline constexpr size_t kPiece = 1u << 20;  // longest piece of an answer's payload
+inline constexpr size_t kShortPiece = 256u << 10, kShort = 4u << 20;  // and of one up to kShort bytes: it is soon there
 inline constexpr size_t kHeadroom = 64;     // before each piece: the sender writes the message's head there
 inline constexpr uint64_t kLegacy = 0;
 inline constexpr int kMarkEvery = 32;  // submissions between two markers of a stream
@@ -37,15 +38,16 @@ struct Answer {
     uint64_t seq = 0;
     CUresult result = kSuccess;
     HostBuffer buffer{};
-    std::vector<uint32_t> pieces;  // their lengths; each stands kPiece + kHeadroom behind the one before
+    std::vector<uint32_t> pieces;  // their lengths; each stands longest + kHeadroom behind the one before
     uint32_t arrived = 0;          // pieces that are in the buffer
     uint32_t waits = 0;            // streams that have not got there yet
     int references = 0;            // by actions, the queue and the sender
     bool retained = false;         // until completed(seq)
     bool callback = false;         // for Python, not for the link
     bool done = false;
+    size_t longest = kPiece;       // of its pieces
 
-    uint8_t *piece(uint32_t index) const { return buffer.data + index * (kPiece + kHeadroom) + kHeadroom; }
+    uint8_t *piece(uint32_t index) const { return buffer.data + index * (longest + kHeadroom) + kHeadroom; }
 };
 
 struct Action {  // due when its stream has reached the tick

@@ -1,0 +1,127 @@
+// Segments' memory, and some of it made ahead: touching 64 MiB for the first time
+// takes longer than copying them, so a thread does that before they are needed.
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+
+#include "session.hpp"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace rgpu {
+namespace {
+
+constexpr unsigned MOST_AHEAD = 8;  // bulk segments; as many are made as a burst was seen to need
+
+bool stocked(const Segment& segment) {
+  return segment.kind == wire::kSegmentBulk && segment.size == wire::kBulkSegmentSize;
+}
+
+// segments_lock held.
+bool wants_stock(Session& s) {
+  std::uint64_t there = 0;
+  for (const auto& spare : s.spares) there += stocked(*spare);
+  return there < s.stock_wanted && s.unreleased + there * wire::kBulkSegmentSize < s.facts.journal_limit;
+}
+
+void* stocker(void* argument) {
+  Session& s = *static_cast<Session*>(argument);
+  ::pthread_setname_np(::pthread_self(), "rgpu-stock");
+  std::unique_lock guard(s.segments_lock);
+  while (!s.gone) {
+    if (!wants_stock(s)) {
+      s.stock_low.wait(guard);
+      continue;
+    }
+    guard.unlock();
+    auto segment = std::make_unique<Segment>();
+    segment->kind = wire::kSegmentBulk;
+    segment->size = wire::kBulkSegmentSize;
+    const bool made = make_memory(*segment);
+    guard.lock();
+    if (!made) break;  // who needs one says what is wrong
+    s.spares.push_back(std::move(segment));
+  }
+  return nullptr;
+}
+
+// Every page there, and in the page table: page after page, while a payload is written, costs more than the writing.
+std::uint8_t* map_touched(int fd, std::size_t size) {
+  void* map = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (map == MAP_FAILED) return nullptr;
+  ::madvise(map, size, MADV_DONTFORK);  // at once: a program may fork while the memory is being touched
+  ::madvise(map, size, MADV_DONTDUMP);
+  int failed;
+  do failed = ::madvise(map, size, MADV_POPULATE_WRITE) ? errno : 0;
+  while (failed == EINTR || failed == EAGAIN);
+  if (failed == EINVAL) {  // Linux before 5.14
+    do failed = ::posix_fallocate(fd, 0, static_cast<off_t>(size));
+    while (failed == EINTR);
+    for (std::size_t at = 0; !failed && at < size; at += 4096) static_cast<volatile std::uint8_t*>(map)[at] = 0;
+  }
+  if (failed) {
+    ::munmap(map, size);
+    errno = failed;
+    return nullptr;
+  }
+  return static_cast<std::uint8_t*>(map);
+}
+
+}  // namespace
+
+bool make_memory(Segment& segment) {
+  int fd = ::memfd_create(segment.kind == wire::kSegmentLog ? "rgpu-log" : "rgpu-bulk", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return false;
+  int failed;
+  do failed = ::ftruncate(fd, static_cast<off_t>(segment.size)) ? errno : 0;
+  while (failed == EINTR);
+  std::uint8_t* map = nullptr;
+  if (failed || ::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) ||
+      !(map = map_touched(fd, segment.size))) {
+    ::close(fd);
+    return false;
+  }
+  segment.map = map;
+  segment.fd = fd;
+  return true;
+}
+
+void drop_memory(Segment& segment) {
+  if (segment.map) ::munmap(segment.map, segment.size);
+  if (segment.fd >= 0) ::close(segment.fd);
+  segment.map = nullptr;
+  segment.fd = -1;
+}
+
+std::unique_ptr<Segment> take_spare(Session& s, std::uint32_t kind, std::uint64_t size) {
+  std::lock_guard guard(s.segments_lock);
+  const bool bulk = kind == wire::kSegmentBulk && size == wire::kBulkSegmentSize;
+  if (bulk) s.stock_low.notify_one();
+  for (auto it = s.spares.begin(); it != s.spares.end(); ++it) {
+    if ((*it)->kind == kind && (*it)->size == size) {
+      auto found = std::move(*it);
+      s.spares.erase(it);
+      return found;
+    }
+  }
+  if (bulk) s.stock_wanted = std::min(std::max(2 * s.stock_wanted, 1u), MOST_AHEAD);
+  return nullptr;
+}
+
+void start_stock(Session& s) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, &before);  // the program's signals are its own threads' business
+  pthread_t thread;
+  if (!::pthread_create(&thread, nullptr, stocker, &s)) ::pthread_detach(thread);  // without it each is made when needed
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace rgpu
