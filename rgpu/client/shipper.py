@@ -508,7 +508,7 @@ class Shipper:
             self.desk.submit(self._ask_owner)
 
     def _ask_owner(self) -> None:
-        self.post(self._owner_found, self.desk.find_owner(self.identity.session))
+        self.post(self._owner_found, self.desk.find_owner(self.identity.session, self.attachment.highest))
 
     def _owner_found(self, event: at.Event) -> None:
         self._asking = False

@@ -25,6 +25,7 @@ from rgpu.link.keys import Endpoint, PoolFiles
 from rgpu.link.logging import configure_logging
 from rgpu.migrate.records import SessionRecord
 from rgpu.server import driver, workers
+from rgpu.server.adopting import Adopting
 from rgpu.server.data_port import DataPort
 from rgpu.server.image_verbs import ImageVerbs
 from rgpu.server.images import NodeImages
@@ -121,6 +122,7 @@ class Daemon:
         self.metrics = Metrics(self)
         self.control.observe = lambda verb, outcome: self.metrics.count("rgpu_requests_total", verb, outcome)
         self.leadership = Leadership(self)
+        self.adopting = Adopting(self)
         self.node_verbs = NodeVerbs(self)
         self.operator_verbs = OperatorVerbs(self)
         self.pool_verbs = PoolVerbs(self)

@@ -57,6 +57,7 @@ class Leadership:
         self.registry: Registry
         self.keeper: LeaseKeeper
         self.membership: Membership
+        self.endpoints: dict[str, Endpoint] = {}  #: where nodes were last known to answer, by host
         self._settling: set[tuple[str, str]] = set()  #: (session, move) that are looked at again later
         self._settle_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -158,6 +159,7 @@ class Leadership:
         """Nodes whose lease holds, by host."""
         listing = await self.registry.list(NODES)
         records = [decode(entry.value, NodeRecord, entry.key) for entry in listing.entries]
+        self.endpoints.update((r.host, Endpoint(r.control, r.public_key, r.host)) for r in records if r.control)
         return {record.host: record for record in records}
 
     async def sessions(self) -> list[SessionRecord]:
@@ -169,7 +171,9 @@ class Leadership:
         entry = await self.registry.get(session_key(name))
         if entry is None:
             raise NotFound(f"no session is called {name}; `rgpu ps` lists them", session=name)
-        return Held(decode(entry.value, SessionRecord, entry.key), entry.mod_revision)
+        record = decode(entry.value, SessionRecord, entry.key)
+        self.daemon.adopting.remember(record)
+        return Held(record, entry.mod_revision)
 
     async def leader_revision(self) -> int:
         """The create revision of who leads, 0 while nobody does."""
@@ -200,6 +204,8 @@ class Leadership:
             held = self.daemon.node.holds(session, move)
             entry = await self.registry.get(session_key(session))
             record = decode(entry.value, SessionRecord, entry.key) if entry else None
+            if record is not None:
+                self.daemon.adopting.remember(record)
             if held is None:
                 return self._nothing_held(session, record)
             kind, epoch, held_for = held

@@ -256,6 +256,24 @@ class Worker:
             else:
                 self.tasks.call_off(still_open)
 
+    def do_adopt(self, epoch: int) -> None:
+        """`rgpu pool adopt` gives this worker what it holds, at a higher epoch: whatever was under way is off."""
+        with self._lock:
+            if self.state not in ("running", "paused") or epoch <= self.runtime.epoch:
+                raise Fenced(f"cannot serve epoch {epoch}: the session is {self.state} here at {self.runtime.epoch}")
+            link, self.link = self.link, None
+            if link is not None:  # at the epoch that is over: the agent asks for its owner then
+                link.notice("moved", reason="adopted")
+        if link is not None:
+            link.finish()
+        self.tasks.call_off("")
+        with self._lock:
+            self.runtime.epoch = epoch
+            self.runtime.effect(Kind.ACTIVE)
+            if self.state == "paused":
+                self.state = "running"
+                self.runtime.resume()
+
     def offer(self, sending: Sending) -> None:
         """The copy is complete: from here on only the record may say what follows. Raises :class:`Fenced`."""
         with self._lock:

@@ -43,8 +43,8 @@ def table(seed: int, seconds: float, storm: Storm, counts: Counter[str], epochs:
     """A row for each storm."""
     did = ", ".join(f"{number} {name}" for name, number in sorted(storm.counts.items()))
     text = (f"seed {seed:3d}  {seconds:4.0f} s  violations {found}  epochs {epochs:3d}  workers "
-            f"{counts['workers']:3d}  calls {counts['calls']:6d}  accepted {counts['accepted']:6d}  cuts {counts['cut']:3d}  publications "
-            f"{counts['publishing']:3d}  {did}")
+            f"{counts['workers']:3d}  calls {counts['calls']:6d}  accepted {counts['accepted']:6d}  cuts "
+            f"{counts['cut']:3d}  publications {counts['publishing']:3d}  {did}")
     print(text)
     if SWEEP:
         folder = Path(os.environ.get("RGPU_SWEEP_OUT", ROOT / "bench" / "results"))

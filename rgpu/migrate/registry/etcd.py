@@ -45,11 +45,27 @@ class EtcdRegistry:
         self._keys = Keys(client.address.prefix)
         self._name = ""
         self._verified = -1  #: the client's count of breaks when the identity was last read
+        self._watches: set[Watch] = set()
         self._verifying = asyncio.Lock()
 
     @property
     def cluster_id(self) -> str:
         return self._guard.cluster
+
+    @property
+    def mistrust(self) -> str:
+        """Why nothing is decided by this registry: it went back. Empty while it is believed."""
+        return self._guard.reason
+
+    def believe(self, cluster: str, revision: int) -> None:
+        """Take these data for the pool's from now on (:meth:`.guard.Guard.believe`).
+
+        Watches end with :class:`Compacted`: they wait for revisions of other data.
+        """
+        self._guard.believe(cluster, revision)
+        self._verified = -1
+        for watch in self._watches:
+            watch.void = True
 
     @classmethod
     async def open(cls, address: EtcdAddress | str, seen: Path | None = None) -> EtcdRegistry:
@@ -178,9 +194,14 @@ class EtcdRegistry:
     # -- watching -----------------------------------------------------------------
     async def watch(self, prefix: str, from_revision: int = 0) -> AsyncIterator[Change]:
         following = from_revision or await self.revision() + 1
-        async with aclosing(Watch(self._client, self._keys, prefix, following).changes()) as changes:
-            async for change in changes:
-                yield change
+        watch = Watch(self._client, self._keys, prefix, following)
+        self._watches.add(watch)
+        try:
+            async with aclosing(watch.changes()) as changes:
+                async for change in changes:
+                    yield change
+        finally:
+            self._watches.discard(watch)
 
     async def close(self) -> None:
         self._guard.save()

@@ -49,15 +49,21 @@ class Guard:
             if reason != self.reason:
                 log.error("the registry went back: nothing is decided by it", reason=reason)
             self.reason = reason
-            where = f"; if its data are right, stop the pool's daemons, remove {self._file} on every host, and start " \
-                    "them again" if self._file else ""
             raise PoolUnavailable(f"{reason}: restored from a backup, or exchanged? Sessions go on and nothing new is "
-                                  f"decided{where}", reason="went back")
+                                  "decided; if its data are the ones to go on with, `rgpu pool adopt` makes them say "
+                                  "what is true now", reason="went back")
         self.reason = ""
         fresh = not self.cluster
         self.cluster, self.revision = cluster, max(self.revision, revision)
         if self._file is not None and (fresh or time.monotonic() - self._saved > SAVE_SECONDS):
             self.save()
+
+    def believe(self, cluster: str, revision: int) -> None:
+        """A person decided (`rgpu pool adopt`): these data, from this revision on, are the pool's."""
+        log.warning("the registry is believed from here on", cluster=cluster, revision=revision, before=self.cluster,
+                    before_revision=self.revision)
+        self.cluster, self.revision, self.reason = cluster, revision, ""
+        self.save()
 
     def save(self) -> None:
         if self._file is None or not self.cluster:
