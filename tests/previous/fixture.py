@@ -73,7 +73,8 @@ class Replayer:
         self.close()
         address = (str(reply["address"][0]), int(reply["address"][1]))
         self._connection, epoch, self._next = dl.attach(
-            address, reply["ticket"], reply["secret"], SESSION, int(reply["epoch"]), len(self.previous.calls), "previous")
+            address, reply["ticket"], reply["secret"], SESSION, int(reply["epoch"]), len(self.previous.calls),
+            "previous")
         assert epoch == reply["epoch"]
         self._offset = 0
         return self._next
