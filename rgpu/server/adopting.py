@@ -12,8 +12,10 @@ done again: epochs only grow, and nothing is decided by a registry that no node 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,6 +46,7 @@ from rgpu.migrate.records import (
 )
 from rgpu.migrate.registry.base import Put, Registry, absent, txn_certain, unchanged
 from rgpu.migrate.registry.open import open_registry
+from rgpu.server import workers
 from rgpu.session.errors import Conflict, Corrupt, PoolUnavailable, Refused, RgpuError
 
 if TYPE_CHECKING:
@@ -70,14 +73,35 @@ class Adopting:
 
     # -- what a node remembers --------------------------------------------------------
     def remember(self, record: SessionRecord) -> None:
-        """A record that was read from a registry that is believed; kept while the session is here."""
+        """A record that was read from a registry that is believed; kept while the session is here, over restarts."""
         node = self.daemon.node
-        if record.name in node.running or record.name in node.incoming or record.owner == self.daemon.host:
-            known = self._records.get(record.name)
-            if known is None or known.epoch <= record.epoch:
-                self._records[record.name] = record
-        else:
+        if record.name not in node.running and record.name not in node.incoming and record.owner != self.daemon.host:
             self._records.pop(record.name, None)
+            return
+        known = self._records.get(record.name)
+        if known is None or (known.epoch <= record.epoch and known != record):
+            self._records[record.name] = record
+            path = self._path(record.name)
+            if path.parent.is_dir():  # else there is no worker yet; it is looked at again when there is
+                try:
+                    fresh = path.with_suffix(".new")
+                    fresh.write_bytes(encode(record))
+                    os.replace(fresh, path)
+                except OSError as error:  # a full disk must not stop what runs
+                    log.warning("cannot remember a record", session=record.name, reason=str(error))
+
+    def _path(self, session: str) -> Path:
+        return workers.worker_folder(self.daemon.directory, session) / "record"
+
+    def _recall(self, session: str) -> SessionRecord | None:
+        """What is remembered of a session, by this daemon or the one before it."""
+        if session not in self._records:
+            try:
+                data = self._path(session).read_bytes()
+                self._records[session] = decode(data, SessionRecord, session_key(session))
+            except (OSError, RgpuError) as error:
+                log.info("nothing is remembered of a session", session=session, reason=str(error))
+        return self._records.get(session)
 
     def saw(self, session: str, agent: str, epoch: Any) -> None:
         """An agent named the highest epoch that it has seen; what is none is left out."""
@@ -100,9 +124,9 @@ class Adopting:
             view = await handle.refresh()
             paused = session in node.paused or view.get("state") == "paused"
             held.append(Holding(session=session, holds="paused" if paused else "running", epoch=node.epochs[session],
-                                record=self._records.get(session), attached=bool(view.get("attached")),
+                                record=self._recall(session), attached=bool(view.get("attached")),
                                 position=int(view.get("position") or 0)))
-        held += [Holding(session=session, holds="incoming", epoch=incoming.epoch, record=self._records.get(session))
+        held += [Holding(session=session, holds="incoming", epoch=incoming.epoch, record=self._recall(session))
                  for session, incoming in node.incoming.items()]
         report = Report(
             host=self.daemon.host, incarnation=leadership.incarnation, public_key=self.daemon.keys.public,
@@ -124,12 +148,28 @@ class Adopting:
             believe = getattr(leadership.registry, "believe", None)
             if believe is not None:
                 believe(cluster, revision)
-            # Its leaders have other revisions: those seen before would bar every new one for ever.
-            self.daemon.node_verbs.highest_leader = await leadership.leader_revision()
             self._records.clear()
-            leadership.keyring.again()
-            self.daemon.spawn(leadership.settle_all())
+            if leadership.joined:
+                # Its leaders have other revisions: those seen before would bar every new one for ever.
+                self.daemon.node_verbs.highest_leader = await leadership.leader_revision()
+                leadership.keyring.again()
+                self.daemon.spawn(leadership.settle_all())
         return {"host": self.daemon.host}
+
+    async def doubt(self, reason: str) -> bool:
+        """The registry does not know an epoch that was seen: automation pauses, and this node believes it no more.
+
+        False for one that is never doubted: the embedded one.
+        """
+        distrust = getattr(self.daemon.leadership.registry, "distrust", None)
+        if distrust is None:
+            return False
+        try:
+            await pause(self.daemon.leadership.registry, True, f"{reason}; `rgpu pool adopt` mends it")
+        except RgpuError as error:
+            log.warning("automation could not be paused", reason=error.message)
+        distrust(reason)
+        return True
 
     # -- what an operator asks ------------------------------------------------------------
     async def asked(self, request: Request) -> dict[str, Any]:
@@ -161,6 +201,7 @@ class Mending:
                        for e in endpoints or [] if isinstance(e, dict) and "address" in e and "public" in e]
         self._at: dict[str, Endpoint] = {}  #: where each host answered
         self._reports: list[Report] = []
+        self._by_doubt = False  #: automation was paused by a node's doubt, or by a run that was broken off
 
     # -- looking -------------------------------------------------------------------------
     async def look(self) -> Plan:
@@ -170,6 +211,7 @@ class Mending:
             record = decode(entry.value, SessionRecord, entry.key)
             records[record.name] = record, entry.mod_revision
         nodes = [decode(entry.value, NodeRecord, entry.key) for entry in (await self.registry.list(NODES)).entries]
+        self._by_doubt = "rgpu pool adopt" in (await pool_record(self.registry)).reason
         keys = [decode(entry.value, KeyRecord, entry.key) for entry in (await self.registry.list(KEYS)).entries]
         places = self._places(nodes)
         self._reports = [report for report in await asyncio.gather(
@@ -208,7 +250,7 @@ class Mending:
     # -- mending -------------------------------------------------------------------------
     async def mend(self, plan: Plan) -> dict[str, Any]:
         """Make the plan true. Raises :class:`Conflict` where the registry changed meanwhile: then ask again."""
-        before = await self._paused(True, f"rgpu pool adopt: {plan.went_back}")
+        before = await pause(self.registry, True, f"rgpu pool adopt: {plan.went_back}") and not self._by_doubt
         for key in plan.keys:
             await txn_certain(self.registry, [absent(member_key(key.name))], [Put(member_key(key.name), encode(key))])
         own: dict[str, dict[str, int]] = {}
@@ -228,7 +270,7 @@ class Mending:
             await self._tell(report.host, believed)
         away = await self._wait_back()
         if not before and not away:
-            await self._paused(False, "rgpu pool adopt is done")
+            await pause(self.registry, False, "rgpu pool adopt is done")
         return {"done": True, "away": away, "paused": bool(before or away), "revision": revision}
 
     async def _tell(self, host: str, args: dict[str, Any]) -> None:
@@ -251,20 +293,6 @@ class Mending:
                            "do it again")
         log.warning("adopted", session=step.session, action=step.action, host=step.host, epoch=step.epoch)
 
-    async def _paused(self, paused: bool, reason: str) -> bool:
-        """Whether automation was paused before."""
-        for _ in range(TRIES):
-            entry, old = await self.registry.get(POOL), await pool_record(self.registry)
-            if old.paused == paused:
-                return old.paused
-            new = old.replace(paused=paused, reason=reason[:MAX_TEXT], changed=time.time())
-            story = HistoryRecord(when=time.time(), decision="pause" if paused else "resume", reason=new.reason)
-            note = note_key(OF_POOL, await self.registry.revision())
-            if (await txn_certain(self.registry, [unchanged(POOL, entry.mod_revision if entry else 0)],
-                                  [Put(POOL, encode(new)), Put(note, encode(story))])).succeeded:
-                return old.paused
-        raise Conflict("the pool's settings change too fast")
-
     async def _wait_back(self) -> list[str]:
         """Until every node that answered is in the pool again; those that are not."""
         wanted = {report.host: report.incarnation for report in self._reports}
@@ -279,6 +307,21 @@ class Mending:
             if not away or time.monotonic() > until:
                 return away
             await asyncio.sleep(0.3)
+
+
+async def pause(registry: Registry, paused: bool, reason: str) -> bool:
+    """Pause automation or let it go on; whether it was paused before. Raises :class:`Conflict`."""
+    for _ in range(TRIES):
+        entry, old = await registry.get(POOL), await pool_record(registry)
+        if old.paused == paused:
+            return old.paused
+        new = old.replace(paused=paused, reason=reason[:MAX_TEXT], changed=time.time())
+        story = HistoryRecord(when=time.time(), decision="pause" if paused else "resume", reason=new.reason)
+        note = note_key(OF_POOL, await registry.revision())
+        if (await txn_certain(registry, [unchanged(POOL, entry.mod_revision if entry else 0)],
+                              [Put(POOL, encode(new)), Put(note, encode(story))])).succeeded:
+            return old.paused
+    raise Conflict("the pool's settings change too fast")
 
 
 def _report(answer: Any, host: str) -> Report:

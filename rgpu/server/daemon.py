@@ -130,6 +130,7 @@ class Daemon:
         self.stopping = asyncio.Event()
         self._peers: dict[Endpoint, AsyncControlClient] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._answers = False
 
     async def _record(self, session: str) -> SessionRecord:
         return (await self.leadership.session(session)).record
@@ -146,15 +147,17 @@ class Daemon:
         self.node.data_address = advertised(self.options.advertise_data) or port.address
         try:
             await self._adopt()
-            await self.leadership.join()
+            await self.leadership.open()
             self.pool_verbs.register(self.control)
             self.image_verbs.register(self.control)
-            await self.control.start()
+            if self.leadership.mistrust():
+                await self.leadership.wait_believed()
+            await self.leadership.join()
+            await self.answer()
             port.start()
             if self.options.metrics:
                 self.metrics.serve(self.options.metrics, loop)
             await self.leadership.announce(self.control.address, self.node.data_address)
-            update_endpoint(self.files, Endpoint(self.control.address, self.keys.public, self.host))
             self._write_state(ready=True)
             log.info("node is ready", host=self.host, control=self.control.address, data=address(port.address),
                      devices=list(self.node.slots), version=__version__)
@@ -164,6 +167,13 @@ class Daemon:
             log.info("node stops", host=self.host)
         finally:
             await self._stop(port)
+
+    async def answer(self) -> None:
+        """Open the control port: at the start's end, or before, where `rgpu pool adopt` has to be answered first."""
+        if not self._answers:
+            self._answers = True
+            await self.control.start()
+            update_endpoint(self.files, Endpoint(self.control.address, self.keys.public, self.host))
 
     def _write_state(self, ready: bool) -> None:
         write_state(self.files, self.host, {
@@ -219,7 +229,7 @@ class Daemon:
         self.leadership.watch_move(session, move)
 
     def in_time(self) -> bool:
-        return self.leadership.membership.in_time()
+        return self.leadership.joined and self.leadership.membership.in_time()
 
     # -- workers ----------------------------------------------------------------
     async def worker_event(self, session: str, event: str, values: dict[str, Any]) -> None:

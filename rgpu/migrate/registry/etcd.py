@@ -67,10 +67,17 @@ class EtcdRegistry:
         for watch in self._watches:
             watch.void = True
 
+    def distrust(self, reason: str) -> None:
+        """Decide nothing by it any more (:meth:`.guard.Guard.distrust`)."""
+        self._guard.distrust(reason)
+        self._verified = -1
+
     @classmethod
-    async def open(cls, address: EtcdAddress | str, seen: Path | None = None) -> EtcdRegistry:
+    async def open(cls, address: EtcdAddress | str, seen: Path | None = None, *,
+                   doubtful: bool = False) -> EtcdRegistry:
         """``seen``: the file in which this host remembers the registry (:mod:`.guard`).
 
+        ``doubtful``: one that went back is opened too; :attr:`mistrust` says so, and whatever is asked of it fails.
         Raises :class:`UsageError`, :class:`PoolUnavailable`, :class:`AuthenticationFailed`, :class:`Refused`,
         :class:`Corrupt`.
         """
@@ -80,8 +87,9 @@ class EtcdRegistry:
         try:
             await registry._verify()
         except BaseException:
-            await client.close()
-            raise
+            if not (doubtful and guard.reason):
+                await client.close()
+                raise
         return registry
 
     # -- reading ----------------------------------------------------------------

@@ -35,6 +35,7 @@ class Guard:
         self._file = file
         self.cluster, self.revision = _load(file) if file is not None and file.exists() else ("", 0)
         self.reason = ""  #: why the registry is not trusted; "" while it is
+        self._doubt = ""  #: why its own answers are not enough to trust it
         self._saved = 0.0
 
     def check(self, cluster: str, revision: int, floor: int | None = None) -> None:
@@ -44,7 +45,8 @@ class Guard:
         another one that overtook it); None: the highest known now. Raises :class:`PoolUnavailable`.
         """
         reason = went_back(seen_cluster=self.cluster or cluster, cluster=cluster,
-                           seen_revision=self.revision if floor is None else floor, revision=revision)
+                           seen_revision=self.revision if floor is None else floor, revision=revision) or \
+            self._doubt or None
         if reason is not None:
             if reason != self.reason:
                 log.error("the registry went back: nothing is decided by it", reason=reason)
@@ -62,8 +64,13 @@ class Guard:
         """A person decided (`rgpu pool adopt`): these data, from this revision on, are the pool's."""
         log.warning("the registry is believed from here on", cluster=cluster, revision=revision, before=self.cluster,
                     before_revision=self.revision)
-        self.cluster, self.revision, self.reason = cluster, revision, ""
+        self.cluster, self.revision, self.reason, self._doubt = cluster, revision, "", ""
         self.save()
+
+    def distrust(self, reason: str) -> None:
+        """Something else shows that it went back: an epoch above its own was seen. Until :meth:`believe`."""
+        log.error("the registry is not believed any more", reason=reason)
+        self.reason = self._doubt = reason
 
     def save(self) -> None:
         if self._file is None or not self.cluster:
