@@ -269,9 +269,11 @@ class Worker:
         self.tasks.call_off("")
         with self._lock:
             self.runtime.epoch = epoch
-            self.runtime.effect(Kind.ACTIVE)
-            if self.state == "paused":
+            if paused := self.state == "paused":
                 self.state = "running"
+                self.runtime.effect(Kind.RESUMED)
+            self.runtime.effect(Kind.ACTIVE)
+            if paused:
                 self.runtime.resume()
 
     def offer(self, sending: Sending) -> None:
