@@ -41,7 +41,7 @@ def command(yes: bool, kept: tuple[str, ...], without: tuple[str, ...], forget: 
         found = client.call("pool.adopt", {"yes": yes, "keep": keep, "without": list(without),
                                            "forget": list(forget), "endpoints": endpoints}, timeout=SECONDS)
     common.emit(found, output, _show)
-    if found["problems"]:
+    if found["went_back"] and found["problems"]:
         raise Refused(f"{len(found['problems'])} things are yours to decide first")
 
 

@@ -157,7 +157,8 @@ class _Session:
     def __init__(self, name: str, known: tuple[SessionRecord, int] | None, reports: Sequence[Report],
                  answers: Answers, now: float) -> None:
         self.name, self.now = name, now
-        self.record, self.revision = known if known is not None else (None, 0)
+        self.record: SessionRecord | None = known[0] if known is not None else None
+        self.revision = known[1] if known is not None else 0
         self.reports, self.answers = reports, answers
         found = [(report, held) for report in reports for held in report.holdings if held.session == name]
         self.claims = [(report, held) for report, held in found if held.holds != "incoming"]

@@ -86,9 +86,10 @@ class Network:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for host in self.hosts:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                ip("netns", "del", self.space(host))
+        for index, host in enumerate(self.hosts):
+            for words in (("link", "del", f"rg{self._tag}v{index}"), ("netns", "del", self.space(host))):
+                with contextlib.suppress(subprocess.CalledProcessError):
+                    ip(*words)
         with contextlib.suppress(subprocess.CalledProcessError):
             ip("link", "del", self.bridge)
 
