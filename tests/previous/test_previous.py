@@ -70,7 +70,7 @@ def test_its_image_is_whole(previous: Previous) -> None:
 def test_it_is_restored_served_and_moved(previous: Previous) -> None:
     """From the image the session goes on by its journal, is cut in the middle, and goes on in another worker."""
     assert previous.record.image is not None
-    last, first, second = len(previous.calls), Here(previous), Here(previous)
+    last, first = len(previous.calls), Here(previous)
     try:
         with previous.store().open(previous.record.image.name) as image:
             first.runtime.restore(image.state, image.pages())
@@ -82,10 +82,13 @@ def test_it_is_restored_served_and_moved(previous: Previous) -> None:
         state = cut.take(runtime.device, session=SESSION, epoch=1, position=runtime.applied, hash_key=runtime.hash_key,
                          live=runtime.objects(), answers=runtime.answers())
         pages = [(page.region, page.index, page.data) for page in cut.pages(runtime.device, state)]
+    finally:
+        first.device.close()  # a process has one device at a time at these addresses
+    second = Here(previous)
+    try:
         second.runtime.restore(state, pages)
         second.serve(last)
     finally:
-        first.device.close()
         second.device.close()
     given = {**first.given, **second.given}
     served = {seq: digest for seq, digest in previous.answers.items() if seq > previous.position}
