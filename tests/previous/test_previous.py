@@ -81,7 +81,7 @@ def test_it_is_restored_served_and_moved(previous: Previous) -> None:
         runtime = first.runtime
         state = cut.take(runtime.device, session=SESSION, epoch=1, position=runtime.applied, hash_key=runtime.hash_key,
                          live=runtime.objects(), answers=runtime.answers())
-        pages = [(page.region, page.index, page.data) for page in cut.pages(runtime.device, state)]
+        pages = [(page.region.address, page.index, page.data) for page in cut.pages(runtime.device, state)]
     finally:
         first.device.close()  # a process has one device at a time at these addresses
     second = Here(previous)
