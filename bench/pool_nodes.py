@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rgpu.link.logging import configure_logging  # noqa: E402
 from rgpu.migrate.lease_keeper import renewal_interval  # noqa: E402
 from rgpu.migrate.records import (  # noqa: E402
     INVITATIONS,
@@ -141,4 +142,5 @@ def say(values: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    configure_logging(level="error")  # to stderr: stdout is what bench/pool_scale.py reads
     asyncio.run(Nodes(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])).run())
