@@ -4,16 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Cases mostly wait for leases and deadlines: more of them than processors run side by side.
 SWEEP_JOBS ?= 4
+# Many processes each, and leases that must not be lost for want of a processor: one after the other.
+ALONE := tests/scenarios/test_effects.py tests/scenarios/test_hosts.py
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard rgpu/client/shim/*.?pp rgpu/client/shim/generated/* \
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/* \
            rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/*)
 
-.PHONY: help setup demo test sweep fuzz test-gpu compat bench-remote lint clean
+.PHONY: help setup demo test sweep sweep-etcd fuzz test-gpu compat bench-remote lint clean
 
 help:
 	@echo "make demo     set up, run a program on node A, move it to B, kill B, see it end on C"
 	@echo "make test     set up and pass all tests (under 15 minutes on two cores, no GPU)"
 	@echo "make sweep    the long tests whole; output under bench/results/"
+	@echo "make sweep-etcd  the sweeps of moves, faults and kills with every pool on an etcd of three members"
 	@echo "make fuzz     each reader of outside bytes, ten minutes of atheris; table under bench/results/"
 	@echo "make test-gpu the tests that need a CUDA GPU"
 	@echo "make compat   every framework's programs natively and remotely, on a GPU; writes docs/compatibility.md"
@@ -39,7 +42,12 @@ test: setup
 
 sweep: setup
 	@mkdir -p bench/results
-	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 600 tests/scenarios 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
+	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 600 tests/scenarios $(ALONE:%=--ignore=%) 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
+	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -m "slow or not slow" $(ALONE) 2>&1 | tee -a bench/results/$$(date +%F)-sweep.txt
+
+sweep-etcd: setup
+	@mkdir -p bench/results/etcd
+	RGPU_SWEEP=1 RGPU_TEST_REGISTRY=etcd RGPU_SWEEP_OUT=bench/results/etcd $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) --timeout 600 $(addprefix tests/scenarios/test_,$(addsuffix .py,moves_under_fire faults leader_dies kill_sweep)) 2>&1 | tee bench/results/etcd/$$(date +%F)-sweep.txt
 
 fuzz: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'

@@ -6,13 +6,16 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import adopt, common
 from rgpu.cli.pool import connect
 
 
 @click.group("pool")
 def command() -> None:
-    """Look at the pool as a whole; stop its automation, or let it go on."""
+    """Look at the pool as a whole; stop its automation, or let it go on; mend its registry."""
+
+
+command.add_command(adopt.command)
 
 
 @command.command("status")

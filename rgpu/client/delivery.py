@@ -116,6 +116,7 @@ class Deliveries:
         self._answered: dict[int, int] = {}  #: seq → call id, of those that may be answered again
         self._book = DeliveredAnswers()
         self.highest = 0  #: the highest seq delivered
+        self.given: Callable[[int], None] = lambda seq: None  #: told each answer that the program is given
 
     def sent(self, seq: int, call_id: int, flags: int) -> bool:
         """A call was published; True when the program's thread waits for it."""
@@ -130,6 +131,7 @@ class Deliveries:
     def delivered(self, seq: int, digest: bytes | None) -> None:
         """The program was given the whole answer; its digest, where digests are kept."""
         self._answered[seq] = self._pending.pop(seq)
+        self.given(seq)
         if digest is not None:
             self._book.note(seq, digest)
             self._told(seq, digest)

@@ -88,10 +88,10 @@ class Desk:
                 self._endpoints = fresh
 
     # -- what sessions ask --------------------------------------------------------------
-    def find_owner(self, session: str) -> Event:
-        """Ask any node who owns the session."""
+    def find_owner(self, session: str, seen: int = 0) -> Event:
+        """Ask any node who owns the session. ``seen``: our highest epoch, which a registry that went back lacks."""
         try:
-            reply = self.call("session.owner", {"session": session}, FIND_TIMEOUT)
+            reply = self.call("session.owner", {"session": session, "epoch": seen}, FIND_TIMEOUT)
         except NotFound as error:
             return OwnerGone(error.message, time.monotonic())
         except RgpuError as error:

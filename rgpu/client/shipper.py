@@ -34,7 +34,9 @@ from rgpu.client.observe import Usage
 from rgpu.client.recorder import Recorder
 from rgpu.client.returns import Returns
 from rgpu.client.upkeep import Upkeep
+from rgpu.link import effects
 from rgpu.link.module_refs import NEED, PRESENT
+from rgpu.session.effects import Kind
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
 
 log = structlog.get_logger(__name__)
@@ -83,6 +85,9 @@ class Shipper:
         self.deliveries = Deliveries(journal.policy.recover) if recorder is None else \
             Deliveries(True, recorder.answered)
         self.returns = Returns(identity.session, peer, ring, self.deliveries)
+        self.effects = effects.open_log("agent", identity.session)
+        if self.effects is not None:
+            self.deliveries.given = lambda seq: self._effect(Kind.ACCEPTED, seq)
         self.awaited = 0
         self.acknowledged = 0  #: every call ≤ it was applied by the owner
         self.over = ""  #: why the loop ends
@@ -238,6 +243,12 @@ class Shipper:
                 self._poll.register(fd, mask)
             self._masks[fd] = mask
 
+    def _effect(self, kind: Kind, position: int, note: str = "") -> None:
+        """Write down what happens, where a test asks for it: at the open link's epoch, else the highest seen."""
+        if self.effects is not None:
+            epoch = self.attachment.highest if self.link is None else self.link.epoch
+            self.effects.note(kind, epoch, position, note)
+
     # -- the program's side -----------------------------------------------------------
     def _socket_ready(self) -> None:
         for message in self.peer.receive():
@@ -269,6 +280,7 @@ class Shipper:
         for seq, call, flags in calls:
             if sent(seq, call, flags):
                 self.awaited += 1
+                self._effect(Kind.WANTED, seq)
         if calls and self.recorder is not None:
             self.recorder.take(self.journal)
         if self.journal.news_closed:
@@ -377,6 +389,7 @@ class Shipper:
             position = notice.get("position")
             if not isinstance(position, int) or position < 0:
                 raise Corrupt(f"a cut notice with position {position!r}", reason="notice")
+            self._effect(Kind.CUT, position, str(notice.get("image")))
             self.journal.cut(position, self.cursor)
             self.upkeep.covered(position)
             self.deliveries.forget(position)
@@ -455,6 +468,7 @@ class Shipper:
             return
         log.info("attached", session=self.identity.session, epoch=self.link.epoch, next=wanted,
                  reships=max(0, self.journal.last_seq + 1 - wanted))
+        self._effect(Kind.ATTACHED, wanted)
         self.returns.reattached()
         self._pinged, self._pinged_bytes, self.acknowledged = (0, 0.0), 0, wanted - 1
         self.journal.applied(wanted - 1, self.cursor)
@@ -494,7 +508,7 @@ class Shipper:
             self.desk.submit(self._ask_owner)
 
     def _ask_owner(self) -> None:
-        self.post(self._owner_found, self.desk.find_owner(self.identity.session))
+        self.post(self._owner_found, self.desk.find_owner(self.identity.session, self.attachment.highest))
 
     def _owner_found(self, event: at.Event) -> None:
         self._asking = False
@@ -503,6 +517,7 @@ class Shipper:
     # -- the end ------------------------------------------------------------------------------
     def _finish(self) -> None:
         reason, code = self.over, None
+        self._effect(Kind.ENDED, self.journal.last_seq, "" if self.ended_well else reason)
         self.peer.close()
         if not self._lost:
             code = self._exit_code()
@@ -523,6 +538,8 @@ class Shipper:
             self._wake = -1
         self.returns.close()
         self.page.close()
+        if self.effects is not None:
+            self.effects.close()
         log.info("session over", session=self.identity.session, reason=reason, calls=self.journal.last_seq,
                  awaited_calls=self.awaited)
 

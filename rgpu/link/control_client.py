@@ -102,6 +102,7 @@ class ControlClient:
         message = Message(secrets.token_hex(8), verb, args or {}, leader, epoch, command or secrets.token_hex(16))
         with self._lock:
             refused: RgpuError | None = None
+            said: RgpuError | None = None
             deadline = time.monotonic() + timeout
             for endpoint in list(self._endpoints):
                 left = deadline - time.monotonic()
@@ -111,11 +112,14 @@ class ControlClient:
                     result = self._ask(endpoint, message, left, timeout, on_progress)
                 except (PoolUnavailable, _NotLetIn) as error:
                     refused = error if isinstance(error, _NotLetIn) else refused
+                    said = error if error.detail.get("reason") == "went back" else said
                     self._drop(endpoint)
                     continue
                 self._endpoints.remove(endpoint)
                 self._endpoints.insert(0, endpoint)
                 return result
+            if said is not None:  # a node answered, and knows better than "nobody answers"
+                raise said
             if refused is not None:
                 raise AuthenticationFailed(refused.message, **refused.detail)
             where = ", ".join(endpoint.address for endpoint in self._endpoints) or "no address known"

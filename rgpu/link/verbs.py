@@ -46,6 +46,9 @@ TABLE: tuple[Verb, ...] = (
          "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
          "count}, moves: {session: how far}, away: hosts that something was decided about and that are not there}"),
     Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on."),
+    Verb("pool.adopt", OPERATOR, ANY, False,
+         "{yes, keep: {session: host}, without: [host], forget: [session], endpoints} → {went_back, steps, problems, "
+         "keys, done}: a registry that went back is made to say what is true (OWNERSHIP 10)."),
     Verb("pool.history", USER, ANY, True,
          "{session or host, limit} → {events: [{revision, kind, when, session, host, decision, reason, epoch, owner, "
          "leader}], revision}"),
@@ -63,7 +66,8 @@ TABLE: tuple[Verb, ...] = (
          "{memory, options, versions} → {host, device, facts, driver_release, versions}: the device that a session "
          "would get now; promises nothing."),
     Verb("session.owner", EVERYBODY, ANY, True,
-         "{session} → {session, owner, address, epoch, state, alive, endpoints}"),
+         "{session, epoch: the highest that the agent has seen} → {session, owner, address, epoch, state, alive, "
+         "endpoints}"),
     Verb("session.renew_ticket", USER, ANY, True, "{session} → {ticket, secret, expires, endpoints}"),
     Verb("session.unreachable", USER, LEADER, True,
          "{session, epoch, host, seconds}: the agent cannot reach the owner (OWNERSHIP 7)."),
@@ -98,6 +102,9 @@ TABLE: tuple[Verb, ...] = (
     Verb("worker.start", NODE, NAMED, False, "{session, epoch, quota, device, image, recover} → {position}"),
     Verb("worker.describe", NODE, NAMED, True, "{session} → what the worker reports"),
     Verb("worker.forget", NODE, NAMED, True, "{session, epoch, reason}: end a worker that owns nothing."),
+    Verb("node.holdings", NODE, NAMED, True, "{} → what this node holds, and whether it believes the registry"),
+    Verb("node.adopt", NODE, NAMED, True,
+         "{own: {session: epoch}, forget: [session]}: serve those at these epochs; {cluster, revision}: believe it."),
     Verb("move.receive", NODE, NAMED, False, "{session, move, quota, device, source} → {address, ticket, secret}"),
     Verb("move.send", NODE, NAMED, False, "{session, move, address, ticket, secret, …} → statistics"),
     Verb("move.settle", NODE, NAMED, True, "{session, move}: read the registry's record and obey it."),

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from rgpu.link import effects
 from rgpu.migrate import ownership
 from rgpu.migrate.checks import MoveCheck
 from rgpu.migrate.desk import Clock, Desk, SystemClock
@@ -332,6 +333,7 @@ class Coordinator:
                                       timeout=IMAGE_SECONDS, tries=2)
         image = ImageName(name=str(result["image"]), position=int(result["position"]), epoch=epoch, created=now,
                           bytes=int(result.get("bytes", 0)))
+        effects.publishing(self.desk.leader.host, name, epoch, image.position, image.name)
         published = await self.desk.change(name, lambda held: ownership.publish_image(
             held, owner=owner, epoch=epoch, image=image, leader=self.desk.leader, now=self.desk.clock.wall(),
             reason=f"image {image.name} at position {image.position}"))

@@ -254,6 +254,7 @@ class AgentLink:
                 self.connection.send_whole(fast.plaintext(piece, head))
                 return
             head += _ANSWER_HEAD.pack(piece.seq, piece.result, self._sticky(piece.result), 0)
+            self.runtime.answering(piece.seq)
             with self._order:
                 body = self._watermark_body(fast)
                 messages = [b"\x12" + body] if body else []
@@ -287,6 +288,7 @@ class AgentLink:
         head = _ANSWER_HEAD.pack(seq, result, self._sticky(result), len(reply)) + reply
         view = memoryview(payload)
         more = len(view) > PIECE
+        self.runtime.answering(seq)
         self.connection.send(ANSWER, b"\x01" if more else b"\x00", head, view[:PIECE])
         at = PIECE
         while more:

@@ -25,6 +25,7 @@ from rgpu.link.keys import Endpoint, PoolFiles
 from rgpu.link.logging import configure_logging
 from rgpu.migrate.records import SessionRecord
 from rgpu.server import driver, workers
+from rgpu.server.adopting import Adopting
 from rgpu.server.data_port import DataPort
 from rgpu.server.image_verbs import ImageVerbs
 from rgpu.server.images import NodeImages
@@ -121,6 +122,7 @@ class Daemon:
         self.metrics = Metrics(self)
         self.control.observe = lambda verb, outcome: self.metrics.count("rgpu_requests_total", verb, outcome)
         self.leadership = Leadership(self)
+        self.adopting = Adopting(self)
         self.node_verbs = NodeVerbs(self)
         self.operator_verbs = OperatorVerbs(self)
         self.pool_verbs = PoolVerbs(self)
@@ -128,6 +130,7 @@ class Daemon:
         self.stopping = asyncio.Event()
         self._peers: dict[Endpoint, AsyncControlClient] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._answers = False
 
     async def _record(self, session: str) -> SessionRecord:
         return (await self.leadership.session(session)).record
@@ -144,15 +147,17 @@ class Daemon:
         self.node.data_address = advertised(self.options.advertise_data) or port.address
         try:
             await self._adopt()
-            await self.leadership.join()
+            await self.leadership.open()
             self.pool_verbs.register(self.control)
             self.image_verbs.register(self.control)
-            await self.control.start()
+            if self.leadership.mistrust():
+                await self.leadership.wait_believed()
+            await self.leadership.join()
+            await self.answer()
             port.start()
             if self.options.metrics:
                 self.metrics.serve(self.options.metrics, loop)
             await self.leadership.announce(self.control.address, self.node.data_address)
-            update_endpoint(self.files, Endpoint(self.control.address, self.keys.public, self.host))
             self._write_state(ready=True)
             log.info("node is ready", host=self.host, control=self.control.address, data=address(port.address),
                      devices=list(self.node.slots), version=__version__)
@@ -162,6 +167,13 @@ class Daemon:
             log.info("node stops", host=self.host)
         finally:
             await self._stop(port)
+
+    async def answer(self) -> None:
+        """Open the control port: at the start's end, or before, where `rgpu pool adopt` has to be answered first."""
+        if not self._answers:
+            self._answers = True
+            await self.control.start()
+            update_endpoint(self.files, Endpoint(self.control.address, self.keys.public, self.host))
 
     def _write_state(self, ready: bool) -> None:
         write_state(self.files, self.host, {
@@ -217,7 +229,7 @@ class Daemon:
         self.leadership.watch_move(session, move)
 
     def in_time(self) -> bool:
-        return self.leadership.membership.in_time()
+        return self.leadership.joined and self.leadership.membership.in_time()
 
     # -- workers ----------------------------------------------------------------
     async def worker_event(self, session: str, event: str, values: dict[str, Any]) -> None:

@@ -58,6 +58,15 @@ class Keyring:
         await self._publish()
         await self._read()
 
+    async def read(self) -> None:
+        """Take the keys on record over once, and publish nothing. Raises what the registry raises."""
+        await self._read()
+
+    def again(self) -> None:
+        """The registry's data are others: publish and read everything anew."""
+        self._files = None
+        self._changed.set()
+
     async def run(self) -> None:
         """Until cancelled."""
         watches = [asyncio.ensure_future(self._watch(prefix)) for prefix in (KEYS, INVITATIONS)]

@@ -57,14 +57,41 @@ class Leadership:
         self.registry: Registry
         self.keeper: LeaseKeeper
         self.membership: Membership
+        self.joined = False
+        self.endpoints: dict[str, Endpoint] = {}  #: where nodes were last known to answer, by host
         self._settling: set[tuple[str, str]] = set()  #: (session, move) that are looked at again later
         self._settle_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # -- joining and leaving ------------------------------------------------------
+    @property
+    def address(self) -> str:
+        """The registry's."""
+        return self.daemon.options.registry or self.daemon.files.registry_address()
+
+    async def open(self) -> None:
+        """Open the registry, also one that is not believed: then only `rgpu pool adopt` can be answered."""
+        self.registry = await self._open(self.address)
+
+    def mistrust(self) -> str:
+        """Why nothing is decided by the registry; empty while it is believed."""
+        return str(getattr(self.registry, "mistrust", ""))
+
+    async def wait_believed(self) -> None:
+        """Until `rgpu pool adopt` has mended the registry. The keys on record let the others ask this node for it."""
+        log.error("this node waits for `rgpu pool adopt`", reason=self.mistrust())
+        await self.daemon.answer()
+        while self.mistrust() and not self.daemon.stopping.is_set():
+            with contextlib.suppress(RgpuError):
+                fresh = await open_registry(self.address)
+                try:
+                    await Keyring(self.daemon.authorized, fresh).read()
+                finally:
+                    await fresh.close()
+            await asyncio.sleep(SETTLE_AGAIN)
+
     async def join(self) -> None:
-        """Open the registry; take back what adopted workers say they hold."""
-        address = self.daemon.options.registry or self.daemon.files.registry_address()
-        self.registry = await self._open(address)
+        """Take back what adopted workers say they hold."""
+        address = self.address
         # A daemon frozen for longer than its lease is dead to the pool: the keeper must not renew for it.
         self.keeper = LeaseKeeper(address, patience=2 * self.daemon.options.lease)
         self.keyring = Keyring(self.daemon.authorized, self.registry)
@@ -80,7 +107,7 @@ class Leadership:
         """Wait for a registry that does not answer: workers of this host may be running meanwhile (OWNERSHIP 3)."""
         while True:
             try:
-                return await open_registry(address, seen=self.daemon.directory / "registry.json")
+                return await open_registry(address, seen=self.daemon.directory / "registry.json", doubtful=True)
             except PoolUnavailable as error:
                 if self.daemon.stopping.is_set() or address.startswith("embedded:"):
                     raise
@@ -94,6 +121,7 @@ class Leadership:
         self.membership = Membership(self.registry, self.keeper, record, ttl, take_over=True,
                                      on_return=self._returned)
         await self.membership.start()
+        self.joined = True
         self.election = Election(self.registry, self.keeper, self.daemon.host, self.incarnation, ttl, self._lead)
 
     def _returned(self) -> None:
@@ -158,6 +186,7 @@ class Leadership:
         """Nodes whose lease holds, by host."""
         listing = await self.registry.list(NODES)
         records = [decode(entry.value, NodeRecord, entry.key) for entry in listing.entries]
+        self.endpoints.update((r.host, Endpoint(r.control, r.public_key, r.host)) for r in records if r.control)
         return {record.host: record for record in records}
 
     async def sessions(self) -> list[SessionRecord]:
@@ -169,7 +198,9 @@ class Leadership:
         entry = await self.registry.get(session_key(name))
         if entry is None:
             raise NotFound(f"no session is called {name}; `rgpu ps` lists them", session=name)
-        return Held(decode(entry.value, SessionRecord, entry.key), entry.mod_revision)
+        record = decode(entry.value, SessionRecord, entry.key)
+        self.daemon.adopting.remember(record)
+        return Held(record, entry.mod_revision)
 
     async def leader_revision(self) -> int:
         """The create revision of who leads, 0 while nobody does."""
@@ -200,9 +231,13 @@ class Leadership:
             held = self.daemon.node.holds(session, move)
             entry = await self.registry.get(session_key(session))
             record = decode(entry.value, SessionRecord, entry.key) if entry else None
+            if record is not None:
+                self.daemon.adopting.remember(record)
             if held is None:
                 return self._nothing_held(session, record)
             kind, epoch, held_for = held
+            if record is not None and record.epoch < epoch and kind != "incoming":
+                await self._doubt(session, epoch, record.epoch)
             found = settle(record, Holding(self.daemon.host, self.incarnation, kind, epoch,  # type: ignore[arg-type]
                                            held_for))
             if found.action != "stay paused":
@@ -212,6 +247,11 @@ class Leadership:
             elif kind in ("paused", "incoming"):
                 self._settle_later(session, held_for)
             return {"done": found.action, "reason": found.reason}
+
+    async def _doubt(self, session: str, epoch: int, known: int) -> bool:
+        """What is held here is above what the registry says; False for a registry that is never doubted."""
+        reason = f"{self.daemon.host} holds {session} at epoch {epoch}, and the registry says {known}"
+        return await self.daemon.adopting.doubt(reason)
 
     def _nothing_held(self, session: str, record: SessionRecord | None) -> dict[str, Any]:
         """The record may promise what is not here: the worker died after it was verified, before it was activated."""
@@ -257,6 +297,8 @@ class Leadership:
                     raise
                 log.warning("waiting for the registry's word on an adopted worker", session=session,
                             reason=error.message)
+                if self.mistrust():
+                    await self.wait_believed()
                 await asyncio.sleep(SETTLE_AGAIN)
 
     async def _take_back_now(self, session: str) -> None:
@@ -264,6 +306,8 @@ class Leadership:
         try:
             held = await self.session(session)
             epoch = node.epochs[session]
+            if held.record.epoch < epoch and await self._doubt(session, epoch, held.record.epoch):
+                raise PoolUnavailable(f"the registry does not know epoch {epoch} of {session}")
             decision = ownership.adopt(held, epoch=epoch, node=self._record("", ("", 0)), now=time.time(),
                                        reason=f"the daemon of {self.daemon.host} was restarted and found its worker")
             result = await txn_certain(self.registry, decision.compares, decision.operations)

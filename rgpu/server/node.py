@@ -301,6 +301,14 @@ class Node:
         elif action == "discard":
             await self._discard(session, move)
 
+    async def adopt(self, session: str, epoch: int) -> None:
+        """Serve the session at a higher epoch (`rgpu pool adopt`); its agent attaches anew. Again is no error."""
+        if self.epochs.get(session, 0) >= epoch and session in self.running:
+            return
+        await self._owned(session).request("adopt", epoch=epoch)
+        self.epochs[session] = epoch
+        self.paused.pop(session, None)
+
     async def session_checkpoint(self, *, session: str, image: str, **_: Any) -> dict[str, Any]:
         """Write an image; it counts only when the registry names it."""
         self.check_deadline("an image")

@@ -41,7 +41,8 @@ class OperatorVerbs:
 
     def register(self, control: ControlServer) -> None:
         for verb, handler in {"pool.status": self._status, "pool.history": self._history,
-                              "pool.events": self._events, "keys.list": self._keys}.items():
+                              "pool.events": self._events, "keys.list": self._keys,
+                              "pool.adopt": self.daemon.adopting.asked}.items():
             control.register(verb, handler)
 
     @property

@@ -186,6 +186,7 @@ class PoolVerbs:
         return {}
 
     async def _owner(self, request: Request) -> Any:
+        self.daemon.adopting.saw(str(request.args["session"]), request.public, request.args.get("epoch"))
         held = await self.daemon.leadership.session(str(request.args["session"]))
         return await self._attachment(held.record, request.public, ticket=False)
 

@@ -19,6 +19,7 @@ import structlog
 from rgpu.checkpoint import restore
 from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.state import SessionState
+from rgpu.link.effects import EffectsLog
 from rgpu.server import lookahead
 from rgpu.server.executor import Executor
 from rgpu.server.fast_path import Came, FastPath
@@ -27,6 +28,7 @@ from rgpu.server.lookahead import MAY_WAIT, DoneScanner, Gates, Under
 from rgpu.session.answers import RetainedAnswers
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME, Answer
+from rgpu.session.effects import Kind
 from rgpu.session.errors import LinkError, TimedOut
 from rgpu.session.live import LiveObjects
 from rgpu.session.record import Record, RecordReader, pack_record, record_size
@@ -69,6 +71,7 @@ class SessionRuntime:
         self._unanswered: set[int] = set()  #: awaited calls that were applied and have no answer yet
         self.deliver: Deliver | None = None  #: where answers go while an agent is attached
         self.tap: JournalTap | None = None  #: what is applied goes there too, for a replay elsewhere
+        self.effects: EffectsLog | None = None  #: what is applied is written down, where a test asks for it
         self._condition = threading.Condition()
         self._pauses = 0
         self._applying = False
@@ -121,6 +124,8 @@ class SessionRuntime:
                     self._obey(command)
         finally:
             self.gate.position = self._applied  # what was given out and not applied comes again
+            if self.effects is not None:
+                self.effects.flush()
             self._leave()
 
     def _feed_fast(self, data: Any) -> int:
@@ -154,6 +159,9 @@ class SessionRuntime:
                 else:
                     return fed.awaiting
         finally:
+            if self.effects is not None:
+                self.effects.reached(self.epoch, self.applied)
+                self.effects.flush()
             self._leave()
 
     def _tell_bugs(self, bugs: int, last: tuple[int, int, int]) -> None:
@@ -253,6 +261,8 @@ class SessionRuntime:
         if record.call_id in _AWAITED:
             with self._answers_lock:
                 self._unanswered.add(record.seq)
+        if self.effects is not None and self.fast is None:
+            self.effects.applying(self.epoch, record.seq)
         self.live.apply(record)
         self.executor.apply(record)
         if self.fast is not None:
@@ -326,6 +336,7 @@ class SessionRuntime:
         self._applied = state.position
         if self.fast is not None:
             self.fast.position(state.position, [row[0] for row in self.retained.unobserved()])
+        self.effect(Kind.REBUILT)
 
     def replay(self) -> None:
         """What is fed from now on was applied by another owner before: it waits where that owner had waited.
@@ -353,6 +364,21 @@ class SessionRuntime:
         self.gate = ApplyGate(state.position)
         if self.fast is not None:
             self.fast.position(state.position, [row[0] for row in self.retained.unobserved()])
+
+    # -- effects ----------------------------------------------------------------
+    def effect(self, kind: Kind, note: str = "") -> None:
+        """Write down what happens at this position, where a test asks for it."""
+        if self.effects is not None:
+            if self.fast is not None and kind not in (Kind.BEGUN, Kind.REBUILT):
+                self.effects.reached(self.epoch, self.applied)
+            self.effects.note(kind, self.epoch, self.applied, note)
+
+    def answering(self, seq: int) -> None:
+        """The answer of that call is about to leave; called once for each answer, whatever its length."""
+        if self.effects is not None:
+            if self.fast is not None:
+                self.effects.reached(self.epoch, seq)
+            self.effects.note(Kind.ANSWERED, self.epoch, seq)
 
     # -- answers ----------------------------------------------------------------
     def _answered(self, seq: int, result: int, reply: bytes, payload: Any) -> None:

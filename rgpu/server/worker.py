@@ -26,6 +26,7 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.device import Device
+from rgpu.link import effects
 from rgpu.link.frames import Handover, SealedConnection
 from rgpu.link.logging import configure_logging
 from rgpu.migrate.lease_keeper import DeadlinePage
@@ -36,6 +37,7 @@ from rgpu.server.channel import Channel, listen
 from rgpu.server.module_cache import ModuleCache
 from rgpu.server.runtime import SessionRuntime
 from rgpu.server.worker_tasks import Sending, Tasks
+from rgpu.session.effects import Kind
 from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
 
 log = structlog.get_logger(__name__)
@@ -90,8 +92,10 @@ class Worker:
     """The worker's control side; one thread for each long task."""
 
     def __init__(self, session: str, epoch: int, device: Device, state: str, spec: str = "", quota: int = 0,
-                 modules: ModuleCache | None = None) -> None:
+                 modules: ModuleCache | None = None, host: str = "") -> None:
         self.runtime = SessionRuntime(session, epoch, device)
+        self.runtime.effects = effects.open_log("worker", session, host)
+        self.runtime.effect(Kind.BEGUN, state)
         self.modules = modules or ModuleCache(Path(os.devnull), 0)
         self.runtime.executor.loaded = self.modules.keep
         self.spec, self.quota = spec, quota
@@ -240,15 +244,37 @@ class Worker:
                 raise Fenced(f"cannot activate epoch {epoch} after {self.runtime.epoch}")
             self.runtime.epoch = epoch
             self.state = "running"
+            self.runtime.effect(Kind.ACTIVE)
 
     def do_resume(self, still_open: str = "") -> None:
         """The move was aborted: go on as if nothing had been. A copy for any move but ``still_open`` stops."""
         with self._lock:
             if self.state == "paused":
                 self.state = "running"
+                self.runtime.effect(Kind.RESUMED)
                 self.runtime.resume()
             else:
                 self.tasks.call_off(still_open)
+
+    def do_adopt(self, epoch: int) -> None:
+        """`rgpu pool adopt` gives this worker what it holds, at a higher epoch: whatever was under way is off."""
+        with self._lock:
+            if self.state not in ("running", "paused") or epoch <= self.runtime.epoch:
+                raise Fenced(f"cannot serve epoch {epoch}: the session is {self.state} here at {self.runtime.epoch}")
+            link, self.link = self.link, None
+            if link is not None:  # at the epoch that is over: the agent asks for its owner then
+                link.notice("moved", reason="adopted")
+        if link is not None:
+            link.finish()
+        self.tasks.call_off("")
+        with self._lock:
+            self.runtime.epoch = epoch
+            if paused := self.state == "paused":
+                self.state = "running"
+                self.runtime.effect(Kind.RESUMED)
+            self.runtime.effect(Kind.ACTIVE)
+            if paused:
+                self.runtime.resume()
 
     def offer(self, sending: Sending) -> None:
         """The copy is complete: from here on only the record may say what follows. Raises :class:`Fenced`."""
@@ -256,12 +282,14 @@ class Worker:
             if self.state != "running" or sending.called_off:
                 raise Fenced(f"the move was called off: the session is {self.state} here")
             self.state = "paused"
+            self.runtime.effect(Kind.OFFERED)
 
     def do_forget(self, reason: str) -> None:
         """Another worker owns the session now, or it ended: tell the agent, then exit."""
         with self._lock:
             self.state = "over"
             link, self.link = self.link, None
+        self.runtime.effect(Kind.OVER, reason)
         if link is not None:
             link.notice("moved" if reason in ELSEWHERE else "ended", reason=reason)
             link.finish()
@@ -329,7 +357,7 @@ def main() -> None:
                                                                         found.state)
     structlog.contextvars.bind_contextvars(session=options.session)
     worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota,
-                    ModuleCache(options.module_cache, options.module_cache_size))
+                    ModuleCache(options.module_cache, options.module_cache_size), options.host)
     log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch)
     worker.serve(listener)
     end_process()

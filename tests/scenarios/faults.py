@@ -49,6 +49,7 @@ class WatchedPool(LocalPool):
         if not self._proxied:
             super().__enter__()
             return self
+        self.begin_registry()
         self.rgpu("keys", "init")
         for host in sorted(OTHER):
             self._start_behind_proxy(host)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+#: `make sweep-etcd` sets it to ``etcd``: the truth of every pool is then in an etcd of three members of its own.
+TEST_REGISTRY = os.environ.get("RGPU_TEST_REGISTRY", "")
 DIGEST = re.compile(r"^digest ([0-9a-f]{64})$")
 
 
@@ -41,6 +45,7 @@ class LocalPool:
         self.lease = lease
         self.device = device
         self.programs: list[Program] = []
+        self._cluster: Any = None
         self.environment = {
             **os.environ, "RGPU_POOL": str(folder / "pool"), "RGPU_JOURNAL_DIR": str(folder / "journal"),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -48,7 +53,23 @@ class LocalPool:
             "RGPU_SPARES": os.environ.get("RGPU_SPARES", "0"),  # on two cores they cost more than they save
         }
 
+    def begin_registry(self) -> None:
+        """Start the etcd that a sweep asked for; daemons find it in their environment."""
+        if TEST_REGISTRY == "etcd" and not self.registry:
+            from tests.migrate.registry.etcd_cluster import EtcdCluster
+
+            self._cluster = EtcdCluster(Path(tempfile.mkdtemp(prefix="rgpu-etcd-")), size=3)
+            self._cluster.__enter__()
+            self.registry = self.environment["RGPU_REGISTRY"] = self._cluster.address("sweep")
+
+    def end_registry(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.__exit__()
+            shutil.rmtree(cluster.folder, ignore_errors=True)
+
     def __enter__(self) -> LocalPool:
+        self.begin_registry()
         if self.registry:
             self._start_daemons()
         else:
@@ -89,6 +110,7 @@ class LocalPool:
             for server in self.servers.values():
                 server.kill()
                 server.wait()
+            self.end_registry()
 
     def _kill_strays(self) -> None:
         """Frozen or orphaned workers of this pool: named by its folder on their command line."""

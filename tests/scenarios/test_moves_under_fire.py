@@ -122,6 +122,7 @@ class ProxiedPool(LocalPool):
     """Three daemons started singly, each behind a :class:`Proxy` for its data port."""
 
     def __enter__(self) -> LocalPool:
+        self.begin_registry()
         self.rgpu("keys", "init")
         self.proxies: dict[str, Proxy] = {}
         self.daemons = []

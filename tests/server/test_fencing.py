@@ -30,7 +30,8 @@ class Node:
 def test_lower_revisions_are_refused_and_a_repeated_command_is_answered_once() -> None:
     async def test() -> None:
         node = Node()
-        daemon: Any = SimpleNamespace(node=node, host="a", metrics=SimpleNamespace(command=lambda *args: None))
+        daemon: Any = SimpleNamespace(node=node, adopting=Node(), host="a",
+                                      metrics=SimpleNamespace(command=lambda *args: None))
         verbs = NodeVerbs(daemon)
         verbs.highest_leader = 7  # as a daemon that starts reads it from the registry
         for verb in ("worker.start", "session.drop", "worker.forget", "move.send"):
@@ -50,7 +51,8 @@ def test_lower_revisions_are_refused_and_a_repeated_command_is_answered_once() -
 def test_who_listens_hears_and_is_forgotten() -> None:
     async def test() -> None:
         node, heard = Node(), []
-        daemon: Any = SimpleNamespace(node=node, host="a", metrics=SimpleNamespace(command=lambda *args: None))
+        daemon: Any = SimpleNamespace(node=node, adopting=Node(), host="a",
+                                      metrics=SimpleNamespace(command=lambda *args: None))
         verbs = NodeVerbs(daemon)
         send = node.__getattr__("move_send")
 

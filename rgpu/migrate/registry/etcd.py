@@ -45,16 +45,39 @@ class EtcdRegistry:
         self._keys = Keys(client.address.prefix)
         self._name = ""
         self._verified = -1  #: the client's count of breaks when the identity was last read
+        self._watches: set[Watch] = set()
         self._verifying = asyncio.Lock()
 
     @property
     def cluster_id(self) -> str:
         return self._guard.cluster
 
+    @property
+    def mistrust(self) -> str:
+        """Why nothing is decided by this registry: it went back. Empty while it is believed."""
+        return self._guard.reason
+
+    def believe(self, cluster: str, revision: int) -> None:
+        """Take these data for the pool's from now on (:meth:`.guard.Guard.believe`).
+
+        Watches end with :class:`Compacted`: they wait for revisions of other data.
+        """
+        self._guard.believe(cluster, revision)
+        self._verified = -1
+        for watch in self._watches:
+            watch.void = True
+
+    def distrust(self, reason: str) -> None:
+        """Decide nothing by it any more (:meth:`.guard.Guard.distrust`)."""
+        self._guard.distrust(reason)
+        self._verified = -1
+
     @classmethod
-    async def open(cls, address: EtcdAddress | str, seen: Path | None = None) -> EtcdRegistry:
+    async def open(cls, address: EtcdAddress | str, seen: Path | None = None, *,
+                   doubtful: bool = False) -> EtcdRegistry:
         """``seen``: the file in which this host remembers the registry (:mod:`.guard`).
 
+        ``doubtful``: one that went back is opened too; :attr:`mistrust` says so, and whatever is asked of it fails.
         Raises :class:`UsageError`, :class:`PoolUnavailable`, :class:`AuthenticationFailed`, :class:`Refused`,
         :class:`Corrupt`.
         """
@@ -64,8 +87,9 @@ class EtcdRegistry:
         try:
             await registry._verify()
         except BaseException:
-            await client.close()
-            raise
+            if not (doubtful and guard.reason):
+                await client.close()
+                raise
         return registry
 
     # -- reading ----------------------------------------------------------------
@@ -178,9 +202,14 @@ class EtcdRegistry:
     # -- watching -----------------------------------------------------------------
     async def watch(self, prefix: str, from_revision: int = 0) -> AsyncIterator[Change]:
         following = from_revision or await self.revision() + 1
-        async with aclosing(Watch(self._client, self._keys, prefix, following).changes()) as changes:
-            async for change in changes:
-                yield change
+        watch = Watch(self._client, self._keys, prefix, following)
+        self._watches.add(watch)
+        try:
+            async with aclosing(watch.changes()) as changes:
+                async for change in changes:
+                    yield change
+        finally:
+            self._watches.discard(watch)
 
     async def close(self) -> None:
         self._guard.save()

@@ -47,6 +47,7 @@ class Watch:
         self._prefix = prefix
         self._following = following  #: the revision of the next change that is not known yet, at least
         self._denied = 0
+        self.void = False  #: what it waits for will not come: the registry's data are others now
 
     async def changes(self) -> AsyncGenerator[Change, None]:
         """Raises :class:`Compacted`, :class:`PoolUnavailable`, :class:`AuthenticationFailed`."""
@@ -94,6 +95,8 @@ class Watch:
         """Whole changes from one stream, an empty list for any other word of the member's. Raises :class:`_Broken`."""
         events: list[Any] = []
         while True:
+            if self.void:
+                raise Compacted("the registry's data are others now", oldest=0)
             response = await self._read(call)
             if response.canceled:
                 self._canceled(response)

@@ -35,6 +35,7 @@ class Guard:
         self._file = file
         self.cluster, self.revision = _load(file) if file is not None and file.exists() else ("", 0)
         self.reason = ""  #: why the registry is not trusted; "" while it is
+        self._doubt = ""  #: why its own answers are not enough to trust it
         self._saved = 0.0
 
     def check(self, cluster: str, revision: int, floor: int | None = None) -> None:
@@ -44,20 +45,32 @@ class Guard:
         another one that overtook it); None: the highest known now. Raises :class:`PoolUnavailable`.
         """
         reason = went_back(seen_cluster=self.cluster or cluster, cluster=cluster,
-                           seen_revision=self.revision if floor is None else floor, revision=revision)
+                           seen_revision=self.revision if floor is None else floor, revision=revision) or \
+            self._doubt or None
         if reason is not None:
             if reason != self.reason:
                 log.error("the registry went back: nothing is decided by it", reason=reason)
             self.reason = reason
-            where = f"; if its data are right, stop the pool's daemons, remove {self._file} on every host, and start " \
-                    "them again" if self._file else ""
             raise PoolUnavailable(f"{reason}: restored from a backup, or exchanged? Sessions go on and nothing new is "
-                                  f"decided{where}", reason="went back")
+                                  "decided; if its data are the ones to go on with, `rgpu pool adopt` makes them say "
+                                  "what is true now", reason="went back")
         self.reason = ""
         fresh = not self.cluster
         self.cluster, self.revision = cluster, max(self.revision, revision)
         if self._file is not None and (fresh or time.monotonic() - self._saved > SAVE_SECONDS):
             self.save()
+
+    def believe(self, cluster: str, revision: int) -> None:
+        """A person decided (`rgpu pool adopt`): these data, from this revision on, are the pool's."""
+        log.warning("the registry is believed from here on", cluster=cluster, revision=revision, before=self.cluster,
+                    before_revision=self.revision)
+        self.cluster, self.revision, self.reason, self._doubt = cluster, revision, "", ""
+        self.save()
+
+    def distrust(self, reason: str) -> None:
+        """Something else shows that it went back: an epoch above its own was seen. Until :meth:`believe`."""
+        log.error("the registry is not believed any more", reason=reason)
+        self.reason = self._doubt = reason
 
     def save(self) -> None:
         if self._file is None or not self.cluster:

@@ -9,8 +9,9 @@ from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.session.errors import UsageError
 
 
-async def open_registry(address: str, seen: Path | None = None) -> Registry:
-    """``seen``: where this host remembers a registry of several hosts (:mod:`.guard`).
+async def open_registry(address: str, seen: Path | None = None, *, doubtful: bool = False) -> Registry:
+    """``seen``: where this host remembers a registry of several hosts (:mod:`.guard`). ``doubtful``: one that went
+    back is opened, too, and its ``mistrust`` says why nothing can be asked of it.
 
     Raises :class:`UsageError` for an address of no known kind, and what the implementation raises.
     """
@@ -20,6 +21,6 @@ async def open_registry(address: str, seen: Path | None = None) -> Registry:
     if kind == "etcd":
         from rgpu.migrate.registry.etcd import EtcdRegistry  # only who uses it pays for gRPC
 
-        return await EtcdRegistry.open(address, seen)
+        return await EtcdRegistry.open(address, seen, doubtful=doubtful)
     raise UsageError(f"{address!r} is no registry: use embedded:PATH or etcd://HOST:PORT,HOST:PORT/PREFIX",
                      address=address)

@@ -26,9 +26,9 @@ needs_etcd = pytest.mark.skipif(
                            "`make setup` does it where it may)")
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
@@ -66,10 +66,11 @@ class Member:
     peer: int
     folder: Path
     process: subprocess.Popen[bytes] | None = None
+    host: str = "127.0.0.1"
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.client}"
+        return f"{self.host}:{self.client}"
 
     def kill(self) -> None:
         if self.process is not None:
@@ -88,17 +89,19 @@ class Member:
 
 @dataclass
 class EtcdCluster:
-    """Use as a context manager. ``arguments``: more options of etcd."""
+    """Use as a context manager. ``arguments``: more options of etcd; ``host``: the address that members listen at."""
 
     folder: Path
     size: int = 1
     tls: Tls | None = None
     arguments: tuple[str, ...] = ()
     members: list[Member] = field(default_factory=list)
+    host: str = "127.0.0.1"
 
     def __enter__(self) -> EtcdCluster:
         for index in range(self.size):
-            self.members.append(Member(f"m{index}", free_port(), free_port(), self.folder / f"m{index}"))
+            self.members.append(Member(f"m{index}", free_port(self.host), free_port(self.host),
+                                       self.folder / f"m{index}", host=self.host))
         for member in self.members:
             self.start(member)
         self.wait_ready()
@@ -115,9 +118,9 @@ class EtcdCluster:
     def start(self, member: Member) -> None:
         """Start, or start again with the data it has."""
         member.folder.mkdir(parents=True, exist_ok=True)
-        cluster = ",".join(f"{m.name}={self.scheme}://127.0.0.1:{m.peer}" for m in self.members)
+        cluster = ",".join(f"{m.name}={self.scheme}://{m.host}:{m.peer}" for m in self.members)
         urls = f"{self.scheme}://{member.endpoint}"
-        peer = f"{self.scheme}://127.0.0.1:{member.peer}"
+        peer = f"{self.scheme}://{member.host}:{member.peer}"
         secure = []
         if self.tls:
             for kind in ("", "peer-"):

@@ -422,6 +422,53 @@ def test_a_registry_that_went_back(single: EtcdCluster, tmp_path: Path, how: str
     use(address, works)  # who has never seen it takes it as it is
 
 
+def test_data_that_went_back_are_believed_when_a_person_says_so(single: EtcdCluster, tmp_path: Path) -> None:
+    """Afterwards it reads, writes and watches; a watch that waited for the other data's revisions is told."""
+    seen, member = tmp_path / "registry.json", single.members[0]
+    data, backup = member.folder / "data", member.folder / "backup"
+    address = single.address(prefix(), timeout=2)
+
+    def set_back() -> None:
+        member.kill()
+        shutil.rmtree(data)
+        shutil.copytree(backup, data)
+        single.start(member)
+        single.wait_ready()
+
+    def keep() -> None:
+        member.kill()
+        shutil.copytree(data, backup)
+        single.start(member)
+        single.wait_ready()
+
+    async def test(registry: EtcdRegistry) -> None:
+        first = await registry.put_if(absent("a"), b"1")
+        await asyncio.to_thread(keep)
+        for number in range(20):
+            await eventually(lambda number=number: registry.txn([], [Put("b", b"%d" % number)]))
+        follower = Follower(registry, "", await registry.revision() + 1)
+        await asyncio.to_thread(set_back)
+        until = time.monotonic() + 20
+        while not registry.mistrust:
+            assert time.monotonic() < until
+            with pytest.raises(RgpuError):
+                await registry.get("a")
+            await asyncio.sleep(0.1)
+        fresh = await EtcdRegistry.open(address)
+        registry.believe(fresh.cluster_id, await fresh.revision())
+        await fresh.close()
+        with pytest.raises(Compacted):
+            await asyncio.wait_for(follower.task, 30)
+        assert registry.mistrust == "" and await registry.get("b") is None
+        follower = Follower(registry, "", first + 1)
+        last = (await registry.txn([created("a", first)], [Put("a", b"2")])).revision
+        await follower.reached(last)
+        await follower.stop()
+
+    use(address, test, seen)
+    use(address, works, seen)  # a daemon that is started again believes it, too
+
+
 # -- closing ----------------------------------------------------------------------------------
 
 

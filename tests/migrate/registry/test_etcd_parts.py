@@ -146,10 +146,37 @@ def test_the_guard_remembers(tmp_path: Path) -> None:
     for cluster, revision, says in (("x", 29, "revision 30 to 29"), ("y", 40, "identity changed from x to y")):
         with pytest.raises(PoolUnavailable, match=says) as caught:
             again.check(cluster, revision)
-        assert caught.value.detail["reason"] == "went back" and str(file) in caught.value.message
+        assert caught.value.detail["reason"] == "went back" and "rgpu pool adopt" in caught.value.message
     assert (again.cluster, again.revision) == ("x", 30), "what is not believed is not remembered"
     again.check("x", 30)
     assert again.reason == ""
+
+
+def test_a_person_makes_the_guard_believe(tmp_path: Path) -> None:
+    file = tmp_path / "registry.json"
+    guard = Guard(file)
+    guard.check("x", 30)
+    with pytest.raises(PoolUnavailable):
+        guard.check("y", 4)
+    guard.believe("y", 4)
+    guard.check("y", 4)
+    assert guard.reason == ""
+    for other in (guard, Guard(file)):
+        with pytest.raises(PoolUnavailable, match="identity changed from y to x"):
+            other.check("x", 40)
+
+
+def test_what_is_doubted_stays_so_until_a_person_decides() -> None:
+    guard = Guard()
+    guard.check("x", 10)
+    guard.distrust("node-a holds s at epoch 4, and the registry says 3")
+    for _ in range(2):
+        with pytest.raises(PoolUnavailable, match="epoch 4"):
+            guard.check("x", 11)
+    assert guard.reason and guard.revision == 10
+    guard.believe("x", 12)
+    guard.check("x", 12)
+    assert guard.reason == ""
 
 
 def test_an_answer_that_was_overtaken_is_none_that_went_back() -> None:
