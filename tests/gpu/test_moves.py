@@ -18,8 +18,8 @@ from tests.scenarios.fire import HEAT, OTHER, PACED
 from tests.scenarios.pool import ROOT, LocalPool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a CUDA GPU")]
-SHOWN = ("mode", "downtime_ms", "brownout_ms", "total_ms", "bytes_sent", "rounds", "mismatches", "expected", "why",
-         "fell_back")
+SHOWN = ("mode", "downtime_ms", "brownout_ms", "total_ms", "bytes_sent", "rounds", "mismatched_pages", "repaired_bytes",
+         "sampled_pages", "sampled_mismatches", "expected", "why", "fell_back")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_a_deterministic_program_moves_bit_for_bit(pool: LocalPool, tmp_path: Pa
         assert result["outcome"] == "committed" and result["verified"], result
         assert mode == "auto" or result["mode"] == mode, f"{result['why']}; {result.get('fell_back')}\n{pool.logs()}"
         if result["mode"] == "replay":
-            assert result["mismatches"] == 0, "a deterministic program was replayed to other bytes"
+            assert result["mismatched_pages"] == 0, "a deterministic program was replayed to other bytes"
     released.touch()
     assert program.finish() == expected, "the moved program computed something else"
 
@@ -57,7 +57,7 @@ def test_what_a_replay_cannot_repeat_is_repaired(pool: LocalPool, tmp_path: Path
                            "--mode", "replay")
         print({key: result.get(key) for key in SHOWN})
         assert result["mode"] == "replay", f"the replay was given up: {result.get('fell_back')}\n{pool.logs()}"
-        wrong += result["mismatches"]
+        wrong += result["mismatched_pages"]
         program.wait_lines(len(program.lines) + 2)
     assert wrong > 0, "no page differed: a replay cannot have read the same times"
     released.touch()
