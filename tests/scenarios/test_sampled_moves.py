@@ -14,8 +14,8 @@ import pytest
 
 from bench import moves
 from tests.scenarios.conftest import SWEEP
-from tests.scenarios.pool import ROOT, LocalPool, Program, VerbError
-from tests.scenarios.staged import OTHER, Staged
+from tests.scenarios.pool import ROOT, LocalPool, Program
+from tests.scenarios.staged import OTHER, Staged, moved_or_refused
 
 PAGES = 64  #: of programs/restless.py that differ
 #: 4 MiB take 0.7 s: long enough for `auto` to try a replay.
@@ -92,17 +92,3 @@ def test_addresses_of_globals_in_device_memory(pool: LocalPool, tmp_path: Path) 
     staged.wait_epoch(row["epoch"] + 1)
     staged.open("29")
     assert staged.finish() == digest
-
-
-def moved_or_refused(pool: LocalPool, name: str, host: str, mode: str) -> bool:
-    """Whether it moved; a refusal has to name what is in the way, and leaves the session where it was."""
-    before = pool.session(name)
-    try:
-        result = pool.rgpu("migrate", name, host, "--mode", mode)
-    except VerbError as error:
-        assert "module variable" in error.text or "address" in error.text, error.text
-        after = pool.session(name)
-        assert (after["host"], after["state"], after["epoch"]) == (before["host"], "running", before["epoch"])
-        return False
-    assert result["outcome"] == "committed" and result["verified"], result
-    return True
