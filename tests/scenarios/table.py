@@ -14,8 +14,8 @@ from pathlib import Path
 from tests.scenarios.fire import Outcome
 from tests.scenarios.pool import ROOT
 
-WIDTH = 52
-HEAD = (f"{'case':{WIDTH}s} {'who':34s}{'fired':6s}{'workers':8s}{'owner':11s}{'digest':9s}{'s':>6s}  "
+WIDTH, WHO = 52, 44
+HEAD = (f"{'case':{WIDTH}s} {'who':{WHO}s}{'fired':6s}{'workers':8s}{'owner':11s}{'digest':9s}{'s':>6s}  "
         "rgpu migrate said")
 #: Points that the destination's worker reaches; other names without a role's are the source's worker's.
 DESTINATION = ("receive", "rebuild", "verified", "replay.calls", "replay.probe", "replay.compare", "replay.settled")
@@ -69,5 +69,6 @@ def record(name: str, order: Sequence[str], outcome: Outcome) -> None:
 
 def _row(outcome: Outcome) -> str:
     said = outcome.move.splitlines()[0][:140] if outcome.move else "-"
-    return (f"{outcome.case:{WIDTH}s} {who(outcome.case):34s}{'yes' if outcome.fired else 'no':6s}"
-            f"{outcome.owners or '-'!s:8s}{' '.join(outcome.notes) or '-':11s}{outcome.digest[:8] or 'none':9s}{outcome.seconds:6.1f}  {said}")
+    return (f"{outcome.case:{WIDTH}s} {who(outcome.case):{WHO}s}{'yes' if outcome.fired else 'no':6s}"
+            f"{outcome.owners or '-'!s:8s}{' '.join(outcome.notes) or '-':11s}{outcome.digest[:8] or 'none':9s}"
+            f"{outcome.seconds:6.1f}  {said}")
