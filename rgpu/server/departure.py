@@ -34,6 +34,7 @@ from rgpu.migrate.wishes import Wishes
 from rgpu.server import replay_stream as wire
 from rgpu.server.brake import Brake
 from rgpu.server.catching_up import CatchUp, replay_failed
+from rgpu.server.governor import Governor
 from rgpu.server.journal_tap import JournalTap
 from rgpu.server.page_stream import PageSender
 from rgpu.server.probing import Prober
@@ -50,6 +51,7 @@ SMALL_ROUND = 64  #: pages: copying these in the pause is cheaper than another r
 SHRINK = 0.7  #: a round that is not at least this much smaller than the last one gains nothing
 DRAIN_SECONDS = 10.0
 SAMPLE_SECONDS = 0.1  #: between two looks at what changes
+PACE_SECONDS = 0.15  #: of running that the program's own speed is taken from, before its pages are copied
 ARM_SECONDS = 10.0  #: for the agent to begin a new stream
 LOOKS = 3  #: tries to measure
 
@@ -93,6 +95,7 @@ class Departure:
         self.expected: dict[str, Any] = {}
         self._speed = forecast.ASSUMED_SPEED  #: of the link, bytes/s
         self._first_seconds = 0.0  #: that the first round took
+        self._governor: Governor | None = None
         self._measured: forecast.Measured | None = None  #: unless nothing but copying was asked for
 
     @property
@@ -108,7 +111,9 @@ class Departure:
 
     def _run(self, session: str) -> dict[str, Any]:
         fault("connected")
+        before = self.runtime.applied, time.monotonic()
         self.sender.begin(session, self.sending.move)
+        self._govern(*before)
         self._first_round()
         self._choose()
         if self.mode == "replay":
@@ -125,6 +130,17 @@ class Departure:
                 **statistics}
 
     # -- while the program runs ----------------------------------------------------
+    def _govern(self, position: int, since: float) -> None:
+        """From now on pages are copied no faster than the program bears. ``position``, ``since``: seen before."""
+        time.sleep(max(0.0, since + PACE_SECONDS - time.monotonic()))
+        governor = self._governor = Governor((self.runtime.applied - position) / (time.monotonic() - since))
+
+        def pace(busy: float) -> None:
+            if not self.runtime.paused and (seconds := governor.rest(time.monotonic(), self.runtime.applied, busy)):
+                time.sleep(seconds)
+
+        self.sender.pace = pace
+
     def _round(self) -> int:
         dirty = self.sender.round()
         fault("round")
@@ -146,7 +162,7 @@ class Departure:
     def _first_round(self) -> None:
         began = time.monotonic()
         self._round()
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - began - (self._governor.rested if self._governor else 0.0)
         sent = self.sender.statistics.bytes_sent
         if sent > 1 << 20:
             self._speed = sent / max(seconds, 1e-6)

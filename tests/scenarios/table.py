@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.scenarios.fire import Outcome
 from tests.scenarios.pool import ROOT
 
-WIDTH, WHO = 52, 44
+WIDTH, WHO = 52, 46
 HEAD = (f"{'case':{WIDTH}s} {'who':{WHO}s}{'fired':6s}{'workers':8s}{'owner':11s}{'digest':9s}{'s':>6s}  "
         "rgpu migrate said")
 #: Points that the destination's worker reaches; other names without a role's are the source's worker's.
