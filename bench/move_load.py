@@ -15,8 +15,9 @@ atomics    as train, with a term that float atomics sum up in whatever order the
 timer      the same with the device's timer as the term: for devices whose atomics come in one order
 =========  =====================================================================================================
 
-Of the first three the memory is read at the end and its digest printed, which
-:func:`expected_digest` computes without any device.
+With --share it rests after each step (but `weights`, which rests anyway), so that the device has room for a replay
+beside it. Of the first three the memory is read at the end and its digest printed, which :func:`expected_digest`
+computes without any device.
 """
 
 from __future__ import annotations
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--mib", type=int, required=True)
     parser.add_argument("--steps", type=int, default=0, help="so many steps; 0: until the file of --until is there")
     parser.add_argument("--until", type=Path, default=Path("/nonexistent"))
+    parser.add_argument("--share", type=float, default=1.0, help="of its time that it works, else it rests")
     options = parser.parse_args()
     check(driver.cuInit(0))
     context = check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0))))
@@ -136,6 +138,7 @@ def main() -> int:
     number = 0
     while (number < options.steps) if options.steps else not options.until.exists():
         number += 1
+        began = time.monotonic()
         if options.kind == "weights":
             step_weights(touch, chunks, number)
             check(driver.cuCtxSynchronize())
@@ -143,6 +146,7 @@ def main() -> int:
         else:
             step_all(options.kind, functions, chunks, total, number)
             check(driver.cuCtxSynchronize())
+            time.sleep((time.monotonic() - began) * (1 / options.share - 1))
         print(f"step {number} {time.time():.6f}", flush=True)
     digest = blake3(max_threads=blake3.AUTO)
     for address, count in chunks if options.kind in DETERMINISTIC else ():

@@ -7,8 +7,9 @@
 
 The program is bench/move_load.py; its memory is touched before anything is
 timed. Each row starts it anew on one node, lets it run, moves it, and lets it
-end; of a deterministic one the digest has to be what so many steps give, which
-is computed without a device. Links: `loopback`, or a rate as `10g`, shaped by
+end (where one device has to run and to replay it, it rests 70 % of its time:
+--share). Of a deterministic one the digest has to be what so many steps give,
+computed without a device. Links: `loopback`, or a rate as `10g`, shaped by
 bench/shaper.py; `--link-gbit 10` is `--links 10g`. The driver's own figure is
 that of the same program run natively in the same run: lock, checkpoint,
 restore, unlock (cuCheckpointProcess*).
@@ -90,8 +91,8 @@ def host_of(link: str) -> str:
     return f"to-{link}".replace(".", "-")
 
 
-def load(kind: str, mib: int, steps: int = 0, until: Path = Path("/nonexistent")) -> list[str]:
-    return [sys.executable, str(LOAD), "--kind", kind, "--mib", str(mib), "--steps", str(steps), "--until", str(until)]
+def load(kind: str, mib: int, until: Path = Path("/nonexistent"), share: float = 1.0) -> list[str]:
+    return [sys.executable, str(LOAD), "--kind", kind, "--mib", str(mib), "--until", str(until), "--share", str(share)]
 
 
 def times(lines: Sequence[str]) -> list[float]:
@@ -129,7 +130,7 @@ def measure(pool: MovesPool, kind: str, mib: int, link: str, mode: str, options:
     """One program, one move. Raises what failed."""
     name = f"{kind}-{mib}-{link}-{mode}".replace(".", "-")
     until = pool.folder / f"{name}.stop"
-    program = pool.run(*load(kind, mib, until=until), name=name,
+    program = pool.run(*load(kind, mib, until, options.share), name=name,
                        options=("--host", "origin", "--memory", f"{mib + 64}MiB"))
     try:
         program.wait_lines(3, timeout)
@@ -179,7 +180,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-downtime", default="60s", help="as `rgpu migrate` takes it")
     parser.add_argument("--budget", type=float, default=900, help="seconds after which no further row begins")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--share", type=float, help="of its time that the program works; by default 1, but 0.3 where "
+                        "source and destination are one device, which has to replay beside it")
     options = parser.parse_args()
+    devices = options.device.split(",")
+    options.share = options.share or (0.3 if devices[0] == devices[-1] else 1.0)
     # Atomics of the cpu device come in one order: its irreproducible load reads the timer.
     options.loads = options.loads or ("train,atomics,weights,few" if "cuda" in options.device else
                                       "train,timer,weights,few")
@@ -230,7 +235,8 @@ def main() -> int:
               "failed or differ from the unmoved run")
     output = options.output or ROOT / "bench" / "results" / f"{time.strftime('%Y-%m-%d')}-moves.json"
     output.write_text(json.dumps({"command": " ".join(["python", *sys.argv]), "device": options.device,
-                                  "processors": os.cpu_count(), "rows": rows, "skipped": skipped}, indent=1) + "\n")
+                                  "share": options.share, "processors": os.cpu_count(), "rows": rows,
+                                  "skipped": skipped}, indent=1) + "\n")
     return 1 if bad else 0
 
 

@@ -30,16 +30,16 @@ from rgpu.session.errors import DeviceError, RecoveryFailed, RgpuError
 
 log = structlog.get_logger(__name__)
 
-FIRST_SECONDS = 0.1  #: from the cut to the first sample; the gaps double then
+FIRST_SECONDS = 0.05  #: from the cut to the first sample; the gaps double then
 LONGEST_SECONDS = 10.0  #: between two samples
-DRAIN_SECONDS = 0.05  #: what has not drained by then is left alone: the next sample may have more luck
+DRAIN_SECONDS = 0.1  #: what has not drained by then is left alone: the next sample may have more luck
 
 
 class Prober:
     """Takes samples in a thread of its own from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, runtime: SessionRuntime, tap: JournalTap, chance: random.Random | None = None) -> None:
-        self.stood = 0.0  #: seconds that the session stood still for samples
+        self.stood = 0.0  #: seconds that the session stood still for samples, and for nothing else
         self.pages = 0  #: of the session, when the last sample was taken
         self.error: RgpuError | None = None  #: what ended it before its time
         self._runtime = runtime
@@ -73,7 +73,7 @@ class Prober:
     def take(self) -> bool:
         """Stand still, hash a sample, mark the place. False when that was not possible just now."""
         runtime = self._runtime
-        began = time.monotonic()
+        began, stands = time.monotonic(), runtime.paused
         runtime.pause()
         try:
             if not runtime.device.drain(DRAIN_SECONDS):
@@ -91,7 +91,7 @@ class Prober:
             return False
         finally:
             runtime.resume()
-            self.stood += time.monotonic() - began
+            self.stood += 0.0 if stands else time.monotonic() - began
 
 
 def hashed(device: Device, regions: Sequence[Region], chosen: Sequence[Sequence[int]],
