@@ -123,6 +123,8 @@ def choose(measured: Measured, *, max_downtime: float, max_slowdown: float) -> C
                                           "a cut")
         return Choice("copy", f"{told}; a replay is not possible: {why}", copy, None)
     told += f", a replay for {_time(replay.downtime)} and slow it for {_time(replay.brownout)} in all"
+    if measured.mismatched:
+        told += f" (an earlier replay got {measured.mismatched:.0%} of its pages wrong)"
     if copy.downtime <= SHORT:
         return Choice("copy", f"{told}: a stop so short is not worth a replay", copy, replay)
     fits_copy, fits_replay = copy.downtime <= max_downtime, replay.downtime <= max_downtime

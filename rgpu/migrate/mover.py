@@ -142,6 +142,15 @@ class Mover:
         """The move ended because its replay did not work out; copying may."""
         return self.role.state == "aborted" and self._error is not None and bool(self._error.detail.get("replay"))
 
+    @property
+    def learned(self) -> float | None:
+        """The share of pages that a replay of this move got wrong; None: nothing was replayed."""
+        found = self._statistics
+        if found.get("mode") == "replay":
+            return int(found.get("mismatched_pages") or 0) / max(1, int(found.get("pages_total") or 0))
+        share = self._error.detail.get("mismatched") if self._error is not None else None
+        return min(max(float(share), 0.0), 1.0) if isinstance(share, int | float) else None
+
     async def _write_ready(self, command: Command) -> Event:
         return await self._write(lambda held: ownership.move_ready(
             held, epoch=self._epoch, move=self.move, leader=self.desk.leader, now=self.desk.clock.wall(),

@@ -131,7 +131,12 @@ class Departure:
 
     # -- while the program runs ----------------------------------------------------
     def _govern(self, position: int, since: float) -> None:
-        """From now on pages are copied no faster than the program bears. ``position``, ``since``: seen before."""
+        """From now on pages are copied no faster than the program bears. ``position``, ``since``: seen before.
+
+        Only where copying and kernels share processors: a GPU has streams of low priority for it.
+        """
+        if not getattr(self.runtime.device, "shares_processors", False):
+            return
         time.sleep(max(0.0, since + PACE_SECONDS - time.monotonic()))
         governor = self._governor = Governor((self.runtime.applied - position) / (time.monotonic() - since))
 
@@ -172,7 +177,9 @@ class Departure:
         """Replay or copy; ``auto`` measures and compares."""
         if self.wishes.mode == "copy":
             return
-        measured = self._measured = measure(self.runtime.device, self.sender.table, self._speed, self._first_seconds)
+        measured = self._measured = replace(
+            measure(self.runtime.device, self.sender.table, self._speed, self._first_seconds),
+            mismatched=self.wishes.mismatched)
         choice = forecast.choose(measured, max_downtime=self.wishes.max_downtime,
                                  max_slowdown=self.wishes.max_slowdown)
         if self.wishes.mode == "auto":
@@ -252,7 +259,11 @@ class Departure:
                 self._tell("stopped")
                 self._settle(tap, replay, began)
             return {"pause_ms": (time.monotonic() - began) * 1000 + self.cut_pause * 1000}
-        except (MoveFailed, Fenced):
+        except MoveFailed as error:
+            if self.sampled.compared:
+                error.detail["mismatched"] = self.sampled.share
+            raise
+        except Fenced:
             raise
         except RgpuError as error:
             if self.sending.called_off:

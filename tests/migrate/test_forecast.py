@@ -83,7 +83,7 @@ def test_wishes_are_checked() -> None:
     assert Wishes.from_options({}) == Wishes() and Wishes.from_options({"max_downtime": "2"}).limit == 2.0
     assert Wishes(on_timeout="freeze").limit > 60 and not Wishes(on_timeout="freeze").abort_on_timeout
     for options in ({"mode": "fast"}, {"max_slowdown": 1.0}, {"max_downtime": 0}, {"max_downtime": []},
-                    {"on_timeout": "shrug"}, {"max_slowdown": -0.1}):
+                    {"on_timeout": "shrug"}, {"max_slowdown": -0.1}, {"mismatched": 1.5}):
         with pytest.raises(UsageError):
             Wishes.from_options(options)
 
@@ -118,3 +118,8 @@ def test_a_stop_that_cannot_be_kept_ends_a_replay_whoever_asked() -> None:
 def test_half_wrong_is_still_worth_it() -> None:
     """4.3 s less standing still against 8.6 s of half speed."""
     assert reason(Sampled(512, 256, TRAINING.pages), behind=8.6) == ""
+
+
+def test_an_earlier_replay_is_remembered() -> None:
+    choice = choose(replace(TRAINING, mismatched=1.0), max_downtime=60.0, max_slowdown=0.5)
+    assert choice.mode == "copy" and "an earlier replay got 100% of its pages wrong" in choice.reason

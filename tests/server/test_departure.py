@@ -155,6 +155,7 @@ def test_a_replay_that_would_repair_too_much_is_given_up_before_the_last_pause(
     with pytest.raises(MoveFailed, match="sampled pages differ.*longer than the 1.0 s") as failed:
         leaving.leave(mode=mode, max_downtime=1.0)
     assert failed.value.detail["replay"] and not settled
+    assert failed.value.detail["mismatched"] > 0.4, "32 or 33 of 64 pages, so that the next move knows"
     before = leaving.worker.runtime.applied
     deadline = time.monotonic() + 10
     while leaving.worker.runtime.applied <= before and time.monotonic() < deadline:
