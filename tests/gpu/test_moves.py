@@ -138,11 +138,11 @@ def test_addresses_of_globals_in_device_memory(pool: LocalPool, tmp_path: Path) 
 def test_an_irreproducible_program_is_repaired_or_copied(pool: LocalPool, tmp_path: Path) -> None:
     """All of its memory differs after a replay: repaired when asked for, and it ends with what it was shown."""
     released = tmp_path / "released"
-    program = pool.run(sys.executable, str(ROOT / "tests/scenarios/programs/restless.py"), str(released),
-                       name="restless")
+    program = pool.run(sys.executable, str(ROOT / "tests/scenarios/programs/unrepeatable.py"), str(released),
+                       name="unrepeatable")
     program.wait_lines(3)
     for mode in ("replay", "auto"):
-        result = pool.rgpu("migrate", "restless", OTHER[pool.wait_state("restless", "running")["host"]],
+        result = pool.rgpu("migrate", "unrepeatable", OTHER[pool.wait_state("unrepeatable", "running")["host"]],
                            "--mode", mode)
         print({key: result.get(key) for key in SHOWN})
         assert result["outcome"] == "committed" and result["verified"], result

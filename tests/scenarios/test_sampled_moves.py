@@ -17,13 +17,13 @@ from tests.scenarios.conftest import SWEEP
 from tests.scenarios.pool import ROOT, LocalPool, Program
 from tests.scenarios.staged import OTHER, Staged, moved_or_refused
 
-PAGES = 64  #: of programs/restless.py that differ
+PAGES = 64  #: of programs/unrepeatable.py that differ
 #: 4 MiB take 0.7 s: long enough for `auto` to try a replay.
 SLOW = "0.05g"
 
 
-def restless(pool: LocalPool, name: str, released: Path, **options: tuple[str, ...]) -> Program:
-    program = pool.run(sys.executable, str(ROOT / "tests/scenarios/programs/restless.py"), str(released), name=name,
+def unrepeatable(pool: LocalPool, name: str, released: Path, **options: tuple[str, ...]) -> Program:
+    program = pool.run(sys.executable, str(ROOT / "tests/scenarios/programs/unrepeatable.py"), str(released), name=name,
                        **options)
     program.wait_lines(3)
     return program
@@ -31,15 +31,15 @@ def restless(pool: LocalPool, name: str, released: Path, **options: tuple[str, .
 
 def test_everything_that_a_replay_got_wrong_is_repaired_and_counted(pool: LocalPool, tmp_path: Path) -> None:
     """Whoever asks for a replay gets it: the program has what it had at the source, bit for bit."""
-    program = restless(pool, "restless", tmp_path / "released")
+    program = unrepeatable(pool, "unrepeatable", tmp_path / "released")
     for _ in range(2):
-        result = pool.rgpu("migrate", "restless", OTHER[pool.wait_state("restless", "running")["host"]],
+        result = pool.rgpu("migrate", "unrepeatable", OTHER[pool.wait_state("unrepeatable", "running")["host"]],
                            "--mode", "replay")
         assert (result["outcome"], result["mode"]) == ("committed", "replay") and "fell_back" not in result, result
         assert PAGES <= result["mismatched_pages"] <= PAGES + 4, result
         assert PAGES << 16 <= result["repaired_bytes"] <= (PAGES + 4) << 16, result
         assert PAGES <= result["sampled_mismatches"] <= result["sampled_pages"], result
-        story = next(row for row in reversed(pool.rgpu("history", "restless")) if row["decision"] == "commit")
+        story = next(row for row in reversed(pool.rgpu("history", "unrepeatable")) if row["decision"] == "commit")
         assert f"by replay, {result['mismatched_pages']} of " in story["reason"], story
         program.wait_lines(len(program.lines) + 2)
     (tmp_path / "released").touch()
@@ -50,8 +50,8 @@ def test_auto_gives_a_useless_replay_up_early(tmp_path: Path) -> None:
     """Over a slow link a replay looks better, until the first sample: then the move copies, and says why."""
     released = tmp_path / "released"
     with moves.MovesPool(tmp_path / "pool-folder", ["cpu"], [SLOW]) as pool:
-        program = restless(pool, "restless", released, options=("--host", "origin"))
-        result = pool.rgpu("migrate", "restless", moves.host_of(SLOW), "--mode", "auto", timeout=120)
+        program = unrepeatable(pool, "unrepeatable", released, options=("--host", "origin"))
+        result = pool.rgpu("migrate", "unrepeatable", moves.host_of(SLOW), "--mode", "auto", timeout=120)
         assert (result["outcome"], result["mode"]) == ("committed", "copy"), result
         assert "sampled pages differ" in result["fell_back"], result
         program.wait_lines(len(program.lines) + 2)

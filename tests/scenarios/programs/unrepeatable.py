@@ -1,6 +1,6 @@
 """A program none of whose memory a replay can compute again, and that knows every byte of it.
 
-usage: restless.py FILE. Each step's kernels write the device's timer to a word and mix that word into all of
+usage: unrepeatable.py FILE. Each step's kernels write the device's timer to a word and mix that word into all of
 memory; the program reads the word back and does the same to a model of its own. When FILE is there all of memory is
 compared with the model: it must be what the program was shown, not what a replay came to. Prints ``digest`` of the
 word when all is well.
@@ -53,7 +53,7 @@ PATIENCE = 180.0
 def check(result: tuple) -> object:
     error, *values = result
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise SystemExit(f"restless: {error.name}")
+        raise SystemExit(f"unrepeatable: {error.name}")
     return values[0] if len(values) == 1 else values
 
 
