@@ -37,7 +37,7 @@ PTX = rb"""
     ret;
 }
 """
-COUNT = 1 << 16
+COUNT = 1 << 14  #: a batch is 64 KiB, which travels in a log segment
 BLOCK = 256
 BATCHES = 16  #: made once; another one is uploaded every 10 steps
 LOOK = 256  #: weights that are compared on the way
