@@ -90,8 +90,12 @@ def _show(result: dict[str, Any]) -> None:
         f"  downtime {result['downtime_ms']:.1f} ms and brownout {result['brownout_ms']:.1f} ms of "
         f"{result['total_ms']:.1f} ms, {result['rounds']} rounds, "
         f"{result['pages_sent']} pages sent ({result['pages_total']} in all, {common.size(result['bytes_sent'])}), "
-        f"{result['mismatches']} differed after a replay, verified: {result['verified']}\n  {result['reason']}",
-        markup=False)
+        f"verified: {result['verified']}\n  {result['reason']}", markup=False)
+    if result["mode"] == "replay":
+        common.out.print(
+            f"  after the replay {result['mismatched_pages']} pages differed and were sent again "
+            f"({common.size(result['repaired_bytes'])}); in a sample before, {result['sampled_mismatches']} of "
+            f"{result['sampled_pages']} did", markup=False)
     for key in ("why", "fell_back"):
         if result.get(key):
             common.out.print(f"  {result[key]}", markup=False)

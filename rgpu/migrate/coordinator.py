@@ -60,6 +60,7 @@ CREATE_TRIES = 3
 AGENT_GRACE = 600.0  #: seconds of silence of a client's host (OWNERSHIP 9)
 UNREACHABLE_SECONDS = 10.0  #: of an owner that its agent does not reach (OWNERSHIP 7)
 MOVES_PER_NODE = 4  #: at a time, from it and to it
+MOST_LEARNED = 1000  #: sessions of which it is remembered how wrong a replay was
 KEEP_HISTORY = 2000
 KEEP_ENDED = 500
 
@@ -80,6 +81,7 @@ class Coordinator:
         self.members = Members(self.hosts)
         self.draining = Draining(self)
         self._progress: dict[str, dict[str, Any]] = {}
+        self._learned: dict[str, float] = {}  #: of sessions that a replay got wrong: the share of pages
         self._watching = Watching(self, node_ttl)
 
     async def run(self) -> None:
@@ -209,6 +211,7 @@ class Coordinator:
             return Mover(self.desk, name, check=MoveCheck(self.desk, name, host, device), wishes=wishes,
                          on_progress=lambda values: self._progressed(name, values, on_progress))
 
+        wishes = replace(wishes, mismatched=self._learned.get(name, 0.0))
         mover = mover_for(wishes)
         try:
             return await self.drive(mover)
@@ -251,8 +254,18 @@ class Coordinator:
             return await mover.run()
         finally:
             del self._movers[mover.name]
+            self._learn(mover)
             self.desk.observe("move", mover.statistics())
             self._progress.pop(mover.name, None)
+
+    def _learn(self, mover: Mover) -> None:
+        """What a replay came to, for the next prediction; a new leader learns it anew."""
+        if mover.learned is not None:
+            self._learned.pop(mover.name, None)
+            if mover.learned:
+                self._learned[mover.name] = mover.learned
+                if len(self._learned) > MOST_LEARNED:
+                    del self._learned[next(iter(self._learned))]
 
     def moves(self) -> dict[str, dict[str, Any]]:
         """session: {state, from, to, phase, round, pages_sent, bytes_sent …} of the moves that this leader drives."""

@@ -15,13 +15,17 @@ Replay: the cut of D pages streams in S = D · page / v, and meanwhile a backlog
 program's own time grows. The source then runs at u = 1 − slowdown of its speed, so the backlog drains
 at rate 1 − u: in S / slowdown seconds, and the program loses slowdown · S / slowdown = S seconds of
 work, whatever the slowdown. Downtime is the last pause with the pages that the
-replay got wrong.
+replay got wrong. How many these are nobody knows beforehand: samples
+(:mod:`.sampling`) tell while the replay catches up, and :func:`given_up` says
+when it is not worth going on with.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from rgpu.migrate.sampling import Sampled
 
 PAGE_BYTES = 64 << 10
 ROUNDS = 6
@@ -119,6 +123,8 @@ def choose(measured: Measured, *, max_downtime: float, max_slowdown: float) -> C
                                           "a cut")
         return Choice("copy", f"{told}; a replay is not possible: {why}", copy, None)
     told += f", a replay for {_time(replay.downtime)} and slow it for {_time(replay.brownout)} in all"
+    if measured.mismatched:
+        told += f" (an earlier replay got {measured.mismatched:.0%} of its pages wrong)"
     if copy.downtime <= SHORT:
         return Choice("copy", f"{told}: a stop so short is not worth a replay", copy, replay)
     fits_copy, fits_replay = copy.downtime <= max_downtime, replay.downtime <= max_downtime
@@ -136,6 +142,29 @@ def choose(measured: Measured, *, max_downtime: float, max_slowdown: float) -> C
 def repair_fits(pages: int, speed: float, seconds_left: float) -> bool:
     """Whether so many pages that a replay got wrong can be sent within what is left of the promised downtime."""
     return pages * PAGE_BYTES / speed <= seconds_left
+
+
+def given_up(measured: Measured, sampled: Sampled, *, behind: float, limit: float, max_slowdown: float,
+             asked: bool) -> str:
+    """Why a replay that is under way is to be given up for copying; empty: it goes on.
+
+    ``behind``: seconds of the program's own time still to be caught up with, so what going on costs in brownout;
+    ``limit``: of the last pause; ``asked``: nobody but whoever asks weighs it against copying, so only the limit
+    counts. The limit is judged by the fewest pages that may differ: a replay is not given up for bad luck.
+    """
+    if not repair_fits(sampled.fewest_pages, measured.speed, limit):
+        return (f"{sampled}: sending {sampled.fewest_pages} again takes "
+                f"{_time(sampled.fewest_pages * PAGE_BYTES / measured.speed)}, longer than the {_time(limit)} that the "
+                "stop may last")
+    replay = replaying(replace(measured, mismatched=sampled.share), max_slowdown)
+    if asked or replay is None:
+        return ""
+    again = copying(replace(measured, differing=measured.pages))  # the destination's pages go with its context
+    saved = again.downtime - (replay.downtime - measured.settle_seconds)  # the cut's own pause is over
+    if saved * WORTH + again.brownout >= behind:
+        return ""
+    return (f"{sampled}: its stop would be {_time(replay.downtime)} against {_time(again.downtime)} by copying, which "
+            f"is not worth {_time(behind)} more of slowing the program")
 
 
 def _time(seconds: float) -> str:

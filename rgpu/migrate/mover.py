@@ -36,7 +36,8 @@ log = structlog.get_logger(__name__)
 
 READ_AGAIN_SECONDS = 0.2
 SETTLE_TRIES = 3
-STATISTICS = ("rounds", "pages_total", "pages_sent", "bytes_sent", "mismatches")
+STATISTICS = ("rounds", "pages_total", "pages_sent", "bytes_sent", "mismatched_pages", "repaired_bytes",
+              "sampled_pages", "sampled_mismatches")
 
 
 class Mover:
@@ -141,6 +142,15 @@ class Mover:
         """The move ended because its replay did not work out; copying may."""
         return self.role.state == "aborted" and self._error is not None and bool(self._error.detail.get("replay"))
 
+    @property
+    def learned(self) -> float | None:
+        """The share of pages that a replay of this move got wrong; None: nothing was replayed."""
+        found = self._statistics
+        if found.get("mode") == "replay":
+            return int(found.get("mismatched_pages") or 0) / max(1, int(found.get("pages_total") or 0))
+        share = self._error.detail.get("mismatched") if self._error is not None else None
+        return min(max(float(share), 0.0), 1.0) if isinstance(share, int | float) else None
+
     async def _write_ready(self, command: Command) -> Event:
         return await self._write(lambda held: ownership.move_ready(
             held, epoch=self._epoch, move=self.move, leader=self.desk.leader, now=self.desk.clock.wall(),
@@ -156,7 +166,7 @@ class Mover:
         self._why = f"every page was verified on {self._destination}"
         return await self._write(lambda held: ownership.commit(
             held, epoch=self._epoch, move=self.move, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
-            reason=f"moved from {self._source} to {self._destination}: {command.reason}"))
+            reason=f"moved from {self._source} to {self._destination}{self._how()}: {command.reason}"))
 
     async def _write_abort(self, command: Command) -> Event:
         self._why = command.reason
@@ -287,6 +297,16 @@ class Mover:
         if self.role.state == "fenced":
             raise Fenced(f"another leader was elected and finishes the move of {self.name}", **result)
         raise MoveFailed(f"{self.name} was not moved: {self._why or self.role.reason}", **result)
+
+    def _how(self) -> str:
+        """For the history: the mode, and what a replay got wrong. Empty for a leader that only finishes the move."""
+        found = self._statistics
+        if found.get("mode") != "replay":
+            return f" by {found['mode']}" if found.get("mode") else ""
+        if not found.get("mismatched_pages"):
+            return " by replay, every page of it right"
+        return (f" by replay, {found['mismatched_pages']} of {found.get('pages_total')} pages repaired "
+                f"({found.get('repaired_bytes')} bytes)")
 
     def statistics(self) -> dict[str, Any]:
         """What ``rgpu migrate -o json`` shows; times in ms."""

@@ -14,7 +14,9 @@ worker.describe  session, forecast                         state, epoch, positio
 move.receive     session, move, epoch (the one it would    address, ticket, secret
                  get), quota, device, source
 move.send        session, move, address, ticket, secret,   rounds, pages_total, pages_sent, bytes_sent, verified,
-                 host, wishes (``wishes.py``)              position, mode, why, expected, mismatches, brownout_ms,
+                 host, wishes (``wishes.py``)              position, mode, why, expected, mismatched_pages,
+                                                           repaired_bytes, sampled_pages, sampled_mismatches,
+                                                           brownout_ms,
                                                            pause_ms (from the pause to this answer, and the cut's)
 move.settle      session, move                             done: what ``settle.py`` said
 session.image    session, image                            image, position, pages, bytes

@@ -94,7 +94,8 @@ SOURCE: Machine[SourceRole] = Machine((
     Row("streaming", "settle_resume", "running", (), "the move was aborted"),
     Row("streaming", "settle_forget", "forgotten", ("forget",), "somebody else owns the session"),
     Row("replaying", "caught_up", "pausing", ("full_speed", "pause"), "the replay is close behind"),
-    Row("replaying", "failed", "running", ("full_speed", "report_failed"), "the replay faulted, or fell behind"),
+    Row("replaying", "failed", "running", ("full_speed", "report_failed"),
+        "the replay faulted, fell behind, or is too often wrong"),
     Row("replaying", "settle_resume", "running", ("full_speed",), "the move was aborted"),
     Row("replaying", "settle_forget", "forgotten", ("forget",), "somebody else owns the session"),
     # Paused, not offered: nobody can have been told that the copy is good.

@@ -20,6 +20,8 @@ class Wishes:
     max_downtime: float = 10.0  #: seconds
     max_slowdown: float = 0.5
     on_timeout: str = ABORT  #: or freeze: the stop may last as long as it takes
+    #: Share of its pages that an earlier replay of the session got wrong: the leader's knowledge, not a wish.
+    mismatched: float = 0.0
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -30,6 +32,8 @@ class Wishes:
             raise UsageError(f"a slowdown of {self.max_slowdown:.0%} cannot be: 0 % to 99 %")
         if not 0 < self.max_downtime < AS_LONG_AS_IT_TAKES:
             raise UsageError(f"a downtime of {self.max_downtime} s cannot be promised")
+        if not 0 <= self.mismatched <= 1:
+            raise UsageError(f"{self.mismatched} is no share of pages")
 
     @property
     def limit(self) -> float:
@@ -48,7 +52,7 @@ class Wishes:
         """Of a request; what it does not say is the default. Raises :class:`UsageError`."""
         found = {name: options[name] for name in Wishes.__dataclass_fields__ if options.get(name) is not None}
         try:
-            for name in ("max_downtime", "max_slowdown"):
+            for name in ("max_downtime", "max_slowdown", "mismatched"):
                 if name in found:
                     found[name] = float(found[name])
         except (TypeError, ValueError) as error:

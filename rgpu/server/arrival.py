@@ -26,6 +26,7 @@ from rgpu.checkpoint.pages import differing
 from rgpu.checkpoint.state import SessionState
 from rgpu.link.faults import fault
 from rgpu.link.frames import SealedConnection
+from rgpu.server import probing
 from rgpu.server import replay_stream as wire
 from rgpu.server.page_stream import PageReceiver
 from rgpu.session.errors import Corrupt, Fenced, LinkError, RecoveryFailed, RgpuError
@@ -109,6 +110,8 @@ class Arrival:
             elif kind == wire.PING:
                 self._check()
                 self.connection.send(wire.PONG, wire.pong(wire.read_ping(body), runtime.applied))
+            elif kind == wire.PROBE:
+                self._compare_sample(body)
             elif kind == wire.LAST:
                 size += len(body)
                 if not len(body) or size > LONGEST_STATE:
@@ -118,6 +121,24 @@ class Arrival:
                     return SessionState.decode(b"".join(pieces))
             else:
                 raise LinkError(f"unknown message type {kind} in a replay")
+
+    def _compare_sample(self, body: Any) -> None:
+        """The source stood here when it hashed these pages: say how many differ."""
+        runtime = self.runtime
+        number, position, entries = wire.read_probe(body)
+        self._stand_at(position)
+        fault("replay.probe")
+        count = probing.differing(runtime.device, entries, runtime.hash_key)
+        self.connection.send(wire.PROBED, wire.probed(number, len(entries), count))
+
+    def _stand_at(self, position: int) -> None:
+        """Every call up to there was applied and is complete. Raises :class:`RecoveryFailed`."""
+        if self.runtime.applied != position:
+            raise RecoveryFailed(f"the replay stands at {self.runtime.applied}, the session at {position}",
+                                 reason="position")
+        if not self.runtime.device.drain(DRAIN_SECONDS):
+            raise RecoveryFailed(f"the replay's work did not end within {DRAIN_SECONDS:.0f} s", reason="drain")
+        self._check()
 
     def _check(self) -> None:
         """Raises :class:`RecoveryFailed` when the replay went wrong."""
@@ -130,12 +151,7 @@ class Arrival:
         runtime, device = self.runtime, self.runtime.device
         if last.hash_key != runtime.hash_key:
             raise Corrupt("the last pause was hashed under another key", reason="hash key")
-        if runtime.applied != last.position:
-            raise RecoveryFailed(f"the replay stands at {runtime.applied}, the session at {last.position}",
-                                 reason="position")
-        if not device.drain(DRAIN_SECONDS):
-            raise RecoveryFailed(f"the replay's work did not end within {DRAIN_SECONDS:.0f} s", reason="drain")
-        self._check()
+        self._stand_at(last.position)
         fault("replay.compare")
         digest = last.live.get("digest") if isinstance(last.live, dict) else None
         if digest != wire.objects_digest(runtime.objects()):
@@ -150,7 +166,7 @@ class Arrival:
         fault("replay.settled")
         self.receiver.done(sum(map(len, wanted.values())))
         log.info("replay settled", session=runtime.session, position=last.position,
-                 mismatches=sum(map(len, wanted.values())), seconds=round(time.monotonic() - began, 4))
+                 mismatched=sum(map(len, wanted.values())), seconds=round(time.monotonic() - began, 4))
         self.worker.report("received", **self.worker.describe())
 
     def _repair(self, last: SessionState, wanted: dict[int, list[int]]) -> None:

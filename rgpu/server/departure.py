@@ -3,7 +3,8 @@
 Rounds of pages while the program runs; then either the last pause at once
 (copy), or a cut, which streams while the program runs on, and a replay at the
 destination of what it does meanwhile (replay). Which of the two ``auto`` takes
-is decided by :mod:`rgpu.migrate.forecast` from what the first round measured.
+is decided by :mod:`rgpu.migrate.forecast` from what the first round measured,
+and again from each sample of what the replay came to (:mod:`.probing`).
 
 A replay that cannot be ended well raises :class:`MoveFailed` with ``replay`` in
 its detail: whoever asked may try again by copying. Whatever is raised, the
@@ -13,9 +14,9 @@ session runs on.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,17 +25,20 @@ import structlog
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Device
 from rgpu.checkpoint.frozen import HOST_LIMIT, RESERVE, FrozenPages, MomentView, freeze, look
-from rgpu.checkpoint.pages import PageTable
+from rgpu.checkpoint.pages import PageTable, page_size
 from rgpu.checkpoint.state import SessionState
 from rgpu.link.faults import fault
 from rgpu.link.frames import SealedConnection
-from rgpu.migrate import forecast
+from rgpu.migrate import forecast, sampling
 from rgpu.migrate.wishes import Wishes
 from rgpu.server import replay_stream as wire
 from rgpu.server.brake import Brake
-from rgpu.server.journal_tap import JournalTap, Piece
-from rgpu.server.page_stream import FAILED, PageSender
-from rgpu.session.errors import DeviceError, Fenced, LinkError, MoveFailed, RgpuError, TimedOut, from_dict
+from rgpu.server.catching_up import CatchUp, replay_failed
+from rgpu.server.governor import Governor
+from rgpu.server.journal_tap import JournalTap
+from rgpu.server.page_stream import PageSender
+from rgpu.server.probing import Prober
+from rgpu.session.errors import DeviceError, Fenced, LinkError, MoveFailed, RgpuError
 
 if TYPE_CHECKING:
     from rgpu.server.worker import Worker
@@ -47,24 +51,15 @@ SMALL_ROUND = 64  #: pages: copying these in the pause is cheaper than another r
 SHRINK = 0.7  #: a round that is not at least this much smaller than the last one gains nothing
 DRAIN_SECONDS = 10.0
 SAMPLE_SECONDS = 0.1  #: between two looks at what changes
-CAUGHT_UP = 0.1  #: seconds that the replay may be behind when the last pause begins
-SETTLED_SECONDS = 2.0  #: without getting any closer
-STALL_SECONDS = 15.0  #: without a word from a destination that has calls to replay
-REPLAY_SECONDS = 600.0  #: for all of it
+PACE_SECONDS = 0.15  #: of running that the program's own speed is taken from, before its pages are copied
 ARM_SECONDS = 10.0  #: for the agent to begin a new stream
 LOOKS = 3  #: tries to measure
-TELL_SECONDS = 0.2  #: between two words about how far a replay is
-IN_FLIGHT = 4  #: pings without an answer
 
 
-def replay_failed(reason: str) -> MoveFailed:
-    return MoveFailed(f"the replay was given up: {reason}", replay=True)
-
-
-def last_page_hashes(table: PageTable, view: MomentView, wanted: dict[int, list[int]]) -> int:
-    """Tell ``table`` that the other side has the view's pages, all but those wanted; returns how many these are."""
+def last_page_hashes(table: PageTable, view: MomentView, wanted: dict[int, list[int]]) -> tuple[int, int]:
+    """Tell ``table`` that the other side has the view's pages, all but those wanted; (how many these are, bytes)."""
     table.follow(view.regions())
-    count = 0
+    count = size = 0
     for region in view.regions():
         table.assume(region, view.hash_pages(region, table.key))
         for index in wanted.pop(region.address, []):
@@ -72,9 +67,10 @@ def last_page_hashes(table: PageTable, view: MomentView, wanted: dict[int, list[
                 raise LinkError(f"page {index} of {region.address:#x} is wanted, which is not there")
             table.forget(region, index)
             count += 1
+            size += page_size(region, index)
     if wanted:
         raise LinkError(f"pages of {next(iter(wanted)):#x} are wanted, where the session has none")
-    return count
+    return count, size
 
 
 class Departure:
@@ -92,11 +88,15 @@ class Departure:
         self.reason = f"{wishes.mode} was asked for"
         self.brownout = 0.0
         self.cut_pause = 0.0
-        self.mismatches = 0
+        self.mismatched = 0  #: pages that differed in the last pause
+        self.repaired = 0  #: their bytes
+        self.sampled = sampling.Sampled(0, 0, 0)  #: the last sample before it
         self.call_bytes = 0
         self.expected: dict[str, Any] = {}
         self._speed = forecast.ASSUMED_SPEED  #: of the link, bytes/s
         self._first_seconds = 0.0  #: that the first round took
+        self._governor: Governor | None = None
+        self._measured: forecast.Measured | None = None  #: unless nothing but copying was asked for
 
     @property
     def connection(self) -> SealedConnection:
@@ -111,7 +111,9 @@ class Departure:
 
     def _run(self, session: str) -> dict[str, Any]:
         fault("connected")
+        before = self.runtime.applied, time.monotonic()
         self.sender.begin(session, self.sending.move)
+        self._govern(*before)
         self._first_round()
         self._choose()
         if self.mode == "replay":
@@ -121,11 +123,29 @@ class Departure:
             self._check_promise()
             statistics = self._last_pause_of_copy()
         return {**self.sender.statistics.as_dict(), "verified": True, "position": self.runtime.applied,
-                "mode": self.mode, "why": self.reason, "expected": self.expected, "mismatches": self.mismatches,
+                "mode": self.mode, "why": self.reason, "expected": self.expected,
+                "mismatched_pages": self.mismatched, "repaired_bytes": self.repaired,
+                "sampled_pages": self.sampled.compared, "sampled_mismatches": self.sampled.differing,
                 "brownout_ms": self.brownout * 1000, "cut_ms": self.cut_pause * 1000, "call_bytes": self.call_bytes,
                 **statistics}
 
     # -- while the program runs ----------------------------------------------------
+    def _govern(self, position: int, since: float) -> None:
+        """From now on pages are copied no faster than the program bears. ``position``, ``since``: seen before.
+
+        Only where copying and kernels share processors: a GPU has streams of low priority for it.
+        """
+        if not getattr(self.runtime.device, "shares_processors", False):
+            return
+        time.sleep(max(0.0, since + PACE_SECONDS - time.monotonic()))
+        governor = self._governor = Governor((self.runtime.applied - position) / (time.monotonic() - since))
+
+        def pace(busy: float) -> None:
+            if not self.runtime.paused and (seconds := governor.rest(time.monotonic(), self.runtime.applied, busy)):
+                time.sleep(seconds)
+
+        self.sender.pace = pace
+
     def _round(self) -> int:
         dirty = self.sender.round()
         fault("round")
@@ -147,7 +167,7 @@ class Departure:
     def _first_round(self) -> None:
         began = time.monotonic()
         self._round()
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - began - (self._governor.rested if self._governor else 0.0)
         sent = self.sender.statistics.bytes_sent
         if sent > 1 << 20:
             self._speed = sent / max(seconds, 1e-6)
@@ -157,7 +177,9 @@ class Departure:
         """Replay or copy; ``auto`` measures and compares."""
         if self.wishes.mode == "copy":
             return
-        measured = measure(self.runtime.device, self.sender.table, self._speed, self._first_seconds)
+        measured = self._measured = replace(
+            measure(self.runtime.device, self.sender.table, self._speed, self._first_seconds),
+            mismatched=self.wishes.mismatched)
         choice = forecast.choose(measured, max_downtime=self.wishes.max_downtime,
                                  max_slowdown=self.wishes.max_slowdown)
         if self.wishes.mode == "auto":
@@ -223,19 +245,25 @@ class Departure:
     # -- by replay ---------------------------------------------------------------------
     def _by_replay(self) -> dict[str, Any]:
         tap = self._open_tap()
+        prober = Prober(self.runtime, tap)
         try:
             with Brake(self.runtime) as brake:
                 try:
-                    self._stream_cut()
-                    self._catch_up(tap, brake)
+                    self._stream_cut(prober)
+                    replay = self._catch_up(tap, brake, prober)
                 finally:
+                    prober.stop()
                     brake.stop()
-                    self.brownout = brake.stood
+                    self.brownout = brake.stood + prober.stood
             with self._standing_still() as began:
                 self._tell("stopped")
-                self._settle(tap, began)
+                self._settle(tap, replay, began)
             return {"pause_ms": (time.monotonic() - began) * 1000 + self.cut_pause * 1000}
-        except (MoveFailed, Fenced):
+        except MoveFailed as error:
+            if self.sampled.compared:
+                error.detail["mismatched"] = self.sampled.share
+            raise
+        except Fenced:
             raise
         except RgpuError as error:
             if self.sending.called_off:
@@ -257,9 +285,10 @@ class Departure:
                 raise replay_failed("the agent did not come back to begin its stream of calls anew")
         return tap
 
-    def _stream_cut(self) -> None:
+    def _stream_cut(self, prober: Prober) -> None:
         """The cut, and its pages, while the program runs on; returns when the destination has verified all of it."""
         frozen, state = self._cut()
+        prober.start()
         with frozen:
             device = self.sender.device
             self.sender.device = frozen  # type: ignore[assignment]  # a view: all that a page stream asks for
@@ -290,71 +319,42 @@ class Departure:
             runtime.resume()
             self.cut_pause = time.monotonic() - began
 
-    def _catch_up(self, tap: JournalTap, brake: Brake) -> None:
-        """Ship the calls since the cut until the destination is behind by no more than :data:`CAUGHT_UP`."""
-        began = heard = time.monotonic()
-        in_flight: deque[tuple[int, float]] = deque()  #: pings without an answer: number, when the calls were applied
-        number, lag, told = 0, 1e9, 0.0
-        best, better_at = lag, began  #: the smallest lag so far, and when it became so
+    def _catch_up(self, tap: JournalTap, brake: Brake, prober: Prober) -> CatchUp:
+        """Ship the calls since the cut until the destination is close behind."""
+        def check() -> None:
+            if prober.error is not None:
+                raise replay_failed(prober.error.message)
+            if self.runtime.executor.error:
+                raise MoveFailed("the session has failed on its own: the program has the error")
+
+        replay = CatchUp(self.connection, tap, self.wishes.limit, check=check, tell=self._tell,
+                         judge=lambda compared, differing, behind: self._judge(
+                             sampling.Sampled(compared, differing, prober.pages), behind))
         brake.share = self.wishes.max_slowdown
         fault("replay")
-        while True:
-            now = time.monotonic()
-            piece = tap.take(0.01) if len(in_flight) < IN_FLIGHT else None
-            if piece is not None:
-                self._send(piece)
-            if piece is not None or (not in_flight and not tap.bytes):
-                number += 1
-                in_flight.append((number, piece.applied_at if piece is not None else now))
-                self.connection.send(wire.PING, wire.ping(number))
-            while in_flight and (answer := self._pong(0.0 if len(in_flight) < IN_FLIGHT else 0.05)) is not None:
-                heard = time.monotonic()
-                while in_flight and in_flight[0][0] <= answer:
-                    lag = heard - in_flight.popleft()[1]
-                if heard - told > TELL_SECONDS:
-                    told = heard
-                    self._tell("replaying", behind_ms=round(lag * 1000, 1), waiting_bytes=tap.bytes)
-            if lag < best * SHRINK:
-                best, better_at = lag, now
-            # Two busy hosts may never come that close: then what is left is replayed in the pause, if that may last.
-            settled = now - better_at > SETTLED_SECONDS and lag <= self.wishes.limit / 4
-            if (lag <= CAUGHT_UP or settled) and tap.bytes < wire.PIECE:
-                fault("replay.caught_up")
-                return
-            self._check_replay(tap, began, heard)
+        replay.run()
+        fault("replay.caught_up")
+        return replay
 
-    def _check_replay(self, tap: JournalTap, began: float, heard: float) -> None:
-        now = time.monotonic()
-        if tap.overflowed:
-            raise replay_failed("the calls that wait to be replayed do not fit in memory any more")
-        if now - heard > STALL_SECONDS:
-            raise replay_failed(f"the destination has applied nothing for {now - heard:.0f} s")
-        if now - began > REPLAY_SECONDS:
-            raise replay_failed(f"the destination has not caught up within {REPLAY_SECONDS:.0f} s")
-        if self.runtime.executor.error:
-            raise MoveFailed("the session has failed on its own: the program has the error")
+    def _judge(self, sampled: sampling.Sampled, behind: float) -> str:
+        """Why a replay with such a sample is to be given up; empty: it goes on."""
+        self.sampled = sampled
+        assert self._measured is not None
+        why = forecast.given_up(self._measured, sampled, behind=behind, limit=self.wishes.limit,
+                                max_slowdown=self.wishes.max_slowdown, asked=self.wishes.mode == "replay")
+        cost = forecast.replaying(replace(self._measured, mismatched=sampled.share), self.wishes.max_slowdown)
+        if cost is not None:
+            self.expected = {**self.expected, "downtime_ms": cost.as_dict()["downtime_ms"]}
+        log.info("replay sampled", compared=sampled.compared, differing=sampled.differing, pages=sampled.pages,
+                 behind_ms=round(behind * 1000), given_up=why)
+        return why
 
-    def _send(self, piece: Piece) -> None:
-        self.connection.send(wire.CALLS, b"\x01" if piece.fresh else b"\x00", piece.data)
-        self.call_bytes += len(piece.data)
-
-    def _pong(self, seconds: float) -> int | None:
-        """The number of the next answered ping, if it comes in time. Raises what the destination reports."""
-        try:
-            kind, body = self.connection.recv(seconds)
-        except TimedOut:
-            return None
-        if kind == FAILED:
-            error = from_dict(msgspec.msgpack.decode(body))
-            raise replay_failed(f"the destination says: {error.message}")
-        if kind != wire.PONG:
-            raise MoveFailed(f"the destination answered with message type {kind} during the replay", replay=True)
-        return wire.read_pong(body)[0]
-
-    def _settle(self, tap: JournalTap, began: float) -> None:
+    def _settle(self, tap: JournalTap, replay: CatchUp, began: float) -> None:
         """In the last pause: the last calls, then hashes of all pages, then what differs."""
         while (piece := tap.take(0.0)) is not None:
-            self._send(piece)
+            if not piece.mark:  # all pages are compared now
+                replay.send(piece)
+        self.call_bytes = replay.call_bytes
         self.runtime.tap = None
         view = look(self.runtime.device, self.runtime.hash_key)
         state = self.worker.tasks.take(view)
@@ -362,11 +362,11 @@ class Departure:
         fault("replay.last")
         for last, data in wire.pieces(state):
             self.connection.send(wire.LAST, last, data)
-        wanted = self._wanted(began)
-        self.mismatches = last_page_hashes(self.sender.table, view, wanted)
+        wanted = replay.wanted(began + self.wishes.limit)
+        self.mismatched, self.repaired = last_page_hashes(self.sender.table, view, wanted)
         left = self.wishes.limit - (time.monotonic() - began)
-        if not forecast.repair_fits(self.mismatches, self._speed, left):
-            raise replay_failed(f"{self.mismatches} pages differ after the replay, more than can be sent in what is "
+        if not forecast.repair_fits(self.mismatched, self._speed, left):
+            raise replay_failed(f"{self.mismatched} pages differ after the replay, more than can be sent in what is "
                                 f"left of the promised {self.wishes.max_downtime:.2f} s")
         device = self.sender.device
         self.sender.device = view  # type: ignore[assignment]  # a view: all that a page stream asks for
@@ -378,24 +378,6 @@ class Departure:
             self.sender.finish(state)
         finally:
             self.sender.device = device
-
-    def _wanted(self, began: float) -> dict[int, list[int]]:
-        """The pages that differ at the destination."""
-        while True:
-            left = self.wishes.limit - (time.monotonic() - began)
-            if left <= 0:
-                raise replay_failed("the destination did not finish the replay within the promised downtime")
-            try:
-                kind, body = self.connection.recv(left)
-            except TimedOut:
-                continue
-            if kind == wire.PONG:
-                continue
-            if kind == FAILED:
-                raise replay_failed(f"the destination says: {from_dict(msgspec.msgpack.decode(body)).message}")
-            if kind != wire.WANT:
-                raise MoveFailed(f"the destination answered with message type {kind} after the replay", replay=True)
-            return wire.read_want(body)
 
 
 def measure(device: Device, table: PageTable, speed: float, since_seconds: float) -> forecast.Measured:

@@ -4,6 +4,7 @@ The applying thread appends what it has applied, in the form in which it came:
 pieces of the record stream, cut anywhere. Another thread takes them. Nothing
 stands in the tap that was not applied, but for the head of a record whose rest
 is still to come; so whoever replays all of it is never ahead of the session.
+A *mark* stands between what was applied before it and after it.
 
 With a native fast path nobody but it knows where in the stream a record begins:
 then the tap begins with the next connection of the agent (*armed*, later
@@ -29,6 +30,7 @@ class Piece:
     data: bytes
     fresh: bool
     applied_at: float  #: monotonic seconds
+    mark: bool = False  #: no part of the stream: what :meth:`JournalTap.mark` was given
 
 
 class JournalTap:
@@ -69,7 +71,7 @@ class JournalTap:
                 return
             now = time.monotonic()
             last = self._pieces[-1] if self._pieces else None
-            if last is not None and not self._fresh and len(last.data) + len(data) <= PIECE \
+            if last is not None and not last.mark and not self._fresh and len(last.data) + len(data) <= PIECE \
                     and now - last.applied_at < 0.005:
                 self._pieces[-1] = Piece(last.data + bytes(data), last.fresh, now)
             else:
@@ -79,6 +81,14 @@ class JournalTap:
             self.bytes += len(data)
             self._condition.notify_all()
 
+    def mark(self, data: bytes) -> None:
+        """Something about the very moment behind all that was applied so far; the session must stand still."""
+        with self._condition:
+            if self._running and not self.overflowed:
+                self._pieces.append(Piece(data, False, time.monotonic(), mark=True))
+                self.bytes += len(data)
+                self._condition.notify_all()
+
     def take(self, seconds: float) -> Piece | None:
         """The oldest piece; None when nothing came in time."""
         with self._condition:
@@ -86,5 +96,5 @@ class JournalTap:
                 return None
             piece = self._pieces.popleft()
             self.bytes -= len(piece.data)
-            self.taken += len(piece.data)
+            self.taken += 0 if piece.mark else len(piece.data)
             return piece

@@ -67,6 +67,9 @@ TABLE: tuple[Spec, ...] = (
          "leader"),
     Spec("rgpu_move_downtime_seconds", "histogram", (), "How long a committed move stopped its session.", "leader"),
     Spec("rgpu_move_bytes_total", "counter", (), "Bytes of pages that moves sent.", "leader"),
+    Spec("rgpu_move_mode_total", "counter", ("mode",), "Committed moves by mode: copy or replay.", "leader"),
+    Spec("rgpu_move_mismatched_pages_total", "counter", (), "Pages that replays of moves got wrong.", "leader"),
+    Spec("rgpu_move_repaired_bytes_total", "counter", (), "Bytes of the pages that were sent again for it.", "leader"),
     Spec("rgpu_pool_nodes", "gauge", ("state",), "Nodes of the pool: ready, cordoned, draining, unhealthy.", "leader"),
     Spec("rgpu_pool_sessions", "gauge", ("state",), "Session records by state.", "leader"),
     Spec("rgpu_pool_paused", "gauge", (), "1 while automation is paused.", "leader"),
@@ -116,7 +119,10 @@ class Metrics:
         elif what == "move":
             self.count("rgpu_moves_total", str(values["outcome"]))
             self.count("rgpu_move_bytes_total", by=float(values.get("bytes_sent") or 0))
+            self.count("rgpu_move_mismatched_pages_total", by=float(values.get("mismatched_pages") or 0))
+            self.count("rgpu_move_repaired_bytes_total", by=float(values.get("repaired_bytes") or 0))
             if values["outcome"] == "committed":
+                self.count("rgpu_move_mode_total", str(values.get("mode") or "unknown"))
                 self.observe("rgpu_move_downtime_seconds", float(values.get("downtime_ms") or 0.0) / 1000)
 
     # -- serving ----------------------------------------------------------------------

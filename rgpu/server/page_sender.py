@@ -12,6 +12,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ class PageSender:
         self.connection = connection
         self.device = device  #: or a view of one: what :mod:`rgpu.checkpoint.frozen` offers is enough
         self.fault = fault
+        self.pace: Callable[[float], None] = lambda busy: None  #: told how long each piece took; may rest
         self.table = PageTable(key)
         self.statistics = Statistics()
         self._ring = device.page_ring()
@@ -324,6 +326,7 @@ class _Round:
             self._free.put(None)
             raise LinkError("the page stream has failed", reason="lane")
         addresses = [region.address + index * PAGE for index in indices]
+        began = time.monotonic()
         try:
             found = sender.device.copy_and_hash([(address, PAGE) for address in addresses], sender.ring.staging(slot),
                                                 sender.table.key)
@@ -331,7 +334,9 @@ class _Round:
         except BaseException:
             self._free.put(slot)
             raise
+        busy = time.monotonic() - began
         self._put(region, indices, _Job(page_frames.table(np.array(addresses, np.uint64), found.hashes), slot))
+        sender.pace(busy)
 
     def _one_by_one(self, region: Region, indices: Sequence[int]) -> None:
         """Module variables, pinned shadows, pages in host memory: few, short, or not to be copied by a kernel."""

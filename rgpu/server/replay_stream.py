@@ -11,15 +11,19 @@ type       body                                                        direction
 49 CALLS   u8 (1: a stream begins anew, with a whole record), bytes    source → dest
 50 PING    u64 number                                                  source → dest
 51 LAST    piece of the msgpack of a SessionState (u8 last, bytes)     source → dest
+52 PROBE   u64 number, u64 position, then for each page of a sample    source → dest
+           u64 address, u32 bytes, 16 bytes hash as it was there
 56 PONG    u64 number, u64 applied: all before the ping was applied    dest → source
 57 WANT    msgpack [[region address, [page, …]], …]: what differs      dest → source
+58 PROBED  u64 number, u32 pages compared, u32 of them differ          dest → source
 =========  ==========================================================  ===============
 
 The state of LAST holds the hash of every page at the last pause, the answers
 that the program may not have, events and clock; its ``live`` is
 {"digest": …}, of :func:`objects_digest`. After WANT the page stream goes on as
 in any last round: LAYOUT, PAGES, ROUND, a STATE without regions, DONE. FAILED
-may come at any time.
+may come at any time. A PROBE stands among the calls where the source stood when
+it hashed those pages; the replay compares its own when it gets there.
 """
 
 from __future__ import annotations
@@ -30,17 +34,23 @@ from typing import Any
 
 import blake3
 import msgspec
+import numpy as np
 
 from rgpu.checkpoint.state import SessionState
+from rgpu.session.addresses import PAGE
 from rgpu.session.errors import Corrupt
 
-REPLAY, CALLS, PING, LAST = 48, 49, 50, 51
-PONG, WANT = 56, 57
+REPLAY, CALLS, PING, LAST, PROBE = 48, 49, 50, 51, 52
+PONG, WANT, PROBED = 56, 57, 58
 PIECE = 1 << 20
 MAX_REGIONS = 1 << 20
+MOST_PROBED = 1 << 14  #: pages of one sample
+#: A page of a sample: the hash is of its bytes at the source.
+PROBE_ENTRY = np.dtype([("address", "<u8"), ("size", "<u4"), ("hash", "<u8", 2)])
 
 _PING = struct.Struct("<Q")
 _PONG = struct.Struct("<QQ")
+_PROBED = struct.Struct("<QII")
 
 
 def objects_digest(objects: dict[str, Any]) -> bytes:
@@ -81,6 +91,40 @@ def read_pong(body: Any) -> tuple[int, int]:
         raise Corrupt(f"a pong of {len(body)} bytes", reason="length")
     number, applied = _PONG.unpack(body)
     return int(number), int(applied)
+
+
+def probe(number: int, position: int, entries: np.ndarray[Any, Any]) -> bytes:
+    return _PONG.pack(number, position) + entries.tobytes()
+
+
+def read_probe(body: Any) -> tuple[int, int, np.ndarray[Any, Any]]:
+    """(number, position, entries). Raises :class:`Corrupt`."""
+    view = memoryview(body)
+    count, rest = divmod(len(view) - _PONG.size, PROBE_ENTRY.itemsize)
+    if rest or not 0 <= count <= MOST_PROBED:
+        raise Corrupt(f"a sample of pages in {len(view)} bytes", reason="length")
+    entries = np.frombuffer(view, PROBE_ENTRY, count, _PONG.size)
+    bad = (entries["size"] < 1) | (entries["size"] > PAGE) | (entries["address"] > np.uint64(2**63))
+    if bad.any():
+        row = entries[int(np.flatnonzero(bad)[0])]
+        raise Corrupt(f"{row['size']} bytes at {int(row['address']):#x} are no page", address=int(row["address"]),
+                      reason="size")
+    number, position = _PONG.unpack_from(view)
+    return int(number), int(position), entries
+
+
+def probed(number: int, compared: int, differing: int) -> bytes:
+    return _PROBED.pack(number, compared, differing)
+
+
+def read_probed(body: Any) -> tuple[int, int, int]:
+    """(number, pages compared, of them differ). Raises :class:`Corrupt`."""
+    if len(body) != _PROBED.size:
+        raise Corrupt(f"the result of a sample in {len(body)} bytes", reason="length")
+    number, compared, differing = _PROBED.unpack(body)
+    if differing > compared:
+        raise Corrupt(f"{differing} of {compared} pages differ", reason="count")
+    return int(number), int(compared), int(differing)
 
 
 def read_replay(body: Any) -> int:

@@ -26,6 +26,7 @@ from rgpu.checkpoint.snapshot import Snapshot
 from rgpu.checkpoint.state import RegionState, SessionState
 from rgpu.link.sealing import Opener, Sealer
 from rgpu.server import page_frames
+from rgpu.server import replay_stream as wire
 from rgpu.server.page_stream import BEGIN, LAYOUT, LZ4, PAGES, RAW, ROUND, STATE, ZERO, PageReceiver
 from rgpu.session import graphs
 from rgpu.session.calls import decoders
@@ -256,6 +257,20 @@ def page_stream(data: bytes) -> None:
     assert sum(map(len, receiver.received.pages.values())) <= len(messages) * 4096 * PAGE
 
 
+def replay_stream(data: bytes) -> None:
+    """The messages of a replay with bodies of their own; what is taken says the same again."""
+    for read, write in ((wire.read_probe, wire.probe), (wire.read_probed, wire.probed), (wire.read_pong, wire.pong)):
+        try:
+            assert write(*read(data)) == data  # type: ignore[operator, arg-type]
+        except RgpuError:
+            pass
+    for other in (wire.read_ping, wire.read_want, wire.read_replay):
+        try:
+            other(data)
+        except RgpuError:
+            pass
+
+
 # -- seeds -----------------------------------------------------------------------------
 def _recorded() -> list[bytes]:
     return [path.read_bytes() for path in sorted(CORPORA.glob("*.rgpuj"))]
@@ -352,4 +367,7 @@ TARGETS: dict[str, Target] = {
     "sealed_frames": (sealed_frames, lambda: [b"\2\0\0\0hello, world", b"\3\x40\0\1hello, world"]),
     "manifest": (manifest, _manifest_seeds), "session_state": (session_state, lambda: [_state().encode()]),
     "snapshot": (snapshot, _snapshot_seeds), "page_stream": (page_stream, _page_seeds),
+    "replay_stream": (replay_stream, lambda: [wire.probe(1, 2, np.zeros(2, wire.PROBE_ENTRY)), wire.probed(1, 2, 1),
+                                              msgspec.msgpack.encode([[1 << 45, [0, 3]]]),
+                                              msgspec.msgpack.encode({"position": 7})]),
 }

@@ -7,19 +7,23 @@ of the session. What a move cost is printed (run with -s).
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.gpu.suite.outputs import parse
 from tests.scenarios.fire import HEAT, OTHER, PACED
-from tests.scenarios.pool import ROOT, LocalPool
+from tests.scenarios.pool import ROOT, LocalPool, Program
+from tests.scenarios.staged import Staged, moved_or_refused
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a CUDA GPU")]
-SHOWN = ("mode", "downtime_ms", "brownout_ms", "total_ms", "bytes_sent", "rounds", "mismatches", "expected", "why",
-         "fell_back")
+SHOWN = ("mode", "downtime_ms", "brownout_ms", "total_ms", "bytes_sent", "rounds", "mismatched_pages", "repaired_bytes",
+         "sampled_pages", "sampled_mismatches", "expected", "why", "fell_back")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,7 @@ def test_a_deterministic_program_moves_bit_for_bit(pool: LocalPool, tmp_path: Pa
         assert result["outcome"] == "committed" and result["verified"], result
         assert mode == "auto" or result["mode"] == mode, f"{result['why']}; {result.get('fell_back')}\n{pool.logs()}"
         if result["mode"] == "replay":
-            assert result["mismatches"] == 0, "a deterministic program was replayed to other bytes"
+            assert result["mismatched_pages"] == 0, "a deterministic program was replayed to other bytes"
     released.touch()
     assert program.finish() == expected, "the moved program computed something else"
 
@@ -57,8 +61,93 @@ def test_what_a_replay_cannot_repeat_is_repaired(pool: LocalPool, tmp_path: Path
                            "--mode", "replay")
         print({key: result.get(key) for key in SHOWN})
         assert result["mode"] == "replay", f"the replay was given up: {result.get('fell_back')}\n{pool.logs()}"
-        wrong += result["mismatches"]
+        wrong += result["mismatched_pages"]
         program.wait_lines(len(program.lines) + 2)
     assert wrong > 0, "no page differed: a replay cannot have read the same times"
+    released.touch()
+    program.finish()
+
+
+# -- everything that a driver can hold ------------------------------------------------------
+TORCH_GATES = (20, 40)
+
+
+def moving(pool: LocalPool, folder: Path, name: str) -> Program:
+    folder.mkdir()
+    return pool.run(sys.executable, "-W", "ignore", str(ROOT / "tests/gpu/programs/torch_moving.py"), str(folder),
+                    name=name, options=("--memory", "8GiB"))
+
+
+def digests(program: Program, seconds: float = 240) -> dict[str, str]:
+    code = program.process.wait(seconds)
+    for thread in program._threads:
+        thread.join(5)
+    assert code == 0, program.errors[-30:]
+    printed = parse("\n".join(program.lines))
+    assert printed.says["elapsed_positive"] == "True" and len(printed.digests) == 5, program.lines[-10:]
+    return dict(printed.digests)
+
+
+def wait_gate(program: Program, gate: int, seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
+    while f"gate {gate}" not in program.lines:
+        assert program.process.poll() is None and time.monotonic() < deadline, (program.lines, program.errors[-30:])
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+@pytest.mark.parametrize("mode", ["copy", "replay"])
+def test_pytorch_in_mid_training_with_graph_mapped_memory_and_two_streams(pool: LocalPool, tmp_path: Path,
+                                                                          mode: str) -> None:
+    """A live CUDA graph, pinned memory with a device pointer, events across two streams: every byte as unmoved."""
+    still = moving(pool, tmp_path / "still", f"torch-still-{mode}")
+    for gate in TORCH_GATES:
+        (tmp_path / "still" / str(gate)).touch()
+    expected = digests(still)
+    name = f"torch-{mode}"
+    program = moving(pool, tmp_path / "moved", name)
+    for gate in TORCH_GATES:
+        wait_gate(program, gate)
+        result = pool.rgpu("migrate", name, OTHER[pool.wait_state(name, "running")["host"]], "--mode", mode,
+                           timeout=300)
+        print({key: result.get(key) for key in SHOWN})
+        assert result["outcome"] == "committed" and result["verified"], f"{result}\n{pool.logs()}"
+        assert result["mode"] == mode, f"{result.get('fell_back')}\n{pool.logs()}"
+        (tmp_path / "moved" / str(gate)).touch()
+    found = digests(program)
+    assert found == expected, [name for name in expected if found.get(name) != expected[name]]
+
+
+@pytest.mark.timeout(300)
+def test_addresses_of_globals_in_device_memory(pool: LocalPool, tmp_path: Path) -> None:
+    """Modules loaded and unloaded in between: each move puts every variable where it was, or is refused by name."""
+    still = Staged(pool, tmp_path, "pointers", name="pointers-still")
+    still.open(9, 19, 29)
+    digest = still.finish()
+    staged = Staged(pool, tmp_path, "pointers")
+    moved = 0
+    for gate, mode in (("9", "copy"), ("19", "replay"), ("29", "auto")):
+        row = staged.reach(gate)
+        moved += moved_or_refused(pool, staged.name, OTHER[row["host"]], mode)
+        staged.open(gate)
+    assert staged.finish() == digest
+    print(f"{moved} of 3 moves were made, the others refused by name")
+
+
+def test_an_irreproducible_program_is_repaired_or_copied(pool: LocalPool, tmp_path: Path) -> None:
+    """All of its memory differs after a replay: repaired when asked for, and it ends with what it was shown."""
+    released = tmp_path / "released"
+    program = pool.run(sys.executable, str(ROOT / "tests/scenarios/programs/unrepeatable.py"), str(released),
+                       name="unrepeatable")
+    program.wait_lines(3)
+    for mode in ("replay", "auto"):
+        result = pool.rgpu("migrate", "unrepeatable", OTHER[pool.wait_state("unrepeatable", "running")["host"]],
+                           "--mode", mode)
+        print({key: result.get(key) for key in SHOWN})
+        assert result["outcome"] == "committed" and result["verified"], result
+        if mode == "replay" and "fell_back" not in result:
+            assert result["mismatched_pages"] >= 64 and result["repaired_bytes"] >= 64 << 16, result
+        program.wait_lines(len(program.lines) + 2)
     released.touch()
     program.finish()

@@ -111,7 +111,7 @@ class FakeNode:
         worker = self._worker(session)
         self.wishes.append(wishes)
         if self.replay_fails and wishes["mode"] != "copy":
-            raise MoveFailed("the replay was given up: on purpose", replay=True)
+            raise MoveFailed("the replay was given up: on purpose", replay=True, mismatched=0.75)
         if worker.holds != "running":
             raise Refused(f"{session} is {worker.holds}")
         target = self.pool.nodes[host].incoming.get(session)

@@ -272,6 +272,18 @@ def test_a_replay_that_fails_is_followed_by_a_copy(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_what_a_replay_came_to_is_known_to_the_next_move(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        await w.session("s")
+        w.pool.nodes["a"].replay_fails = True
+        await w.coordinator.migrate("s", "b", wishes=Wishes("auto"))
+        await w.coordinator.migrate("s", "c", wishes=Wishes("auto"))
+        assert [one["mismatched"] for one in w.pool.nodes["a"].wishes] == [0.0, 0.0]
+        assert [one["mismatched"] for one in w.pool.nodes["b"].wishes] == [0.75]
+
+    run(tmp_path, test)
+
+
 def test_a_node_has_only_so_many_moves_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait their turn; all are done in the end."""
     async def test(w: World) -> None:

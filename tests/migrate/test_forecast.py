@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rgpu.migrate.forecast import PAGE_BYTES, Measured, changed_in, choose, copying, repair_fits, replaying
+from rgpu.migrate.forecast import PAGE_BYTES, Measured, changed_in, choose, copying, given_up, repair_fits, replaying
+from rgpu.migrate.sampling import Sampled
 from rgpu.migrate.wishes import Wishes
 from rgpu.session.errors import UsageError
 
@@ -82,6 +83,43 @@ def test_wishes_are_checked() -> None:
     assert Wishes.from_options({}) == Wishes() and Wishes.from_options({"max_downtime": "2"}).limit == 2.0
     assert Wishes(on_timeout="freeze").limit > 60 and not Wishes(on_timeout="freeze").abort_on_timeout
     for options in ({"mode": "fast"}, {"max_slowdown": 1.0}, {"max_downtime": 0}, {"max_downtime": []},
-                    {"on_timeout": "shrug"}, {"max_slowdown": -0.1}):
+                    {"on_timeout": "shrug"}, {"max_slowdown": -0.1}, {"mismatched": 1.5}):
         with pytest.raises(UsageError):
             Wishes.from_options(options)
+
+
+def reason(sampled: Sampled, behind: float, *, limit: float = 10.0, asked: bool = False,
+           measured: Measured = TRAINING) -> str:
+    return given_up(measured, sampled, behind=behind, limit=limit, max_slowdown=0.5, asked=asked)
+
+
+def test_a_replay_that_is_right_goes_on() -> None:
+    for differing in (0, 5):
+        assert reason(Sampled(512, differing, TRAINING.pages), behind=8.6) == ""
+
+
+def test_a_replay_that_gets_everything_wrong_is_given_up_early_and_finished_late() -> None:
+    """Its stop is as long as that of a copy: then the slowdown still to come is for nothing, unless hardly any is."""
+    everything = Sampled(512, 512, TRAINING.pages)
+    why = reason(everything, behind=8.6)
+    assert "512 of 512 sampled pages" in why and "8.6 s more of slowing" in why
+    assert reason(everything, behind=0.1) == ""
+    assert reason(everything, behind=8.6, asked=True) == "", "whoever asks for a replay has weighed it"
+
+
+def test_a_stop_that_cannot_be_kept_ends_a_replay_whoever_asked() -> None:
+    half = Sampled(512, 256, TRAINING.pages)
+    why = reason(half, behind=0.0, limit=1.0, asked=True)
+    assert "longer than the 1.0 s" in why and why == reason(half, behind=0.0, limit=1.0)
+    # The limit is judged by the fewest pages that may differ: one in 512 may be bad luck.
+    assert reason(Sampled(512, 1, TRAINING.pages), behind=0.0, limit=0.05, asked=True) == ""
+
+
+def test_half_wrong_is_still_worth_it() -> None:
+    """4.3 s less standing still against 8.6 s of half speed."""
+    assert reason(Sampled(512, 256, TRAINING.pages), behind=8.6) == ""
+
+
+def test_an_earlier_replay_is_remembered() -> None:
+    choice = choose(replace(TRAINING, mismatched=1.0), max_downtime=60.0, max_slowdown=0.5)
+    assert choice.mode == "copy" and "an earlier replay got 100% of its pages wrong" in choice.reason

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.scenarios import table
 from tests.scenarios.pool import LocalPool
 
 #: `make sweep` sets it: everything; otherwise a seeded sample.
@@ -51,3 +53,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Itera
             running = getattr(item, "funcargs", {}).get(name)
             if running is not None:
                 report.sections.append(("pool logs", running.logs()[-20000:]))
+
+
+BEGAN = time.time()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A sweep ends with its tables: point, who broke and how, owner afterwards, digest."""
+    if SWEEP:
+        for path in sorted(table.folder().glob(f"{time.strftime('%Y-%m-%d')}-*.txt")):
+            if path.stat().st_mtime >= BEGAN and path.read_text().startswith(table.HEAD[:40]):
+                terminalreporter.section(path.name)
+                terminalreporter.write_line(path.read_text())

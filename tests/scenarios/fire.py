@@ -124,9 +124,23 @@ class Fire:
         said = json.loads(out)["outcome"] if move.returncode == 0 else f"exit {move.returncode}: {err.strip()}"
         self.outcome.move = said
 
+    def note_owner(self, seconds: float = 30.0) -> None:
+        """For the table: whom the registry names once the session runs again, and its epoch."""
+        deadline = time.monotonic() + seconds
+        while self.program.process.poll() is None and time.monotonic() < deadline:
+            try:
+                row = self.pool.session("fire")
+                if row["state"] == "running":
+                    self.outcome.notes.append(f"{row['host']}@{row['epoch']}")
+                    return
+            except AssertionError:
+                pass  # the node that was asked has died; another one answers
+            time.sleep(0.2)
+
     def survive(self, expected: str, *, workers: bool = True) -> Outcome:
         """The program ends with the digest of an undisturbed run, and while it runs one worker has it."""
         assert self.outcome.fired, "the fault was not reached: nothing was tested"
+        self.note_owner()
         if workers and self.program.process.poll() is None:
             deadline = time.monotonic() + 30
             while (count := len(self.workers())) != 1 and time.monotonic() < deadline \

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.scenarios.pool import LocalPool, Program
+from tests.scenarios.pool import LocalPool, Program, VerbError
 
 PROGRAMS = Path(__file__).parent / "programs"
 OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
@@ -35,6 +35,20 @@ def run_to_end(pool: LocalPool, program: str, *arguments: object, name: str = ""
     code = wait_end(running)
     assert code == 0 and "ok" in running.lines, (running.lines[-10:], running.errors[-10:])
     return running
+
+
+def moved_or_refused(pool: LocalPool, name: str, host: str, mode: str) -> bool:
+    """Whether it moved; a refusal has to name what is in the way, and leaves the session where it was."""
+    before = pool.session(name)
+    try:
+        result = pool.rgpu("migrate", name, host, "--mode", mode)
+    except VerbError as error:
+        assert "module variable" in error.text or "address" in error.text, error.text
+        after = pool.session(name)
+        assert (after["host"], after["state"], after["epoch"]) == (before["host"], "running", before["epoch"])
+        return False
+    assert result["outcome"] == "committed" and result["verified"], result
+    return True
 
 
 class Staged:

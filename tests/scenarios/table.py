@@ -1,4 +1,4 @@
-"""The table of a sweep: one row for each case, written as the case ends and under a lock.
+"""The table of a sweep: point, who broke and how, owner afterwards, digest; written as a case ends and under a lock.
 
 So pieces of a sweep may run side by side, and one that is broken off leaves what it found.
 """
@@ -14,14 +14,49 @@ from pathlib import Path
 from tests.scenarios.fire import Outcome
 from tests.scenarios.pool import ROOT
 
-WIDTH = 52
-HEAD = f"{'case':{WIDTH}s} {'fired':6s}{'workers':8s}{'owner':11s}{'digest':9s}{'s':>6s}  rgpu migrate said"
+WIDTH, WHO = 52, 46
+HEAD = (f"{'case':{WIDTH}s} {'who':{WHO}s}{'fired':6s}{'workers':8s}{'owner':11s}{'digest':9s}{'s':>6s}  "
+        "rgpu migrate said")
+#: Points that the destination's worker reaches; other names without a role's are the source's worker's.
+DESTINATION = ("receive", "rebuild", "verified", "replay.calls", "replay.probe", "replay.compare", "replay.settled")
+#: Daemons reach these on both sides or on one.
+DAEMONS = {"receive": "destination", "activate": "destination", "discard": "destination"}
+HOW = {"kill": "killed", "stop": "frozen, woken", "freeze": "frozen, woken", "fail": "fails there",
+       "lost": "gets no answer", "drop": "drops everything", "stall": "stalls", "delay": "is slow",
+       "cut": "is cut mid-frame", "flip": "flips a bit"}
+
+
+def folder() -> Path:
+    return Path(os.environ.get("RGPU_SWEEP_OUT", ROOT / "bench" / "results"))
+
+
+def who(case: str) -> str:
+    """Who breaks in a case, and how: from its name alone."""
+    if "/" not in case:
+        point, _, action = case.partition(":")
+        return f"{_at(point)} {HOW.get(action, action)}"
+    parts = case.split("/")
+    if len(parts) == 3:  # point / actor or link / how
+        return f"{parts[1]} {HOW.get(parts[2], parts[2])}"
+    if parts[0] in HOW:  # how / which link while what
+        side, when = parts[1].split(" ", 1)
+        return f"{side}'s link {HOW[parts[0]]} ({when})"
+    return f"{parts[1]} node killed"
+
+
+def _at(point: str) -> str:
+    head, _, tail = point.partition(".")
+    if head in ("mover", "recovery", "drain"):
+        return "coordinator"
+    if head == "daemon":
+        return f"{DAEMONS.get(tail, 'source')} daemon"
+    return "destination worker" if point in DESTINATION else "source worker"
 
 
 def record(name: str, order: Sequence[str], outcome: Outcome) -> None:
     """Put the outcome's row into the day's table ``name``, in place of the same case's older one."""
-    folder = Path(os.environ.get("RGPU_SWEEP_OUT", ROOT / "bench" / "results"))
-    with open(folder / f"{time.strftime('%Y-%m-%d')}-{name}.txt", "a+") as file:
+    path = folder() / f"{time.strftime('%Y-%m-%d')}-{name}.txt"
+    with open(path, "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         rows = {line[:WIDTH].rstrip(): line for line in file.read().splitlines()[1:]}
@@ -34,5 +69,6 @@ def record(name: str, order: Sequence[str], outcome: Outcome) -> None:
 
 def _row(outcome: Outcome) -> str:
     said = outcome.move.splitlines()[0][:140] if outcome.move else "-"
-    return (f"{outcome.case:{WIDTH}s} {'yes' if outcome.fired else 'no':6s}{outcome.owners or '-'!s:8s}"
-            f"{' '.join(outcome.notes) or '-':11s}{outcome.digest[:8] or 'none':9s}{outcome.seconds:6.1f}  {said}")
+    return (f"{outcome.case:{WIDTH}s} {who(outcome.case):{WHO}s}{'yes' if outcome.fired else 'no':6s}"
+            f"{outcome.owners or '-'!s:8s}{' '.join(outcome.notes) or '-':11s}{outcome.digest[:8] or 'none':9s}"
+            f"{outcome.seconds:6.1f}  {said}")

@@ -37,9 +37,9 @@ NODE_CASES = [f"{point}/{side}" for point in ("connected", "round", "paused", "v
                                               "mover.write_commit", "mover.write_commit.done")
               for side in ("source", "destination")]
 #: Those of a move by replay, in the order in which they are reached.
-REPLAY_SOURCE = ("replay.cut", "replay.cut.sent", "replay.cut.verified", "replay", "replay.caught_up",
+REPLAY_SOURCE = ("replay.cut", "replay.sample", "replay.cut.sent", "replay.cut.verified", "replay", "replay.caught_up",
                  "replay.last", "replay.repair")
-REPLAY_DESTINATION = ("replay.calls", "replay.compare", "replay.settled")
+REPLAY_DESTINATION = ("replay.calls", "replay.probe", "replay.compare", "replay.settled")
 REPLAY_CASES = [f"{point}:{action}" for point in REPLAY_SOURCE + REPLAY_DESTINATION
                 for action in ("kill", "stop", "fail")]
 #: The destination has no link while nothing moves.

@@ -41,7 +41,7 @@ def test_a_replay_moves_a_running_program(pool: LocalPool, expected: str, tmp_pa
         result = pool.rgpu("migrate", "replayed", OTHER[host], "--mode", "replay")
         assert (result["outcome"], result["mode"]) == ("committed", "replay"), result
         assert result["verified"] and "fell_back" not in result, (result, pool.logs())
-        assert result["mismatches"] == 0, "the program is deterministic: its replay is, too"
+        assert result["mismatched_pages"] == 0, "the program is deterministic: its replay is, too"
         assert result["epoch"] == 2 + number and 0 < result["downtime_ms"] < result["total_ms"]
         assert pool.session("replayed")["host"] == OTHER[host]
     (tmp_path / "released").touch()
@@ -61,7 +61,7 @@ def test_what_a_replay_gets_wrong_is_repaired(pool: LocalPool, tmp_path: Path) -
         host = pool.wait_state("witness", "running")["host"]
         result = pool.rgpu("migrate", "witness", OTHER[host], "--mode", "replay")
         assert (result["outcome"], result["mode"]) == ("committed", "replay") and "fell_back" not in result, result
-        wrong += result["mismatches"]
+        wrong += result["mismatched_pages"]
         program.wait_lines(len(program.lines) + 2)
     assert wrong > 0, "no page differed: the replay cannot have written the same times"
     released.touch()

@@ -114,3 +114,22 @@ def test_a_record_that_was_handed_back_is_tapped_when_it_was_applied(monkeypatch
     feed((parts[0] + parts[1] + parts[2])[7:-3])
     assert seen == [parts[0][7:]]
     assert b"".join(data for _, data in drained(runtime.tap)) == parts[1] + parts[2][:-3]
+
+
+def test_a_mark_stands_between_what_came_before_and_after_it() -> None:
+    tap = JournalTap()
+    tap.add(b"before")
+    tap.mark(b"here")
+    tap.add(b"after")  # at once: pieces that follow each other closely are joined otherwise
+    found = [tap.take(0.0) for _ in range(3)]
+    assert [(piece.data, piece.mark, piece.fresh) for piece in found if piece] == [
+        (b"before", False, True), (b"here", True, False), (b"after", False, False)]
+    assert tap.bytes == 0 and tap.taken == len(b"beforeafter")
+
+
+def test_nothing_is_marked_that_nobody_will_read() -> None:
+    armed, over = JournalTap(armed=True), JournalTap(limit=1)
+    over.add(b"too much")
+    for tap in (armed, over):
+        tap.mark(b"here")
+        assert tap.take(0.0) is None

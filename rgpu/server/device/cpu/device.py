@@ -50,6 +50,8 @@ class CpuDevice:
     ``engine``: the PTX engine; ``printf``: gets the text that kernels print.
     """
 
+    shares_processors = True  #: kernels run where pages are hashed and copied
+
     def __init__(self, ordinal: int = 0, memory: int = 4 << 30, threads: int = 2, *, host: str = "", index: int = 0,
                  engine: Engine | None = None, printf: Callable[[str], None] | None = None) -> None:
         self.facts = make_facts(ordinal, memory, host)

@@ -1,0 +1,179 @@
+"""A session leaves for another process while its calls are applied: what replays come to, what samples say of it."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.move_load import PTX
+from rgpu.link.frames import Handover
+from rgpu.link.sealing import TO_NODE
+from rgpu.migrate.wishes import Wishes
+from rgpu.server import departure as departures
+from rgpu.server.departure import Departure
+from rgpu.server.device.cpu.device import CpuDevice
+from rgpu.server.worker import Worker
+from rgpu.server.worker_tasks import Sending
+from rgpu.session.addresses import DEVICE_BASE, GRANULE
+from rgpu.session.errors import MoveFailed
+from tests.server.arriving import digest
+from tests.server.test_parts import Journal
+
+DATA, WORD = DEVICE_BASE, DEVICE_BASE + GRANULE
+COUNT = GRANULE // 4  #: words: 32 pages
+PAGES = 32
+TOUCH, STAMP, MIX = 0, 2, 3  #: functions of the load's module, in its order
+
+
+class Leaving:
+    """A session whose program calls on and on, and a process that it may go to. ``irreproducible``: no replay helps."""
+
+    def __init__(self, irreproducible: bool) -> None:
+        self.device = CpuDevice(memory=128 << 20)
+        self.worker = Worker("s", 1, self.device, "running")
+        self.irreproducible = irreproducible
+        self.journal = Journal()
+        near, far = socket.socketpair()
+        keys = secrets.token_bytes(32), secrets.token_bytes(32)
+        self.connection = Handover(keys[0], keys[1], TO_NODE, "s", 1, "pages").connection(near)
+        self.arriving = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.arriving", str(far.fileno()), keys[0].hex(), keys[1].hex()],
+            pass_fds=[far.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        far.close()
+        self._over = threading.Event()
+        self._begin()
+        self._program = threading.Thread(target=self._run, daemon=True)
+        self._program.start()
+
+    def _begin(self) -> None:
+        journal = self.journal
+        self.worker.runtime.feed([
+            journal("session_open", version=1, pid=1, environment=b""),
+            journal("context_create", context=16, device=0, flags=0, primary=1),
+            journal("memory_map", address=DATA, size=2 * GRANULE, device=0),
+            journal("memory_allocate", address=DATA, size=GRANULE),
+            journal("memory_allocate", address=WORD, size=4096),
+            journal("module_load", PTX, module=17, context=16, library=0, options=b""),
+            journal("memset", destination=DATA, pitch=0, width=COUNT, height=1, element=4, value=1, stream=0)])
+        for _ in range(2):  # compiled before anything is measured
+            self.worker.runtime.feed(self._step(7))
+        assert self.device.drain(60) and not self.worker.runtime.executor.error, self.device.error_detail()
+
+    def _launch(self, function: int, blocks: int, threads: int, *values: np.generic) -> Any:
+        return self.journal("launch", module=17, function=function, grid_x=blocks, grid_y=1, grid_z=1, block_x=threads,
+                            block_y=1, block_z=1, shared=0, flags=0, stream=0, attributes=b"",
+                            parameters=b"".join(value.tobytes().ljust(8, b"\0") if value.itemsize < 8 and at < 2 else
+                                                value.tobytes() for at, value in enumerate(values)))
+
+    def _step(self, number: int) -> list[Any]:
+        if self.irreproducible:
+            return [self._launch(STAMP, 1, 1, np.uint64(WORD)),
+                    self._launch(MIX, COUNT // 256, 256, np.uint64(DATA), np.uint32(COUNT), np.uint64(WORD))]
+        return [self._launch(TOUCH, COUNT // 256, 256, np.uint64(DATA), np.uint32(COUNT), np.uint32(number))]
+
+    def _run(self) -> None:
+        number = 0
+        while not self._over.is_set():
+            number += 1
+            try:
+                self.worker.runtime.feed(self._step(number))
+            except Exception:  # noqa: BLE001 - the session ended: so does its program
+                return
+            self.device.wait_complete(self.journal.seq, 10.0)  # as programs do that look at their results
+            time.sleep(0.005)
+
+    def leave(self, **wishes: Any) -> tuple[Departure, dict[str, Any]]:
+        departure = Departure(self.worker, Sending("m", self.connection), Wishes(**wishes))
+        return departure, departure.run("s")
+
+    def held(self) -> list[str]:
+        """What the destination says that it has: digest and position."""
+        self.connection.close()  # a source that has nothing to add does that
+        assert self.arriving.stdout is not None
+        for line in self.arriving.stdout:  # its log comes this way, too
+            if line.startswith("held "):
+                return line.split()[1:]
+        return []
+
+    def close(self) -> None:
+        self._over.set()
+        self.worker.runtime.stop()
+        self._program.join(10)
+        self.connection.close()
+        self.arriving.kill()
+        self.arriving.communicate()
+        self.device.close()
+
+
+@pytest.fixture
+def leaving(request: pytest.FixtureRequest) -> Iterator[Leaving]:
+    made = Leaving(request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("leaving", [False], indirect=True, ids=["reproducible"])
+def test_a_replay_that_is_right_is_sampled_and_repairs_nothing(leaving: Leaving) -> None:
+    _, said = leaving.leave(mode="replay")
+    assert said["mode"] == "replay" and said["mismatched_pages"] == said["repaired_bytes"] == 0, said
+    assert said["sampled_pages"] >= PAGES and said["sampled_mismatches"] == 0, said
+    assert leaving.held() == [digest(leaving.device), str(leaving.worker.runtime.applied)]
+
+
+@pytest.mark.parametrize("leaving", [True], indirect=True, ids=["irreproducible"])
+def test_what_a_replay_gets_wrong_is_sampled_counted_and_repaired(leaving: Leaving) -> None:
+    _, said = leaving.leave(mode="replay")
+    assert said["mode"] == "replay" and PAGES <= said["mismatched_pages"] <= PAGES + 1, said
+    assert said["repaired_bytes"] == said["mismatched_pages"] << 16
+    assert PAGES <= said["sampled_mismatches"] <= PAGES + 1, said
+    assert leaving.held() == [digest(leaving.device), str(leaving.worker.runtime.applied)]
+
+
+@pytest.mark.parametrize("leaving", [True], indirect=True, ids=["irreproducible"])
+@pytest.mark.parametrize("mode", ["auto", "replay"])
+def test_a_replay_that_would_repair_too_much_is_given_up_before_the_last_pause(
+        leaving: Leaving, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over a link of 1 MB/s: 2 MiB take longer than the stop may. The session was never stopped for it."""
+    first_round = Departure._first_round
+
+    def slow(departure: Departure) -> None:
+        first_round(departure)
+        departure._speed = 1e6
+
+    monkeypatch.setattr(Departure, "_first_round", slow)
+    settled: list[int] = []
+    monkeypatch.setattr(Departure, "_settle", lambda *_: settled.append(1))
+    with pytest.raises(MoveFailed, match="sampled pages differ.*longer than the 1.0 s") as failed:
+        leaving.leave(mode=mode, max_downtime=1.0)
+    assert failed.value.detail["replay"] and not settled
+    assert failed.value.detail["mismatched"] > 0.4, "32 or 33 of 64 pages, so that the next move knows"
+    before = leaving.worker.runtime.applied
+    deadline = time.monotonic() + 10
+    while leaving.worker.runtime.applied <= before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert leaving.worker.runtime.applied > before and not leaving.worker.runtime.paused
+
+
+@pytest.mark.parametrize("leaving", [False], indirect=True, ids=["reproducible"])
+def test_a_copy_is_governed_and_arrives(leaving: Leaving, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+
+    class Watched(departures.Governor):
+        def rest(self, now: float, position: int, busy: float) -> float:
+            rests.append(super().rest(now, position, busy))
+            return rests[-1]
+
+    monkeypatch.setattr(departures, "Governor", Watched)
+    _, said = leaving.leave(mode="copy")
+    assert said["mode"] == "copy" and said["sampled_pages"] == 0 and said["mismatched_pages"] == 0
+    assert len(rests) >= PAGES // 32, "every frame is told to the governor"
+    assert leaving.held() == [digest(leaving.device), str(leaving.worker.runtime.applied)]
