@@ -92,6 +92,16 @@ class Journal:
     def kept_bytes(self) -> int:
         return self.memory_bytes + self.filed_bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of shared memory that calls keep from the shim: more than the calls, as segments are given back whole.
+
+        It is these that the shim counts against the limit, so whatever is done before the limit goes by them. Of a
+        segment that is still written only the calls count: the shim closes it when it waits for space.
+        """
+        closed, still = self.walker.used_bytes()
+        return max(self.memory_bytes, closed + min(still, self.memory_bytes))
+
     # -- taking in --------------------------------------------------------------------
     def offer(self, offer: NewSegment) -> None:
         self.walker.offer(offer)
@@ -251,15 +261,16 @@ class Journal:
         """The oldest calls, when memory nears the limit and nothing is being spilled."""
         if not (self.policy.recover and self.protected and self.policy.directory) or self.spill_error:
             return None
-        if self.memory_bytes <= self.policy.limit * SPILL_AT or self._spilling:
+        if self.held_bytes <= self.policy.limit * SPILL_AT or self._spilling:
             return None
         runs: list[Run] = []
         size = 0
         for position, run in enumerate(self._runs):
             if isinstance(run, FiledRun):
                 continue
-            # The newest run may still grow. Otherwise the oldest go first.
-            if position == len(self._runs) - 1 or size >= SPILL_BYTES:
+            # The oldest go first; the newest one may still grow.
+            newest = position == len(self._runs) - 1
+            if size >= SPILL_BYTES or newest and isinstance(run, InlineRun) and not run.segment.closed:
                 break
             runs.append(run)
             size += run.size

@@ -46,7 +46,10 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """How things stand. Bytes, seconds, calls; ``replay``: predicted seconds, None while no rate is known."""
+    """How things stand. Bytes, seconds, calls; ``replay``: predicted seconds, None while no rate is known.
+
+    ``memory_bytes``: of shared memory that is held, :attr:`Journal.held_bytes`; ``kept_bytes``: and in files.
+    """
 
     memory_bytes: int = 0
     kept_bytes: int = 0

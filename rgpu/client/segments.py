@@ -49,9 +49,9 @@ Identity = tuple[int, int, int]
 
 
 class Segment:
-    """One mapped segment. ``uses``: runs in memory that need it."""
+    """One mapped segment. ``uses``: runs in memory that need it; ``used``: bytes that the shim counts as taken."""
 
-    __slots__ = ("index", "kind", "size", "view", "words", "uses", "closed", "_map", "_identity")
+    __slots__ = ("index", "kind", "size", "view", "words", "uses", "used", "closed", "_map", "_identity")
 
     def __init__(self, offer: NewSegment, mappings: Mappings) -> None:
         """Checks, then maps; takes ``offer.fd`` over. Raises :class:`Corrupt`."""
@@ -67,6 +67,7 @@ class Segment:
         #: 8-byte words: reading one is one load, so a value is never seen half written
         self.words = self.view.cast("Q")
         self.uses = 0
+        self.used = 0
         self.closed = False
         magic, index, kind, size = struct.unpack_from("<QIIQ", self.view)
         if (magic, index, kind, size) != (SEGMENT_MAGIC, self.index, self.kind, self.size):
@@ -244,6 +245,16 @@ class Walker:
         """The segment that is being walked."""
         return self._current
 
+    def used_bytes(self) -> tuple[int, int]:
+        """(in closed segments, in open ones) of those that were not given back."""
+        closed = still = 0
+        for segment in (*self.logs.values(), *self.bulks.values()):
+            if segment.closed:
+                closed += segment.used
+            else:
+                still += segment.used
+        return closed, still
+
     def has_more(self) -> bool:
         """Is something committed that was not walked? Cheap: asked before each sleep."""
         segment = self._current
@@ -317,6 +328,7 @@ class Walker:
                 at, seq = end, seq + 1
         finally:
             self._at, self.next_seq, self._run = at, seq, run
+            segment.used = at - SEGMENT_HEADER
         return True
 
     def _external(self, segment: Segment, at: int, end: int, seq: int, flags: int, payload: int) -> ExternalRun | None:
@@ -326,6 +338,7 @@ class Walker:
             return None
         if zero or not SEGMENT_HEADER <= offset <= bulk.size or payload > bulk.size - offset:
             raise self._corrupt(f"call {seq} points outside of bulk segment {index}", at)
+        bulk.used = max(bulk.used, offset + payload - SEGMENT_HEADER)
         head = bytearray(segment.view[at:end - _EXTERNAL.size])
         _FLAGS.pack_into(head, 6, flags & ~EXTERNAL)
         return ExternalRun(seq, segment, bulk, bytes(head), (offset, payload))

@@ -81,7 +81,8 @@ class Upkeep:
         if not calls:
             self._covered_at = now  # nothing is exposed
         full = now - (self._full_since or now)
-        return Facts(journal.memory_bytes, journal.kept_bytes, calls, journal.protected, full,
+        held = journal.held_bytes
+        return Facts(held, held + journal.filed_bytes, calls, journal.protected, full,
                      now - self._covered_at, self._rate.predict(calls), journal.spill_error, self._store_error,
                      now - self._requested, self._checkpointing, self._shipper.link is not None)
 

@@ -171,6 +171,8 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
         process = await spares.become(device, Assignment(session, epoch, quota, state, str(log_path),
                                                            str(socket_path)), socket_path)
     if process is None:
+        # A worker that is on its way out listens there until it is gone: nobody must reach it instead of the new one.
+        socket_path.unlink(missing_ok=True)
         process = spawn(["--session", session, "--epoch", str(epoch), "--device", device, "--quota", str(quota),
                          "--socket", str(socket_path), "--state", state,
                          *common_options(directory, log_level, module_cache_size)], log_path)

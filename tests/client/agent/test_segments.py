@@ -171,6 +171,27 @@ def test_spilled_calls_are_read_from_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [] and journal.filed_bytes == 0
 
 
+def test_what_is_left_of_a_segment_holds_all_of_it(tmp_path: Path) -> None:
+    """The shim counts whole segments: the agent must act on what it counts, or the program waits for ever."""
+    journal, shim = pair(Policy(recover=True, limit=100_000, directory=tmp_path))
+    for _ in range(30):
+        shim.append("memcpy_h2d", ARGS, bytes(3000), external=True)
+    journal.advance()
+    journal.cut(29, None)
+    kept = journal.memory_bytes
+    assert kept < 10_000 and journal.held_bytes == kept, "an open segment is closed by the shim when it waits"
+    assert shim.bulk is not None and shim.log is not None
+    shim.bulk.set(32, 1)
+    journal.advance()
+    assert journal.held_bytes > 90_000 and not journal.released()
+    facts = Facts(journal.held_bytes, journal.held_bytes, kept_calls=1)
+    assert decide(journal.policy.rules, facts).checkpoint and full_reason(journal.policy.rules, facts)
+    job = journal.spill_job()
+    assert job is not None, "the newest call cannot grow any more: it may go to a file"
+    journal.spilled(job, *write_segment(job, "s"))
+    assert journal.released() and journal.held_bytes < 1000
+
+
 def test_a_cut_while_a_spill_is_under_way(tmp_path: Path) -> None:
     journal, shim = pair(Policy(recover=True, limit=1000, directory=tmp_path))
     fill(shim, 300)
