@@ -25,8 +25,10 @@ import numpy as np
 from rgpu.checkpoint import chunk, image, pagehash
 from rgpu.checkpoint.base import Array, Base
 from rgpu.checkpoint.blobs import Blobs
+from rgpu.checkpoint.device import Region
 from rgpu.checkpoint.intents import Announced
 from rgpu.checkpoint.packs import Packs
+from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.pages import Page
 from rgpu.checkpoint.state import SessionState
 from rgpu.checkpoint.table import ChunkTable
@@ -41,15 +43,17 @@ class ImageWriter:
     """Made by :meth:`rgpu.checkpoint.store.ImageStore.writer`. One thread calls it.
 
     ``bases``: older images whose packs are all there; the first is the previous one of the session.
+    ``pace``: how fast it may write.
     """
 
     def __init__(self, blobs: Blobs, prefix: str, name: str, key: bytes, announced: Announced, bases: list[Base],
-                 staging: int = STAGING) -> None:
+                 staging: int = STAGING, pace: Pace | None = None) -> None:
         self.name = name
         self._blobs, self._prefix, self._key, self._announced = blobs, prefix, key, announced
         self._manifest = manifest_name(prefix, name)
         self._started, self._clock = time.time(), time.monotonic()
         self._bases = bases
+        self.pace = pace or Pace()
         self._lock = threading.Lock()  #: table and counts
         self._table = ChunkTable(bases)
         self._packs = Packs(blobs, prefix, announced.intent.id, key)
@@ -64,6 +68,17 @@ class ImageWriter:
         self._open, self._manifest_put = True, False
 
     # -- pages ------------------------------------------------------------------
+    def prepare(self) -> None:
+        """Decide what takes long before the session stands still. May be left out."""
+        if self._bases:
+            self._bases[0].prepare()
+
+    def wanted(self, state: SessionState) -> list[Array]:
+        """What :meth:`inherit` will return, at once: for while the session stands still."""
+        if not self._bases:
+            return [np.arange(pagehash.page_count(region.size)) for region in state.regions]
+        return [np.flatnonzero(~kept) for kept, _ in self._bases[0].unchanged(state)]
+
     def inherit(self, state: SessionState) -> list[Array]:
         """Take over every page that is unchanged since the previous image of the session.
 
@@ -107,6 +122,19 @@ class ImageWriter:
         if self._batch_bytes >= BATCH:
             self._submit()
 
+    def add_zeros(self, region: Region, indices: Array, state: SessionState) -> None:
+        """Pages that are all zeros; ``state`` has their hashes."""
+        _, hashes = self._column(region.address, region.size)
+        hashes[indices] = next(r for r in state.regions if r.address == region.address).page_hashes()[indices]
+        self.counts["pages"] += len(indices)
+        self.counts["zero_pages"] += len(indices)
+
+    def give_up(self, why: RgpuError) -> None:
+        """From any thread: nothing more is written; whoever adds pages or finishes gets ``why``."""
+        if self._failure is None:
+            self._failure = why
+        self.pace.stop()
+
     def _submit(self) -> None:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         if not batch:
@@ -144,6 +172,8 @@ class ImageWriter:
             self.counts["reused_chunks"] = self._table.adopted
         encoded = [(number, chunk.encode(data, name), len(data)) for number, name, data in fresh if data is not None]
         for number, data, raw in encoded:
+            if not self.pace.wait(len(data)):
+                return  # given up: `finish` says why
             pack, offset = self._packs.append(data)
             with self._lock:
                 self._table.place(number, pack, offset, len(data))
@@ -165,6 +195,8 @@ class ImageWriter:
             self._raise()
         self._check_pages(state)
         written = self._packs.finish()
+        if self._failure is not None:
+            self._raise()
         counted = {**self.counts, "seconds": round(time.monotonic() - self._clock, 3), **(statistics or {})}
         packs, chunks = self._table.result(written)
         body = image.Body(
@@ -209,6 +241,7 @@ class ImageWriter:
         if not self._open:
             return
         self._open = False
+        self.pace.stop()
         self._failure = self._failure or StoreError(f"image {self.name} was given up")
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._packs.discard()
