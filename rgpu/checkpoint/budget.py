@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 BURST_SECONDS = 0.1  #: of its share, that a checkpoint may write at once after it wrote less
 UNLIMITED = float("inf")
-#: What one that did not have to wait is taken to need soon: that much more than it used, and this many bytes/s at least.
+#: What one that did not have to wait is taken to need soon: so much more than it used, and so many bytes/s at least.
 GROWTH, LEAST = 1.5, 1 << 20
 
 

@@ -122,7 +122,7 @@ class Imaging:
             try:
                 self._hold(frozen)
                 self.taken.cut_bytes = frozen.staged_bytes
-                self.point("paused")
+                self.point("image.paused")
                 for region, indices in zip(view.regions(), left, strict=True):
                     for page in self._pages(frozen, region, indices):
                         self.taken.paused_bytes += page.size

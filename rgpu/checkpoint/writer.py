@@ -27,8 +27,8 @@ from rgpu.checkpoint.base import Array, Base
 from rgpu.checkpoint.blobs import Blobs
 from rgpu.checkpoint.device import Region
 from rgpu.checkpoint.intents import Announced
-from rgpu.checkpoint.packs import Packs
 from rgpu.checkpoint.pace import Pace
+from rgpu.checkpoint.packs import Packs
 from rgpu.checkpoint.pages import Page
 from rgpu.checkpoint.state import SessionState
 from rgpu.checkpoint.table import ChunkTable

@@ -121,7 +121,7 @@ def test_memory_goes_back_as_it_is_read(tmp_path: Path) -> None:
     assert max(seen) == 6 and reads[-1] == 1 and sorted(reads, reverse=True) == reads
 
 
-@pytest.mark.parametrize("point", ["paused", "cut", "reading", "image"])
+@pytest.mark.parametrize("point", ["image.paused", "cut", "reading", "image"])
 def test_giving_way(tmp_path: Path, point: str) -> None:
     """At each step: the image is not there, nothing of it stays, all memory is free, and the reason is said."""
     session, store = Session(1000), DirectoryStore(tmp_path)
@@ -149,7 +149,7 @@ def test_giving_way(tmp_path: Path, point: str) -> None:
     with pytest.raises(Refused, match="gave way: a move begins"), store.writer("first") as writer:
         imaging.run(writer, session.stand_still, session.take)
     assert imaging.wait_read(0) and not session.device.blocks
-    assert freed[0] == (42 * PAGE if point in ("paused", "cut") else 0 if point == "image" else freed[0])
+    assert freed[0] == (42 * PAGE if point in ("image.paused", "cut") else 0 if point == "image" else freed[0])
     assert store.names() == {} and not list(tmp_path.rglob("*.pack")) and not list(tmp_path.rglob("*.tmp"))
     session.image(store, "second")
     assert restores_as(store.open("second"), session.moment)  # type: ignore[arg-type]
