@@ -175,10 +175,11 @@ def test_a_cut_stays_while_the_session_runs_on(device: Any, ptx: bytes) -> None:
     assert frozen.staged_bytes == size and not frozen.kept and device.free_memory() <= free - size
     device.load(17, SPIN, b"", False)
     device.fill(1, 0, DEVICE_BASE, size, size, 1, 1, 0xEE)
-    device.launch(2, Launch(17, 0, (1, 1, 1), (1, 1, 1), 0, 0, struct.pack("<Q", 2 * 10**9)))
+    assert device.drain(30)
     pages = {page.address: page.data for page in collect_dirty(frozen, table)}
     for at in range(0, size, 65536):
         assert (pages.get(DEVICE_BASE + at) or bytes(65536)) == data[at:at + 65536]
+    device.launch(2, Launch(17, 0, (1, 1, 1), (1, 1, 1), 0, 0, struct.pack("<Q", 2 * 10**9)))
     began = time.monotonic()
     frozen.release()
     print(f"64 MiB set aside in {took * 1000:.1f} ms, given back in {(time.monotonic() - began) * 1000:.1f} ms")
