@@ -1,4 +1,4 @@
-"""What a power cut may leave of the embedded registry: every transaction that was acknowledged, whole, and no half one."""
+"""What a power cut may leave of the embedded registry: every acknowledged transaction, whole, and no half one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a power cut of the client's host may leave of a spilled journal: what was said to be written, and nothing false."""
+"""What a power cut of the client host may leave of a spilled journal: what was said to be written, nothing false."""
 
 from __future__ import annotations
 
