@@ -66,10 +66,11 @@ class Run:
 
 
 def line(row: dict[str, Any]) -> str:
-    return (f"{row['calls']:>9,} calls  {row['seconds']:6.1f} s  journal ≤ {row['journal_bytes'] / 1024:8.0f} KiB  "
-            f"manifest {row['manifest_bytes']:7,} B  image {row['image_pages']:4} pages, "
-            f"{row['image_bytes'] / 1024:6.0f} KiB written  store {row['store_bytes'] / 1024:7.0f} KiB  RSS worker {row['worker_rss'] >> 20} MiB, agent "
-            f"{row['agent_rss'] >> 20} MiB  pause {row['pause_ms']:.1f} ms")
+    kib = {name: f"{row[name] / 1024:.0f} KiB" for name in ("journal_bytes", "image_bytes", "store_bytes")}
+    return (f"{row['calls']:>9,} calls {row['seconds']:6.1f} s  journal ≤ {kib['journal_bytes']:>9s}  manifest "
+            f"{row['manifest_bytes']:6,} B  image {row['image_pages']:3} pages, {kib['image_bytes']:>8s}  store "
+            f"{kib['store_bytes']:>9s}  RSS worker {row['worker_rss'] >> 20} MiB, agent {row['agent_rss'] >> 20} MiB  "
+            f"pause {row['pause_ms']:.1f} ms")
 
 
 def growth(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from rgpu.checkpoint.device import PAGE, Device, Region
 from rgpu.checkpoint.frozen import RESERVE, Array, FrozenPages, MomentView, look, runs, set_aside
-from rgpu.checkpoint.pages import Page, read_page
+from rgpu.checkpoint.pages import read_page
 from rgpu.checkpoint.ring import FRAME_PAGES
 from rgpu.checkpoint.state import SessionState
 from rgpu.checkpoint.writer import ImageWriter
@@ -42,7 +42,7 @@ class Taken:
     """What one image cost. Times in ms, sizes in bytes."""
 
     pause_ms: float = 0.0  #: the session stood still, its work drained
-    drain_ms: float = 0.0  #: before that: no call was applied, and its work came to its end
+    drain_ms: float = 0.0  #: from the wish until it stood still: its work came to an end
     cut_bytes: int = 0  #: set aside on the device
     paused_bytes: int = 0  #: read while the session stood still
 
@@ -124,9 +124,7 @@ class Imaging:
                 self.taken.cut_bytes = frozen.staged_bytes
                 self.point("image.paused")
                 for region, indices in zip(view.regions(), left, strict=True):
-                    for page in self._pages(frozen, region, indices):
-                        self.taken.paused_bytes += page.size
-                        writer.add_page(page)
+                    self._read_here(view, writer, region, indices)
             except BaseException:
                 frozen.release()
                 raise
@@ -144,42 +142,35 @@ class Imaging:
             self._check()
 
     # -- reading ----------------------------------------------------------------------
-    def _pages(self, view: MomentView, region: Region, indices: Array) -> Iterator[Page]:
-        """Pages of the device that stands still."""
-        if region.kind != "mapped":
-            for index in indices.tolist():
-                yield self._same(view, read_page(self.device, region, index, self.hash_key))
-            return
-        short = len(indices) and (int(indices[-1]) + 1) * PAGE > region.size
-        whole = indices[:-1] if short else indices
+    def _read_here(self, view: MomentView, writer: ImageWriter, region: Region, indices: Array) -> None:
+        """Pages of the device that stands still, into the writer."""
+        whole = indices[indices < region.size // PAGE] if region.kind == "mapped" else indices[:0]
         addresses = np.uint64(region.address) + whole.astype(np.uint64) * np.uint64(PAGE)
         for at in range(0, len(whole), FRAME_PAGES):
-            some = whole[at:at + FRAME_PAGES].tolist()
-            yield from self._frame(view, region, some, runs(addresses[at:at + FRAME_PAGES]))
-        if short:
-            yield self._same(view, read_page(self.device, region, int(indices[-1]), self.hash_key))
+            some = whole[at:at + FRAME_PAGES]
+            self._frame(view, writer, region, some, runs(addresses[at:at + FRAME_PAGES]), nullcontext())
+            self.taken.paused_bytes += len(some) * PAGE
+        for index in indices[len(whole):].tolist():
+            page = read_page(self.device, region, index, self.hash_key)
+            low, high = view.hash_pages(region, self.hash_key)[index].tolist()
+            if page.hash != (low, high):
+                raise changed(region, index)
+            writer.add_page(page)
+            self.taken.paused_bytes += page.size
 
-    def _same(self, view: MomentView, page: Page) -> Page:
-        """Raises :class:`DeviceError` when a page is not what was hashed: something ran."""
-        if page.hash != _hash(view.hash_pages(page.region, self.hash_key), page.index):
-            raise DeviceError(f"page {page.index} of {page.region.address:#x} changed during the cut", 999)
-        return page
-
-    def _frame(self, view: MomentView, region: Region, indices: Sequence[int],
-               sources: Sequence[tuple[int, int]]) -> list[Page]:
-        """Whole pages through a frame of the device's ring; hashed as they are copied to it."""
+    def _frame(self, view: MomentView, writer: ImageWriter, region: Region, indices: Array,
+               sources: Sequence[tuple[int, int]], there: AbstractContextManager[None]) -> None:
+        """Whole pages through a frame of the device's ring; hashed on the way. ``there``: they stay meanwhile."""
         ring = self.device.page_ring()
-        found = self.device.copy_and_hash(sources, ring.staging(0), self.hash_key)
-        ring.fetch(0, len(indices))
+        with there:
+            found = self.device.copy_and_hash(sources, ring.staging(0), self.hash_key).hashes
+            ring.fetch(0, len(indices))
+        bad = np.flatnonzero((found != view.hash_pages(region, self.hash_key)[indices]).any(axis=1))
+        if len(bad):
+            raise changed(region, int(indices[bad[0]]))
         frame = ring.frame(0)
         start = len(frame) - FRAME_PAGES * PAGE
-        hashes = view.hash_pages(region, self.hash_key)
-        pages = [Page(region, index, bytes(frame[start + n * PAGE:start + (n + 1) * PAGE]), _hash(found.hashes, n))
-                 for n, index in enumerate(indices)]
-        for page in pages:
-            if page.hash != _hash(hashes, page.index):
-                raise DeviceError(f"page {page.index} of {region.address:#x} changed during the cut", 999)
-        return pages
+        writer.add_frame(region, indices, bytes(frame[start:start + len(indices) * PAGE]), found)
 
     # -- behind the pause ----------------------------------------------------------------
     def _store(self, frozen: FrozenPages, writer: ImageWriter, state: SessionState, wanted: list[Array]) -> None:
@@ -187,7 +178,7 @@ class Imaging:
         writer.inherit(state)
         regions = frozen.regions()
         for region, indices, found in zip(regions, wanted, frozen.hash_regions(regions, self.hash_key), strict=True):
-            writer.add_zeros(region, indices[found.zero[indices]], state)
+            writer.add_zeros(region, indices[found.zero[indices]], found.hashes)
         starts = np.array([region.address for region in regions], np.uint64)
         for block in list(frozen.blocks):
             addresses = block.addresses
@@ -198,15 +189,12 @@ class Imaging:
                 while at < end:  # a frame's pages may lie in several regions
                     region = regions[int(owners[at])]
                     stop = at + int(np.count_nonzero(owners[at:end] == owners[at]))
-                    indices = ((addresses[at:stop] - np.uint64(region.address)) // np.uint64(PAGE)).tolist()
-                    with frozen.reading():
-                        pages = self._frame(frozen, region, indices, [(place, (stop - at) * PAGE)])
-                    for page in pages:
-                        writer.add_page(page)
+                    indices = ((addresses[at:stop] - np.uint64(region.address)) // np.uint64(PAGE)).astype(np.int64)
+                    self._frame(frozen, writer, region, indices, [(place, (stop - at) * PAGE)], frozen.reading())
                     place += (stop - at) * PAGE
                     at = stop
             frozen.drop(block)
 
 
-def _hash(hashes: Array, index: int) -> tuple[int, int]:
-    return int(hashes[index][0]), int(hashes[index][1])
+def changed(region: Region, index: int) -> DeviceError:
+    return DeviceError(f"page {index} of {region.address:#x} changed during the cut", 999)

@@ -58,7 +58,7 @@ class ImageWriter:
         self._table = ChunkTable(bases)
         self._packs = Packs(blobs, prefix, announced.intent.id, key)
         self._columns: dict[int, tuple[Array, Array]] = {}  #: region address → (chunk numbers, hashes of what is there)
-        self._batch: list[Page] = []
+        self._batch: list[tuple[int, int, Any]] = []  #: region address, page index, bytes
         self._batch_bytes = 0
         self._room = threading.BoundedSemaphore(max(1, staging // BATCH))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="image")
@@ -117,15 +117,25 @@ class ImageWriter:
         if page.data is None:
             self.counts["zero_pages"] += 1
             return
-        self._batch.append(page)
-        self._batch_bytes += len(page.data)
+        self._append(page.region.address, page.index, page.data)
+
+    def add_frame(self, region: Region, indices: Array, data: bytes, hashes: Array) -> None:
+        """As :meth:`add_page`, for whole pages, not of zeros, one behind the other in ``data``."""
+        self._column(region.address, region.size)[1][indices] = hashes
+        self.counts["pages"] += len(indices)
+        view = memoryview(data)
+        for number, index in enumerate(indices.tolist()):
+            self._append(region.address, index, view[number * pagehash.PAGE:(number + 1) * pagehash.PAGE])
+
+    def _append(self, address: int, index: int, data: Any) -> None:
+        self._batch.append((address, index, data))
+        self._batch_bytes += len(data)
         if self._batch_bytes >= BATCH:
             self._submit()
 
-    def add_zeros(self, region: Region, indices: Array, state: SessionState) -> None:
-        """Pages that are all zeros; ``state`` has their hashes."""
-        _, hashes = self._column(region.address, region.size)
-        hashes[indices] = next(r for r in state.regions if r.address == region.address).page_hashes()[indices]
+    def add_zeros(self, region: Region, indices: Array, hashes: Array) -> None:
+        """Pages that are all zeros; ``hashes``: of all the region's pages."""
+        self._column(region.address, region.size)[1][indices] = hashes[indices]
         self.counts["pages"] += len(indices)
         self.counts["zero_pages"] += len(indices)
 
@@ -157,20 +167,20 @@ class ImageWriter:
             raise self._failure
         raise StoreError(f"image {self.name} cannot be written: {self._failure}") from self._failure
 
-    def _work(self, batch: list[Page]) -> None:
+    def _work(self, batch: list[tuple[int, int, Any]]) -> None:
         """In a thread: one batch of pages into chunks."""
         if self._failure is not None:
             return
-        named = [(page, chunk.chunk_name(page.data, self._key)) for page in batch]
+        named = [(address, index, data, chunk.chunk_name(data, self._key)) for address, index, data in batch]
         with self._lock:
             fresh = []
-            for page, name in named:
+            for address, index, data, name in named:
                 number, new = self._table.number(name)
-                self._columns[page.region.address][0][page.index] = number
+                self._columns[address][0][index] = number
                 if new:
-                    fresh.append((number, name, page.data))
+                    fresh.append((number, name, data))
             self.counts["reused_chunks"] = self._table.adopted
-        encoded = [(number, chunk.encode(data, name), len(data)) for number, name, data in fresh if data is not None]
+        encoded = [(number, chunk.encode(bytes(data), name), len(data)) for number, name, data in fresh]
         for number, data, raw in encoded:
             if not self.pace.wait(len(data)):
                 return  # given up: `finish` says why
