@@ -15,7 +15,7 @@ import contextlib
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -26,7 +26,7 @@ from rgpu.checkpoint import chunk, image, pagehash
 from rgpu.checkpoint.base import Array, Base
 from rgpu.checkpoint.blobs import Blobs
 from rgpu.checkpoint.device import Region
-from rgpu.checkpoint.intents import Announced
+from rgpu.checkpoint.intents import BEAT_SECONDS, Announced
 from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.packs import Packs
 from rgpu.checkpoint.pages import Page
@@ -62,6 +62,7 @@ class ImageWriter:
         self._batch_bytes = 0
         self._room = threading.BoundedSemaphore(max(1, staging // BATCH))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="image")
+        self._under_way: set[Future[None]] = set()
         self._failure: BaseException | None = None
         self.counts = dict.fromkeys(("pages", "zero_pages", "unchanged_pages", "new_chunks", "reused_chunks",
                                      "raw_bytes", "stored_bytes"), 0)
@@ -154,9 +155,14 @@ class ImageWriter:
             self._room.release()
             self._raise()
         self._announced.beat()
-        self._threads.submit(self._work, batch).add_done_callback(self._done)
+        future = self._threads.submit(self._work, batch)
+        with self._lock:
+            self._under_way.add(future)
+        future.add_done_callback(self._done)
 
     def _done(self, future: Future[None]) -> None:
+        with self._lock:
+            self._under_way.discard(future)
         error = None if future.cancelled() else future.exception()
         if error is not None and self._failure is None:
             self._failure = error
@@ -200,7 +206,7 @@ class ImageWriter:
         :class:`Fenced` if the collector took this writer for dead.
         """
         self._submit()
-        self._threads.shutdown(wait=True)
+        self._wait_stored()
         if self._failure is not None:
             self._raise()
         self._check_pages(state)
@@ -220,6 +226,18 @@ class ImageWriter:
         with contextlib.suppress(StoreError):
             self._announced.end()  # the image stands; the collector finds a forgotten intent
         return counted
+
+    def _wait_stored(self) -> None:
+        """Until every page is in a pack; the collector hears meanwhile that this writer lives."""
+        while True:
+            with self._lock:
+                under_way = set(self._under_way)
+            if not under_way:
+                break
+            wait(under_way, timeout=BEAT_SECONDS / 2)
+            if self._failure is None:
+                self._announced.beat()
+        self._threads.shutdown(wait=True)
 
     def _put_manifest(self, data: bytes) -> None:
         self._manifest_put = True  # whatever comes of it: an error may hide that it was done

@@ -107,7 +107,7 @@ class Executor:
         if call.answer is not Answer.ASYNC:
             self._answer(record.seq, error.result, b"", None)
             return
-        if call.name in _PROMISED:
+        if call.name in _PROMISED or error.result == CUDA_ERROR_OUT_OF_MEMORY:  # a launch must not be lost silently
             self.broken = self.broken or error.result
             self.broken_detail = f"{call.name} at position {record.seq}: {error.message}"
             log.error("the device cannot provide what the program was promised", call=call.name, seq=record.seq,

@@ -26,7 +26,7 @@ from rgpu.server.checkpoints import Checkpoints
 from rgpu.server.images import NodeImages
 from rgpu.server.spares import Spares
 from rgpu.server.workers import WorkerHandle
-from rgpu.session.errors import Fenced, LinkError, NotFound, PoolUnavailable, Refused, RgpuError
+from rgpu.session.errors import Fenced, LinkError, NotFound, PoolUnavailable, Refused, RgpuError, TimedOut
 
 log = structlog.get_logger(__name__)
 
@@ -323,9 +323,13 @@ class Node:
         base, others, facts = await self.images.bases(session, self.bases.get(session))
         async with self.checkpoints.under_way(session, handle) as part:
             with await self.images.grant(session) as grant:
-                done = await handle.request("checkpoint", fds=grant.descriptors, image=image, store=grant.values,
-                                            base=base, others=others, facts=facts, room=part.room, rate=part.rate,
-                                            timeout=CHECKPOINT_SECONDS)
+                try:
+                    done = await handle.request("checkpoint", fds=grant.descriptors, image=image, store=grant.values,
+                                                base=base, others=others, facts=facts, room=part.room, rate=part.rate,
+                                                timeout=CHECKPOINT_SECONDS)
+                except TimedOut:
+                    await handle.request("give_way", reason=f"it took longer than {CHECKPOINT_SECONDS:.0f} s")
+                    raise
         self.bases[session] = image
         self.images.written(session, image)
         return done
