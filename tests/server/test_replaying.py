@@ -4,7 +4,8 @@ The corpora under tests/session/corpora are recordings of the example programs
 (`rgpu run --record`), with the digests of what a replay of each held at some
 positions. A difference means that a session recorded or stored before would be
 brought back as another one. ``python -m tests.server.test_replaying`` writes
-the digests anew: only after a change that is meant to make them differ.
+the digests anew: only after a change that is meant to make them differ;
+``python -m tests.session.record_corpora`` records all of it anew.
 """
 
 from __future__ import annotations
@@ -187,6 +188,11 @@ def test_hostile_snapshots_are_refused(change: dict[str, Any]) -> None:
         Snapshot.decode(json.dumps({**good, **change}).encode())
 
 
-if __name__ == "__main__":
+def write_digests() -> None:
+    """What a replay of each corpus gives today becomes what it must give."""
     for each in NAMES:
         (CORPORA / f"{each}.json").write_text(json.dumps(facts(replay(CORPORA / f"{each}.rgpuj"))) + "\n")
+
+
+if __name__ == "__main__":
+    write_digests()
