@@ -124,7 +124,7 @@ def restored(spec: str, mib: int, store: DirectoryStore) -> Iterator[dict[str, A
     load = Load(spec, mib, fill=False)
     with store.open("last") as image:
         began = time.monotonic()
-        pages = restore.write_pages(load.device, image.state, image.pages())
+        pages = image.deliver(load.device.write_pages)
         written = time.monotonic() - began
         restore.finish(load.device, image.state)
     seconds = time.monotonic() - began

@@ -33,6 +33,7 @@ from rgpu.session.errors import DeviceError, Refused
 RESERVE = 256 << 20
 HOST_LIMIT = 1 << 30  #: bytes of pages that may be kept in host memory, where the device has no room
 BLOCK = 4096  #: pages copied by one call, into memory that is given back as one
+PATIENCE = 5.0  #: seconds that whoever needs the memory more waits for who reads it (a frame takes some ms)
 OUT_OF_MEMORY = 2  #: CUDA_ERROR_OUT_OF_MEMORY
 
 Array = np.ndarray[Any, Any]
@@ -166,12 +167,19 @@ class FrozenPages(MomentView):
                 self.device.unstage(block.place)
 
     def give_way(self, reason: str) -> int:
-        """Give all copies' memory back now; who still reads them gets ``reason`` (Refused). Returns the bytes freed."""
-        with self._lock:
+        """Give all copies' memory back now; who still reads them gets ``reason`` (Refused). Returns the bytes freed.
+
+        0 also if a reader is stuck behind the session's own work: then the memory goes when it is done.
+        """
+        self._reason = self._reason or reason
+        if not self._lock.acquire(timeout=PATIENCE):
+            return 0
+        try:
             freed = sum(len(block.addresses) for block in self.blocks) * PAGE
-            self._reason = self._reason or reason
             self.release()
             return freed
+        finally:
+            self._lock.release()
 
     def release(self) -> None:
         """Give the copies' memory back. May be called more than once."""

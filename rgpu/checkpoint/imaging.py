@@ -112,7 +112,7 @@ class Imaging:
 
     def _cut(self, writer: ImageWriter, stand_still: StandStill, take: Take) -> tuple[SessionState, list[Array]]:
         asked = time.monotonic()
-        with stand_still(), writer.pace.exempt():
+        with stand_still(), writer.hurried():
             began = time.monotonic()
             self._check()
             view = look(self.device, self.hash_key)

@@ -15,6 +15,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
@@ -32,10 +33,11 @@ from rgpu.checkpoint.packs import Packs
 from rgpu.checkpoint.pages import Page
 from rgpu.checkpoint.state import SessionState
 from rgpu.checkpoint.table import ChunkTable
-from rgpu.session.errors import AlreadyExists, Corrupt, RgpuError, StoreError
+from rgpu.session.errors import AlreadyExists, Corrupt, RgpuError, StoreError, StoreUnreachable
 
 STAGING = 256 << 20  #: bytes of pages under way between :meth:`ImageWriter.add_page` and the store
 BATCH = 1 << 20  #: bytes that one thread takes at a time
+STILL_PATIENCE = 10.0  #: seconds that a store may take nothing while a session stands still
 THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -62,6 +64,7 @@ class ImageWriter:
         self._batch_bytes = 0
         self._room = threading.BoundedSemaphore(max(1, staging // BATCH))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="image")
+        self._patience: float | None = None  #: seconds that adding pages may wait for the store
         self._under_way: set[Future[None]] = set()
         self._failure: BaseException | None = None
         self.counts = dict.fromkeys(("pages", "zero_pages", "unchanged_pages", "new_chunks", "reused_chunks",
@@ -140,6 +143,16 @@ class ImageWriter:
         self.counts["pages"] += len(indices)
         self.counts["zero_pages"] += len(indices)
 
+    @contextlib.contextmanager
+    def hurried(self) -> Iterator[None]:
+        """A session stands still meanwhile: no bandwidth bounds, and a store that takes nothing is given up."""
+        self._patience = STILL_PATIENCE
+        try:
+            with self.pace.exempt():
+                yield
+        finally:
+            self._patience = None
+
     def give_up(self, why: RgpuError) -> None:
         """From any thread: nothing more is written; whoever adds pages or finishes gets ``why``."""
         if self._failure is None:
@@ -150,7 +163,9 @@ class ImageWriter:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         if not batch:
             return
-        self._room.acquire()
+        if not self._room.acquire(timeout=self._patience):
+            raise StoreUnreachable(f"image {self.name}: the store took nothing for {self._patience:.0f} s while the "
+                                   "session stood still for it")
         if self._failure is not None:
             self._room.release()
             self._raise()

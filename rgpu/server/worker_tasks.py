@@ -257,7 +257,7 @@ class Tasks:
                 state = opened.state
                 if state.session != runtime.session:
                     raise Fenced(f"image {image} is of session {state.session}, not of {runtime.session}")
-                runtime.restore(state, opened.pages())
+                runtime.restore(state, opened.deliver)
         return {"position": state.position, "epoch": state.epoch}
 
 

@@ -58,6 +58,11 @@ class FakeDevice:
         target, at = self._find(address, len(data))
         target[at:at + len(data)] = data
 
+    def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
+        for address, size, data in runs:
+            assert data is None or len(data) == size
+            self.write(address, bytes(size) if data is None else data)
+
     def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
         if region.address not in self.memory:
             raise DeviceError("no such region", 1)

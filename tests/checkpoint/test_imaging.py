@@ -13,13 +13,14 @@ import pytest
 
 from rgpu.checkpoint import cut
 from rgpu.checkpoint import frozen as frozen_module
+from rgpu.checkpoint import writer as writer_module
 from rgpu.checkpoint.device import GRANULE
 from rgpu.checkpoint.frozen import MomentView
 from rgpu.checkpoint.imaging import Imaging
 from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.state import SessionState
 from rgpu.checkpoint.store import DirectoryStore, ImageStore
-from rgpu.session.errors import Refused, StoreFull, TimedOut
+from rgpu.session.errors import Refused, StoreFull, StoreUnreachable, TimedOut
 from tests.checkpoint.fake_device import FakeDevice
 from tests.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, many_pages, restores_as
 from tests.checkpoint.test_durability import copy_of
@@ -195,6 +196,32 @@ def test_a_store_that_fails_behind_the_pause(tmp_path: Path) -> None:
     assert not session.device.blocks and inner.names() == {}
     session.image(inner, "second")
     assert restores_as(inner.open("second"), session.moment)  # type: ignore[arg-type]
+
+
+def test_a_store_that_takes_nothing_does_not_hold_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room on the device, little in the host, and a store that hangs: the session runs on, the checkpoint fails."""
+    monkeypatch.setattr(writer_module, "STILL_PATIENCE", 0.3)
+    session, inner, go = Session(0), DirectoryStore(tmp_path), threading.Event()
+    running_again: list[bool] = []
+
+    def hangs(operation: str, name: str) -> None:
+        if operation == "write":
+            running_again.append(go.wait(20))
+
+    real = session.stand_still
+
+    @contextmanager
+    def stand_still() -> Iterator[None]:
+        try:
+            with real():
+                yield
+        finally:
+            go.set()  # the session runs; only now the store comes back
+
+    session.stand_still = stand_still  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachable, match="stood still"):
+        session.image(ImageStore(FailingBlobs(inner.blobs, hangs)), "first", staging=1 << 20)
+    assert running_again and all(running_again) and inner.names() == {}
 
 
 def test_a_session_that_does_not_stand_still(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Records the corpora of tests/session/corpora anew: the example programs, small, on the ``cpu`` device of a local pool.
+"""Records the corpora of tests/session/corpora anew: the example programs, small, on a local pool's ``cpu`` device.
 
 ``python -m tests.session.record_corpora``: needed after a change of what the shim publishes. It writes the journals,
 the answers, and what a replay of each gives today (:mod:`tests.server.test_replaying`).
