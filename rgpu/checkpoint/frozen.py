@@ -279,8 +279,7 @@ def freeze(device: Device, table: PageTable, *, reserve: int = RESERVE, host_lim
     room = device.free_memory() - reserve
     frozen, left = set_aside(now, wanted, table.key, room)
     try:
-        needed = sum(page_size(region, int(index)) for region, some in zip(regions, left, strict=True)
-                     for index in some) if any(len(some) for some in left) else 0
+        needed = sum(len(some) * min(PAGE, region.size) for region, some in zip(regions, left, strict=True))
         if needed > host_limit:
             raise Refused(f"a cut needs {needed >> 20} MiB more than the {max(0, room) >> 20} MiB of free device "
                           "memory, and that is too much for host memory", needed=needed)

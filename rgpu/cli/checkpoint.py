@@ -19,7 +19,8 @@ from rgpu.cli.pool import connect
 def command(session: str, wait: bool, pool: str | None, output: str) -> None:
     """Write an image of SESSION to the pool's store; it counts once the registry names it."""
     with connect(common.settings(pool=pool)) as client:
-        result = client.call("session.checkpoint", {"session": session, "wait": wait}, timeout=3700)  # behind another one, and as long as the store takes
+        # Perhaps behind another one, and as long as the store takes.
+        result = client.call("session.checkpoint", {"session": session, "wait": wait}, timeout=3700)
     common.emit(result, output, _show)
 
 
