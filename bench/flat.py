@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Do journal and images stay as small over many calls as they are at first?
 
-    python bench/flat.py [--calls 1000000] [--device cpu]
+    python bench/flat.py [--calls 200000] [--device cpu]
 
 A program makes, uses and destroys objects all the time. At each tenth of its calls an image is taken, and what is kept
 is looked at: the journal (the most in that tenth), the image's manifest, what it wrote, the store, agent and worker.
@@ -87,7 +87,7 @@ def growth(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Journal and image size over many calls.")
-    parser.add_argument("--calls", type=int, default=1_000_000)
+    parser.add_argument("--calls", type=int, default=200_000)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--journal-limit", default="16MiB")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
