@@ -67,7 +67,7 @@ class Imaging:
         self._frozen: FrozenPages | None = None
         self._writer: ImageWriter | None = None
         self._reason = ""
-        self._read = threading.Event()  #: the device is not read any more
+        self._using = threading.Lock()  #: held while the device, or its staging ring, is used
 
     # -- giving way -----------------------------------------------------------------
     def give_way(self, reason: str) -> int:
@@ -80,8 +80,11 @@ class Imaging:
         return frozen.give_way(self._reason) if frozen is not None else 0
 
     def wait_read(self, seconds: float) -> bool:
-        """Until the device, and its staging ring, are not used any more."""
-        return self._read.wait(seconds)
+        """Once it was to give way: until the device, and its staging ring, are not used any more."""
+        if not self._using.acquire(timeout=max(0.0, seconds)):
+            return False
+        self._using.release()
+        return True
 
     def _check(self) -> None:
         if self._reason:
@@ -94,18 +97,18 @@ class Imaging:
 
         Raises :class:`Refused` when it had to give way, and what ``stand_still``, ``take`` and the writer raise.
         """
-        try:
-            with self._lock:
-                self._check()
-                self._writer = writer
-            writer.prepare()
+        with self._lock:
+            self._check()
+            self._writer = writer
+        writer.prepare()
+        with self._using:
             state, wanted = self._cut(writer, stand_still, take)
-            assert self._frozen is not None
-            with self._frozen as frozen:
-                self.point("cut")
+        assert self._frozen is not None
+        with self._frozen as frozen:
+            self.point("cut")
+            with self._using:
+                self._check()
                 self._store(frozen, writer, state, wanted)
-        finally:
-            self._read.set()
         self.point("image")
         self._check()
         return state, writer.finish(state, self.taken.as_dict(), facts)

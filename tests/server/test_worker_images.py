@@ -215,7 +215,7 @@ def test_a_move_goes_first(running: Running, no_link: None) -> None:
 
 def test_a_move_does_not_wait_for_ever(running: Running, no_link: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_tasks, "GIVE_WAY_SECONDS", 0.1)
-    begun = running.begin("i", "cut")
+    begun = running.begin("i", "image.paused")
     with pytest.raises(Refused, match="does not end"):
         send(running)
     running.go.set()
