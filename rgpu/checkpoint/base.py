@@ -34,6 +34,10 @@ class Base:
         self._order = np.argsort(prefixes, kind="stable")
         self._sorted = prefixes[self._order]
         self.avoided = np.zeros(len(table.body.packs), bool)  #: packs that must not be referred to
+        self._decided = False  #: which these are
+        #: (address, kind) → the region as it was, its page hashes, numbers of its chunks
+        self._known = {(region.address, region.kind): (region, region.page_hashes(), column)
+                       for region, column in zip(table.body.state.regions, table.pages, strict=True)}
 
     def find(self, name: bytes) -> int | None:
         """The number of the chunk of that name."""
@@ -46,28 +50,46 @@ class Base:
             at += 1
         return None
 
+    def prepare(self) -> None:
+        """Choose the packs to leave by what this image itself uses; else :meth:`unchanged` does, by what is left.
+
+        It takes a while, so it is done before a session stands still. What has
+        changed since counts one image later.
+        """
+        state = self.table.body.state
+        self._decide(state.hash_key, state.regions)
+
+    def _decide(self, hash_key: bytes, regions: list[RegionState]) -> None:
+        if not self._decided:
+            self._leave_sparse_packs(self._compare(hash_key, regions))
+            self._decided = True
+
     def unchanged(self, state: SessionState) -> list[tuple[Array, Array]]:
         """For each region of ``state``: (which pages are as they were, u32 chunk numbers there or ZERO_PAGE).
 
         Nothing is, if the page hashes were made under another key.
         """
-        old = self.table.body.state
-        known = {(region.address, region.kind): (region, column)
-                 for region, column in zip(old.regions, self.table.pages, strict=True)}
-        same_key = old.hash_key == state.hash_key
+        self._decide(state.hash_key, state.regions)
+        return self._compare(state.hash_key, state.regions)
+
+    def _compare(self, hash_key: bytes, regions: list[RegionState]) -> list[tuple[Array, Array]]:
+        same_key = self.table.body.state.hash_key == hash_key
         found = []
-        for region in state.regions:
+        for region in regions:
             count = pagehash.page_count(region.size)
             kept, numbers = np.zeros(count, bool), np.full(count, image.ZERO_PAGE, np.uint32)
-            before = known.get((region.address, region.kind)) if same_key else None
+            before = self._known.get((region.address, region.kind)) if same_key else None
             if before is not None:
                 _compare(region, *before, kept, numbers)
+                if self.avoided.any():
+                    in_use = kept & (numbers != image.ZERO_PAGE)
+                    kept[in_use] = ~self.avoided[self.table.packs[numbers[in_use]]]
+                    numbers[~kept] = image.ZERO_PAGE
             found.append((kept, numbers))
-        self._leave_sparse_packs(found)
         return found
 
     def _leave_sparse_packs(self, found: list[tuple[Array, Array]]) -> None:
-        """Take pages back that alone keep a nearly dead pack alive, within a budget."""
+        """Avoid packs that only a few of these pages keep alive, within a budget."""
         table = self.table
         if not table.count:
             return
@@ -85,18 +107,14 @@ class Base:
                 break
             left -= float(alive[pack])
             self.avoided[pack] = True
-        for kept, numbers in found:
-            in_use = kept & (numbers != image.ZERO_PAGE)
-            if in_use.any():
-                kept[in_use] = ~self.avoided[table.packs[numbers[in_use]]]
 
 
-def _compare(region: RegionState, old: RegionState, column: Array, kept: Array, numbers: Array) -> None:
-    """Mark the pages of ``region`` that have the size and the hash they had in ``old``."""
+def _compare(region: RegionState, old: RegionState, hashes: Array, column: Array, kept: Array, numbers: Array) -> None:
+    """Mark the pages of ``region`` that have the size and the hash (one of ``hashes``) they had in ``old``."""
     if not region.hashes or not old.hashes:
         return
     count = min(len(kept), len(column))
-    same = (region.page_hashes()[:count] == old.page_hashes()[:count]).all(axis=1)
+    same = (region.page_hashes()[:count] == hashes[:count]).all(axis=1)
     for index in {count - 1} if count else ():
         same[index] &= page_size(region.region(), index) == page_size(old.region(), index)
     kept[:count] = same

@@ -208,10 +208,10 @@ class Device(Protocol):
         """Of many regions in one go, with which of their pages are all zeros."""
 
     def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
-        """Hash what is copied: (address, bytes up to PAGE) of each page; page i goes to ``staging`` + PAGE · i.
+        """Hash what is copied: the pages of (address, bytes) ranges, in order; page i goes to ``staging`` + PAGE · i.
 
         ``staging``: the address of memory that the device can write, a multiple of 16; the rest of a short
-        page's place becomes zeros. The hash is that of the bytes at ``staging``, whatever runs meanwhile.
+        last page's place becomes zeros. The hash is that of the bytes at ``staging``, whatever runs meanwhile.
         """
 
     def page_ring(self) -> PageRing:

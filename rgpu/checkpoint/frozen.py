@@ -1,17 +1,25 @@
 """A consistent cut that outlives its pause: the pages of one moment, while the session runs on.
 
-:func:`freeze` is called with the session standing still. It hashes every page,
-copies those that the other side does not have yet into free memory of the
-device (as far as that reaches, the rest into host memory), and gives a view of
-that moment. The view answers the questions that page streams and image writers
-ask of a :class:`~rgpu.checkpoint.device.Device`, so that both work on a cut as
-they work on a device: ``regions``, ``hash_pages``, ``hash_regions``, ``read``
-and ``copy_and_hash``, and what :func:`rgpu.checkpoint.cut.take` needs.
+:func:`set_aside` is called with the session standing still. It copies pages
+into free memory of the device, as far as that reaches, and gives a view of
+that moment; :func:`freeze` does so for all that the other side of a move
+lacks, and takes the rest into host memory. The view answers the questions that
+page streams and image writers ask of a :class:`~rgpu.checkpoint.device.Device`,
+so that both work on a cut as they work on a device: ``regions``,
+``hash_pages``, ``hash_regions``, ``read`` and ``copy_and_hash``, and what
+:func:`rgpu.checkpoint.cut.take` needs.
+
+What is done in the pause is done for all pages at once: a loop over the pages
+of 64 GiB would last longer than copying them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,9 +32,11 @@ from rgpu.session.errors import DeviceError, Refused
 #: Device memory that a cut leaves alone: the program may map more while its cut is streamed.
 RESERVE = 256 << 20
 HOST_LIMIT = 1 << 30  #: bytes of pages that may be kept in host memory, where the device has no room
-BATCH = 4096  #: pages copied by one call
+BLOCK = 4096  #: pages copied by one call, into memory that is given back as one
+PATIENCE = 5.0  #: seconds that whoever needs the memory more waits for who reads it (a frame takes some ms)
+OUT_OF_MEMORY = 2  #: CUDA_ERROR_OUT_OF_MEMORY
 
-_ZEROS = bytes(PAGE)
+Array = np.ndarray[Any, Any]
 Hashed = dict[tuple[int, int, str], PageHashes]
 
 
@@ -61,7 +71,7 @@ class MomentView:
     def regions(self) -> list[Region]:
         return list(self._regions)
 
-    def hash_pages(self, region: Region, key: bytes) -> np.ndarray[Any, Any]:
+    def hash_pages(self, region: Region, key: bytes) -> Array:
         return self._hashed[_identity(region)].hashes
 
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
@@ -74,36 +84,110 @@ class MomentView:
         return self.device.copy_and_hash(pages, staging, key)
 
 
+@dataclass(slots=True)
+class Block:
+    """Copies in one piece of device memory: ``addresses`` (ascending) of the pages, at ``place`` + PAGE · i."""
+
+    place: int
+    addresses: Array
+
+
 class FrozenPages(MomentView):
-    """The pages of a cut that were copied aside. :meth:`release` gives their memory back; also a context manager."""
+    """The pages of a cut that were copied aside. :meth:`release` gives their memory back; also a context manager.
+
+    Thread-safe: whoever needs the memory more may take it away at any time with :meth:`give_way`.
+    """
 
     def __init__(self, device: Device, regions: Sequence[Region], hashed: Sequence[PageHashes]) -> None:
         super().__init__(device, regions, hashed)
-        self.staged: dict[int, int] = {}  #: address of a page → where its copy is
-        self.kept: dict[int, bytes] = {}  #: address of a page → its bytes, where the device had no room
-        self._blocks: list[int] = []
+        self.kept: dict[int, bytes] = {}  #: address of a page → its bytes, in host memory
+        self.blocks: list[Block] = []
+        self.staged_bytes = 0  #: of device memory, when the cut was made
+        self._starts: list[int] = []
+        self._reason = ""  #: why the copies are gone
+        self._lock = threading.RLock()
 
-    def add_block(self, address: int) -> None:
-        self._blocks.append(address)
+    def add_block(self, place: int, addresses: Array) -> None:
+        """The caller adds blocks in the order of their pages' addresses."""
+        self.blocks.append(Block(place, addresses))
+        self._starts.append(int(addresses[0]))
+        self.staged_bytes += len(addresses) * PAGE
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Copies stay where they are meanwhile. Raises :class:`Refused` when they had to give way."""
+        with self._lock:
+            if self._reason:
+                raise Refused(self._reason)
+            yield
+
+    def place(self, address: int) -> int | None:
+        """Where the copy of the page at ``address`` is; None if there is none on the device."""
+        number = bisect.bisect_right(self._starts, address) - 1
+        if number < 0:
+            return None
+        block = self.blocks[number]
+        index = int(np.searchsorted(block.addresses, np.uint64(address)))
+        if index == len(block.addresses) or int(block.addresses[index]) != address:
+            return None
+        return block.place + index * PAGE
 
     def read(self, address: int, size: int) -> bytes:
         """A page, whole, as it was. Raises :class:`DeviceError` for one that was not copied: it was not changed."""
         if address in self.kept:
             return self.kept[address]
-        if address in self.staged:
-            return self.device.read_staged(self.staged[address], size)
+        with self.reading():
+            place = self.place(address)
+            if place is not None:
+                return self.device.read_staged(place, size)
+        if self._was_zero(address):
+            return bytes(size)
         raise DeviceError(f"the page at {address:#x} is not among the copied pages of this cut", 1)
 
+    def _was_zero(self, address: int) -> bool:
+        for region in self._regions:
+            if region.address <= address < region.address + region.size:
+                return bool(self._hashed[_identity(region)].zero[(address - region.address) // PAGE])
+        return False
+
     def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
-        return self.device.copy_and_hash([(self.staged[address], size) for address, size in pages], staging, key)
+        with self.reading():
+            places = [(self.place(address), size) for address, size in pages]
+            found = [(place, size) for place, size in places if place is not None]
+            if len(found) < len(pages):
+                raise DeviceError(f"the page at {pages[0][0]:#x}, or one behind it, was not copied aside", 1)
+            return self.device.copy_and_hash(found, staging, key)
+
+    def drop(self, block: Block) -> None:
+        """Give the memory of one block back: its pages are where they were to go."""
+        with self._lock:
+            if block in self.blocks:
+                number = self.blocks.index(block)
+                del self.blocks[number], self._starts[number]
+                self.device.unstage(block.place)
+
+    def give_way(self, reason: str) -> int:
+        """Give all copies' memory back now; who still reads them gets ``reason`` (Refused). Returns the bytes freed.
+
+        0 also if a reader is stuck behind the session's own work: then the memory goes when it is done.
+        """
+        self._reason = self._reason or reason
+        if not self._lock.acquire(timeout=PATIENCE):
+            return 0
+        try:
+            freed = sum(len(block.addresses) for block in self.blocks) * PAGE
+            self.release()
+            return freed
+        finally:
+            self._lock.release()
 
     def release(self) -> None:
         """Give the copies' memory back. May be called more than once."""
-        blocks, self._blocks = self._blocks, []
-        self.staged.clear()
-        self.kept.clear()
-        for block in blocks:
-            self.device.unstage(block)
+        with self._lock:
+            blocks, self.blocks, self._starts = self.blocks, [], []
+            self.kept.clear()
+            for block in blocks:
+                self.device.unstage(block.place)
 
     def __enter__(self) -> FrozenPages:
         return self
@@ -118,56 +202,95 @@ def look(device: Device, key: bytes) -> MomentView:
     return MomentView(device, regions, device.hash_regions(regions, key))
 
 
+def set_aside(view: MomentView, wanted: Sequence[Array], key: bytes, room: int) -> tuple[FrozenPages, list[Array]]:
+    """Copy pages of a device that stands still into its free memory: at most ``room`` bytes.
+
+    ``wanted``: for each region of ``view`` the indices of its pages, ascending.
+    Returns the cut and, for each region, the indices of wanted pages that are
+    not in it and not zeros: the device had no room, or a kernel cannot copy
+    them (module variables, pinned shadows). Raises :class:`DeviceError` when
+    something ran.
+    """
+    regions = view.regions()
+    hashed = view.hash_regions(regions, key)
+    frozen = FrozenPages(view.device, regions, hashed)
+    addresses, hashes, left = [np.zeros(0, np.uint64)], [np.zeros((0, 2), np.uint64)], []
+    for region, found, indices in zip(regions, hashed, wanted, strict=True):
+        plain = indices[~found.zero[indices]]
+        whole = plain[plain < region.size // PAGE] if region.kind == "mapped" else plain[:0]
+        addresses.append(np.uint64(region.address) + whole.astype(np.uint64) * np.uint64(PAGE))
+        hashes.append(found.hashes[whole])
+        left.append(plain)
+    done = _stage(frozen, np.concatenate(addresses), np.concatenate(hashes), key, max(0, room) // PAGE)
+    for number, (region, some) in enumerate(zip(regions, addresses[1:], strict=True)):
+        copied = min(len(some), done)
+        done -= copied
+        if copied:
+            last = int(some[copied - 1])
+            left[number] = left[number][left[number] > (last - region.address) // PAGE]
+    return frozen, left
+
+
+def _stage(frozen: FrozenPages, addresses: Array, hashes: Array, key: bytes, room: int) -> int:
+    """Copy the first ``room`` pages; returns how many found room indeed."""
+    room = min(room, len(addresses))
+    try:
+        for at in range(0, room, BLOCK):
+            end = min(at + BLOCK, room)
+            try:
+                place = frozen.device.stage((end - at) * PAGE)
+            except DeviceError as error:
+                if error.result != OUT_OF_MEMORY:
+                    raise
+                return at  # somebody else was faster
+            frozen.add_block(place, addresses[at:end])
+            copied = frozen.device.copy_and_hash(runs(addresses[at:end]), place, key)
+            if len(bad := np.flatnonzero((copied.hashes != hashes[at:end]).any(axis=1))):
+                raise DeviceError(f"the page at {int(addresses[at + bad[0]]):#x} changed during the cut", 999)
+    except BaseException:
+        frozen.release()
+        raise
+    return room
+
+
+def runs(addresses: Array) -> list[tuple[int, int]]:
+    """(address, bytes) of each run of whole pages that follow one another; ``addresses`` ascend."""
+    if not len(addresses):
+        return []
+    breaks = np.flatnonzero(np.diff(addresses) != np.uint64(PAGE)) + 1
+    firsts = np.concatenate([[0], breaks])
+    lengths = np.diff(np.concatenate([firsts, [len(addresses)]])) * PAGE
+    return list(zip(addresses[firsts].tolist(), lengths.tolist(), strict=True))
+
+
 def freeze(device: Device, table: PageTable, *, reserve: int = RESERVE, host_limit: int = HOST_LIMIT) -> FrozenPages:
     """Copy aside every page that differs from what ``table`` says was sent; the session stands still meanwhile.
 
-    Nothing is marked as sent. Pages of zeros are known by their hash and kept
-    as such. Raises :class:`Refused` when neither device nor host has room for
-    the copies: then there is no cut, and nothing was changed;
-    :class:`DeviceError` when something ran.
+    Nothing is marked as sent. Pages of zeros are known by their hash. Raises
+    :class:`Refused` when neither device nor host has room for the copies: then
+    there is no cut, and nothing was changed; :class:`DeviceError` when
+    something ran.
     """
     now = look(device, table.key)
     regions = now.regions()
-    frozen = FrozenPages(device, regions, now.hash_regions(regions, table.key))
     table.follow(regions)
-    wanted: list[tuple[int, int, tuple[int, int]]] = []  #: address, size, hash: pages for device memory
-    aside: list[tuple[int, int]] = []  #: pages for host memory
-    for region, found in zip(regions, now.hash_regions(regions, table.key), strict=True):
-        for index in map(int, table.dirty(region, found.hashes)):
-            address, size = region.address + index * PAGE, page_size(region, index)
-            if found.zero[index]:
-                frozen.kept[address] = _ZEROS if size == PAGE else bytes(size)
-            elif region.kind == "mapped":
-                wanted.append((address, size, (int(found.hashes[index][0]), int(found.hashes[index][1]))))
-            else:  # module variables and pinned shadows: few, and not everywhere readable by a kernel
-                aside.append((address, size))
-    room = max(0, device.free_memory() - reserve) // PAGE
-    aside += [(address, size) for address, size, _ in wanted[room:]]
-    missing = sum(size for _, size in aside)
-    if missing > host_limit:
-        raise Refused(f"a cut needs {len(wanted) * PAGE >> 20} MiB of free device memory, {room * PAGE >> 20} MiB are "
-                      f"free, and {missing >> 20} MiB are too much for host memory", needed=len(wanted) * PAGE)
+    wanted = [table.dirty(region, found.hashes)
+              for region, found in zip(regions, now.hash_regions(regions, table.key), strict=True)]
+    room = device.free_memory() - reserve
+    frozen, left = set_aside(now, wanted, table.key, room)
     try:
-        for at in range(0, min(room, len(wanted)), BATCH):
-            _stage(frozen, wanted[at:min(at + BATCH, room)], table.key)
-        for address, size in aside:
-            frozen.kept[address] = device.read(address, size)
+        needed = sum(len(some) * min(PAGE, region.size) for region, some in zip(regions, left, strict=True))
+        if needed > host_limit:
+            raise Refused(f"a cut needs {needed >> 20} MiB more than the {max(0, room) >> 20} MiB of free device "
+                          "memory, and that is too much for host memory", needed=needed)
+        for region, some in zip(regions, left, strict=True):
+            for index in some.tolist():
+                address = region.address + index * PAGE
+                frozen.kept[address] = device.read(address, page_size(region, index))
     except BaseException:
         frozen.release()
         raise
     return frozen
-
-
-def _stage(frozen: FrozenPages, pages: Sequence[tuple[int, int, tuple[int, int]]], key: bytes) -> None:
-    device = frozen.device
-    block = device.stage(len(pages) * PAGE)
-    frozen.add_block(block)
-    copied = device.copy_and_hash([(address, size) for address, size, _ in pages], block, key)
-    wanted = np.array([value for _, _, value in pages], np.uint64)
-    if bad := np.flatnonzero((copied.hashes != wanted).any(axis=1)).tolist():
-        raise DeviceError(f"the page at {pages[bad[0]][0]:#x} changed during the cut", 999)
-    for number, (address, _, _) in enumerate(pages):
-        frozen.staged[address] = block + number * PAGE
 
 
 def _identity(region: Region) -> tuple[int, int, str]:

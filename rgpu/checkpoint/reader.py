@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from blake3 import blake3
@@ -29,6 +29,8 @@ AHEAD = 2 * THREADS
 GAP = 64 * 1024  #: bytes between two chunks that are read over rather than asked for apart
 PIECE = 8 << 20  #: bytes that are read at once
 _STEP = 4 << 20
+
+T = TypeVar("T")
 
 
 class Image:
@@ -148,6 +150,10 @@ class Image:
 
     def _batches(self) -> Iterator[tuple[int, int, list[bytes | None]]]:
         """(region number, first index, pages), read ahead by threads."""
+        return self._in_threads(lambda number, start, count: (number, start, self.read_pages(number, start, count)))
+
+    def _in_threads(self, work: Callable[[int, int, int], T]) -> Iterator[T]:
+        """``work`` (region number, first index, pages) for all pages: its results, in order."""
         def places() -> Iterator[tuple[int, int, int]]:
             for number, region in enumerate(self.state.regions):
                 pages = pagehash.page_count(region.size)
@@ -155,20 +161,18 @@ class Image:
                     yield number, start, min(BATCH, pages - start)
 
         if sum(len(column) for column in self.table.pages) <= BATCH:  # not worth a thread
-            for number, start, count in places():
-                yield number, start, self.read_pages(number, start, count)
+            for place in places():
+                yield work(*place)
             return
-        waiting: deque[tuple[int, int, Future[list[bytes | None]]]] = deque()
+        waiting: deque[Future[T]] = deque()
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="restore")
         try:
-            for number, start, count in places():
-                waiting.append((number, start, threads.submit(self.read_pages, number, start, count)))
+            for place in places():
+                waiting.append(threads.submit(work, *place))
                 if len(waiting) >= AHEAD:
-                    region, first, future = waiting.popleft()
-                    yield region, first, future.result()
+                    yield waiting.popleft().result()
             while waiting:
-                region, first, future = waiting.popleft()
-                yield region, first, future.result()
+                yield waiting.popleft().result()
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
 
@@ -179,6 +183,24 @@ class Image:
             for index, data in enumerate(pages, start):
                 if data is not None or region.kind == "global":
                     yield region.address, index, data
+
+    def deliver(self, write: Callable[[list[tuple[int, int, Any]]], None]) -> int:
+        """Have every page that a fresh device does not have already written, by the threads that read them.
+
+        ``write`` is called from several threads with (address, size, bytes or None for zeros) …, in batches that do not
+        overlap. Returns how many pages; raises :class:`Corrupt`, :class:`StoreError`, and what ``write`` raises.
+        """
+        def one(number: int, start: int, count: int) -> int:
+            region = self.state.regions[number]
+            about = region.region()
+            runs = [(region.address + index * pagehash.PAGE, page_size(about, index), data)
+                    for index, data in enumerate(self.read_pages(number, start, count), start)
+                    if data is not None or region.kind == "global"]
+            if runs:
+                write(runs)
+            return len(runs)
+
+        return sum(self._in_threads(one))
 
     def verify(self) -> dict[str, int]:
         """Read everything, compare every page with its recorded hash. Raises on the first difference."""

@@ -15,6 +15,9 @@ from rgpu.checkpoint.pages import apply_page, differing
 from rgpu.checkpoint.state import SessionState
 from rgpu.session.errors import RecoveryFailed, RgpuError
 
+#: Calls what it is given with batches of (address, size, bytes or None for zeros) …; returns how many pages.
+Deliver = Callable[[Callable[[list[tuple[int, int, Any]]], None]], int]
+
 
 def rebuild(device: Device, state: SessionState, records: Iterable[Any], apply: Callable[[Any], None]) -> None:
     """Replay the structural calls through ``apply`` and compare what stands with ``state``.
@@ -107,9 +110,13 @@ def finish(device: Device, state: SessionState) -> None:
 
 
 def restore(device: Device, state: SessionState, records: Iterable[Any], apply: Callable[[Any], None],
-            pages: Iterable[tuple[int, int, bytes | None]]) -> int:
-    """All of the above in order; returns the number of pages written."""
+            pages: Iterable[tuple[int, int, bytes | None]] | Deliver) -> int:
+    """All of the above in order; returns the number of pages written.
+
+    ``pages``: as :func:`write_pages` takes them, or :meth:`rgpu.checkpoint.reader.Image.deliver` of an
+    image with this state: then many threads read, check and write.
+    """
     rebuild(device, state, records, apply)
-    count = write_pages(device, state, pages)
+    count = pages(device.write_pages) if callable(pages) else write_pages(device, state, pages)
     finish(device, state)
     return count

@@ -29,6 +29,7 @@ from rgpu.checkpoint.base import Base
 from rgpu.checkpoint.blobs import Blobs, DirectoryBlobs
 from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.intents import Announced
+from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.packs import pack_blob
 from rgpu.checkpoint.reader import Image
 from rgpu.checkpoint.state import SessionState
@@ -106,11 +107,11 @@ class ImageStore:
 
     # -- writing --------------------------------------------------------------------
     def writer(self, name: str, base: str | None = None, *, others: Iterable[str] = (),
-               staging: int = STAGING) -> ImageWriter:
+               staging: int = STAGING, pace: Pace | None = None) -> ImageWriter:
         """Begin an image. ``base``: the previous one of the session; ``others``: images whose chunks may be shared.
 
         One of them that cannot be read, or whose packs are not all there, is
-        left out. ``staging``: bytes of pages that may wait in memory. Raises
+        left out. ``staging``: bytes of pages that may wait in memory; ``pace``: how fast to write. Raises
         :class:`AlreadyExists`, :class:`StoreError`.
         """
         if self.blobs.size(self.manifest(name)) is not None:
@@ -130,7 +131,7 @@ class ImageStore:
             with contextlib.suppress(StoreError):
                 announced.end()
             raise
-        return ImageWriter(self.blobs, self.prefix, name, self._key, announced, bases, staging)
+        return ImageWriter(self.blobs, self.prefix, name, self._key, announced, bases, staging, pace)
 
     def _usable_base(self, name: str, announced: Announced) -> Base | None:
         """The image if its packs are there in their length and stay: a damaged base would damage its heirs."""

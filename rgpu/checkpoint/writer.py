@@ -15,7 +15,8 @@ import contextlib
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -25,15 +26,18 @@ import numpy as np
 from rgpu.checkpoint import chunk, image, pagehash
 from rgpu.checkpoint.base import Array, Base
 from rgpu.checkpoint.blobs import Blobs
-from rgpu.checkpoint.intents import Announced
+from rgpu.checkpoint.device import Region
+from rgpu.checkpoint.intents import BEAT_SECONDS, Announced
+from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.packs import Packs
 from rgpu.checkpoint.pages import Page
 from rgpu.checkpoint.state import SessionState
 from rgpu.checkpoint.table import ChunkTable
-from rgpu.session.errors import AlreadyExists, Corrupt, RgpuError, StoreError
+from rgpu.session.errors import AlreadyExists, Corrupt, RgpuError, StoreError, StoreUnreachable
 
 STAGING = 256 << 20  #: bytes of pages under way between :meth:`ImageWriter.add_page` and the store
 BATCH = 1 << 20  #: bytes that one thread takes at a time
+STILL_PATIENCE = 10.0  #: seconds that a store may take nothing while a session stands still
 THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -41,29 +45,44 @@ class ImageWriter:
     """Made by :meth:`rgpu.checkpoint.store.ImageStore.writer`. One thread calls it.
 
     ``bases``: older images whose packs are all there; the first is the previous one of the session.
+    ``pace``: how fast it may write.
     """
 
     def __init__(self, blobs: Blobs, prefix: str, name: str, key: bytes, announced: Announced, bases: list[Base],
-                 staging: int = STAGING) -> None:
+                 staging: int = STAGING, pace: Pace | None = None) -> None:
         self.name = name
         self._blobs, self._prefix, self._key, self._announced = blobs, prefix, key, announced
         self._manifest = manifest_name(prefix, name)
         self._started, self._clock = time.time(), time.monotonic()
         self._bases = bases
+        self.pace = pace or Pace()
         self._lock = threading.Lock()  #: table and counts
         self._table = ChunkTable(bases)
         self._packs = Packs(blobs, prefix, announced.intent.id, key)
         self._columns: dict[int, tuple[Array, Array]] = {}  #: region address → (chunk numbers, hashes of what is there)
-        self._batch: list[Page] = []
+        self._batch: list[tuple[int, int, Any]] = []  #: region address, page index, bytes
         self._batch_bytes = 0
         self._room = threading.BoundedSemaphore(max(1, staging // BATCH))
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="image")
+        self._patience: float | None = None  #: seconds that adding pages may wait for the store
+        self._under_way: set[Future[None]] = set()
         self._failure: BaseException | None = None
         self.counts = dict.fromkeys(("pages", "zero_pages", "unchanged_pages", "new_chunks", "reused_chunks",
                                      "raw_bytes", "stored_bytes"), 0)
         self._open, self._manifest_put = True, False
 
     # -- pages ------------------------------------------------------------------
+    def prepare(self) -> None:
+        """Decide what takes long before the session stands still. May be left out."""
+        if self._bases:
+            self._bases[0].prepare()
+
+    def wanted(self, state: SessionState) -> list[Array]:
+        """What :meth:`inherit` will return, at once: for while the session stands still."""
+        if not self._bases:
+            return [np.arange(pagehash.page_count(region.size)) for region in state.regions]
+        return [np.flatnonzero(~kept) for kept, _ in self._bases[0].unchanged(state)]
+
     def inherit(self, state: SessionState) -> list[Array]:
         """Take over every page that is unchanged since the previous image of the session.
 
@@ -102,23 +121,63 @@ class ImageWriter:
         if page.data is None:
             self.counts["zero_pages"] += 1
             return
-        self._batch.append(page)
-        self._batch_bytes += len(page.data)
+        self._append(page.region.address, page.index, page.data)
+
+    def add_frame(self, region: Region, indices: Array, data: bytes, hashes: Array) -> None:
+        """As :meth:`add_page`, for whole pages, not of zeros, one behind the other in ``data``."""
+        self._column(region.address, region.size)[1][indices] = hashes
+        self.counts["pages"] += len(indices)
+        view = memoryview(data)
+        for number, index in enumerate(indices.tolist()):
+            self._append(region.address, index, view[number * pagehash.PAGE:(number + 1) * pagehash.PAGE])
+
+    def _append(self, address: int, index: int, data: Any) -> None:
+        self._batch.append((address, index, data))
+        self._batch_bytes += len(data)
         if self._batch_bytes >= BATCH:
             self._submit()
+
+    def add_zeros(self, region: Region, indices: Array, hashes: Array) -> None:
+        """Pages that are all zeros; ``hashes``: of all the region's pages."""
+        self._column(region.address, region.size)[1][indices] = hashes[indices]
+        self.counts["pages"] += len(indices)
+        self.counts["zero_pages"] += len(indices)
+
+    @contextlib.contextmanager
+    def hurried(self) -> Iterator[None]:
+        """A session stands still meanwhile: no bandwidth bounds, and a store that takes nothing is given up."""
+        self._patience = STILL_PATIENCE
+        try:
+            with self.pace.exempt():
+                yield
+        finally:
+            self._patience = None
+
+    def give_up(self, why: RgpuError) -> None:
+        """From any thread: nothing more is written; whoever adds pages or finishes gets ``why``."""
+        if self._failure is None:
+            self._failure = why
+        self.pace.stop()
 
     def _submit(self) -> None:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         if not batch:
             return
-        self._room.acquire()
+        if not self._room.acquire(timeout=self._patience):
+            raise StoreUnreachable(f"image {self.name}: the store took nothing for {self._patience:.0f} s while the "
+                                   "session stood still for it")
         if self._failure is not None:
             self._room.release()
             self._raise()
         self._announced.beat()
-        self._threads.submit(self._work, batch).add_done_callback(self._done)
+        future = self._threads.submit(self._work, batch)
+        with self._lock:
+            self._under_way.add(future)
+        future.add_done_callback(self._done)
 
     def _done(self, future: Future[None]) -> None:
+        with self._lock:
+            self._under_way.discard(future)
         error = None if future.cancelled() else future.exception()
         if error is not None and self._failure is None:
             self._failure = error
@@ -129,21 +188,23 @@ class ImageWriter:
             raise self._failure
         raise StoreError(f"image {self.name} cannot be written: {self._failure}") from self._failure
 
-    def _work(self, batch: list[Page]) -> None:
+    def _work(self, batch: list[tuple[int, int, Any]]) -> None:
         """In a thread: one batch of pages into chunks."""
         if self._failure is not None:
             return
-        named = [(page, chunk.chunk_name(page.data, self._key)) for page in batch]
+        named = [(address, index, data, chunk.chunk_name(data, self._key)) for address, index, data in batch]
         with self._lock:
             fresh = []
-            for page, name in named:
+            for address, index, data, name in named:
                 number, new = self._table.number(name)
-                self._columns[page.region.address][0][page.index] = number
+                self._columns[address][0][index] = number
                 if new:
-                    fresh.append((number, name, page.data))
+                    fresh.append((number, name, data))
             self.counts["reused_chunks"] = self._table.adopted
-        encoded = [(number, chunk.encode(data, name), len(data)) for number, name, data in fresh if data is not None]
+        encoded = [(number, chunk.encode(bytes(data), name), len(data)) for number, name, data in fresh]
         for number, data, raw in encoded:
+            if not self.pace.wait(len(data)):
+                return  # given up: `finish` says why
             pack, offset = self._packs.append(data)
             with self._lock:
                 self._table.place(number, pack, offset, len(data))
@@ -160,11 +221,13 @@ class ImageWriter:
         :class:`Fenced` if the collector took this writer for dead.
         """
         self._submit()
-        self._threads.shutdown(wait=True)
+        self._wait_stored()
         if self._failure is not None:
             self._raise()
         self._check_pages(state)
         written = self._packs.finish()
+        if self._failure is not None:
+            self._raise()
         counted = {**self.counts, "seconds": round(time.monotonic() - self._clock, 3), **(statistics or {})}
         packs, chunks = self._table.result(written)
         body = image.Body(
@@ -178,6 +241,18 @@ class ImageWriter:
         with contextlib.suppress(StoreError):
             self._announced.end()  # the image stands; the collector finds a forgotten intent
         return counted
+
+    def _wait_stored(self) -> None:
+        """Until every page is in a pack; the collector hears meanwhile that this writer lives."""
+        while True:
+            with self._lock:
+                under_way = set(self._under_way)
+            if not under_way:
+                break
+            wait(under_way, timeout=BEAT_SECONDS / 2)
+            if self._failure is None:
+                self._announced.beat()
+        self._threads.shutdown(wait=True)
 
     def _put_manifest(self, data: bytes) -> None:
         self._manifest_put = True  # whatever comes of it: an error may hide that it was done
@@ -209,6 +284,7 @@ class ImageWriter:
         if not self._open:
             return
         self._open = False
+        self.pace.stop()
         self._failure = self._failure or StoreError(f"image {self.name} was given up")
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._packs.discard()

@@ -19,7 +19,8 @@ from rgpu.cli.pool import connect
 def command(session: str, wait: bool, pool: str | None, output: str) -> None:
     """Write an image of SESSION to the pool's store; it counts once the registry names it."""
     with connect(common.settings(pool=pool)) as client:
-        result = client.call("session.checkpoint", {"session": session, "wait": wait}, timeout=600)
+        # Perhaps behind another one, and as long as the store takes.
+        result = client.call("session.checkpoint", {"session": session, "wait": wait}, timeout=3700)
     common.emit(result, output, _show)
 
 
@@ -28,4 +29,8 @@ def _show(result: dict[str, Any]) -> None:
         common.out.print(f"an image of {result['session']} is being taken", markup=False)
         return
     common.out.print(f"image {result['image']}: position {result['position']}, {result['pages']} pages, "
-                     f"{common.size(result['bytes'])}", markup=False)
+                     f"{common.size(result['bytes'])} written", markup=False)
+    if "pause_ms" in result:
+        common.out.print(f"the session stood still for {result['pause_ms']:.1f} ms; {common.size(result['cut_bytes'])} "
+                         f"were set aside on the device, {common.size(result['paused_bytes'])} read meanwhile; "
+                         f"{result['total_ms'] / 1000:.2f} s in all", markup=False)

@@ -88,6 +88,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("store_credentials", lambda: "", str, "file with the credentials of an object store (default: AWS_* "
             "variables); read by node daemons only"),
     Setting("keep_images", lambda: 3, int, "newest images of each session that stay when a new one is taken; 0: all"),
+    Setting("checkpoint_bandwidth", lambda: 0, parse_size, "bytes/s that the checkpoints of a node may write together; "
+            "0: no limit"),
     Setting("timeout", lambda: 30.0, parse_seconds, "how long a command waits for the pool"),
     Setting("spares", lambda: 1, parse_count, "workers that stand ready for each device of a node"),
     Setting("log_level", lambda: "info", str, "debug, info, warning or error"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,15 +59,33 @@ class FiledRun:
 
 
 def write_segment(job: SpillJob, session: str) -> tuple[SpillFile | None, str]:
-    """Write a job's runs to a journal file: (file, "") or (None, why not). For a helper thread."""
+    """Write a job's runs to a journal file: (file, "") or (None, why not). For a helper thread.
+
+    The file has its name only once it is whole and on the disk, and so has its name: a
+    journal that a power cut leaves behind is short, never wrong.
+    """
     path = job.directory / f"{job.runs[0].first:016d}-{job.runs[-1].last:016d}.rgpuj"
+    aside = path.with_name(path.name + ".tmp")
     try:
-        path.unlink(missing_ok=True)
-        with JournalFileWriter(path, session, job.runs[0].first) as writer:
+        aside.unlink(missing_ok=True)
+        with JournalFileWriter(aside, session, job.runs[0].first) as writer:
             start = len(encode_header(session, job.runs[0].first))
             for run in job.runs:
                 writer.append_packed(run.read(0, run.size), run.first, run.last - run.first + 1)
+            writer.close(durable=True)
+        os.rename(aside, path)
+        _sync_directory(path.parent)
         return SpillFile(path, start), ""
     except (OSError, ValueError) as error:
-        path.unlink(missing_ok=True)
+        for left in (aside, path):
+            with contextlib.suppress(OSError):
+                left.unlink(missing_ok=True)
         return None, str(error)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

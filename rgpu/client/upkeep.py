@@ -24,7 +24,7 @@ _STATES = {Exposure.RUNNING: local.RUNNING, Exposure.BLOCK: local.BLOCK, Exposur
 _EXPOSURES = {state: exposure.value for exposure, state in _STATES.items()}
 RENEW_BEFORE = 1800.0  #: seconds before a ticket expires
 RENEW_RETRY = 30.0
-CHECKPOINT_TIMEOUT = 300.0
+CHECKPOINT_TIMEOUT = 1800.0  #: s; a store may be slow, or held to a bandwidth
 
 
 class Upkeep:

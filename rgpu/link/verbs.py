@@ -79,7 +79,7 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.migrate", USER, LEADER, False, "{session, host, options} → the move's outcome; progress in between"),
     Verb("session.move_status", USER, ANY, True, "{session} → {move}"),
     Verb("session.move_abort", USER, LEADER, True, "{session, move}"),
-    Verb("session.checkpoint", USER | NODE, LEADER, False, "{session} → {image, position, pages, bytes}"),
+    Verb("session.checkpoint", USER | NODE, LEADER, False, "{session} → {image, position, pages, bytes, pause_ms, …}"),
     Verb("session.restore", USER, LEADER, False, "{image, name, host} → {session, owner, epoch}"),
     Verb("image.ls", USER, ANY, True, "{session} → {images: […], store}: a user's own, an operator's: all."),
     Verb("image.show", USER, ANY, True, "{image} → what it holds, without its pages"),
@@ -108,7 +108,7 @@ TABLE: tuple[Verb, ...] = (
     Verb("move.receive", NODE, NAMED, False, "{session, move, quota, device, source} → {address, ticket, secret}"),
     Verb("move.send", NODE, NAMED, False, "{session, move, address, ticket, secret, …} → statistics"),
     Verb("move.settle", NODE, NAMED, True, "{session, move}: read the registry's record and obey it."),
-    Verb("session.image", NODE, NAMED, False, "{session, image} → {image, position, pages, bytes}"),
+    Verb("session.image", NODE, NAMED, False, "{session, image} → {image, position, pages, bytes, pause_ms, …}"),
     Verb("session.notice", NODE, NAMED, True, "{session, epoch, kind, …}: to the agent of a session."),
     Verb("session.drop", NODE, NAMED, True, "{session, reason}: end the worker, free its device."),
 )

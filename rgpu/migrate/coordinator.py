@@ -24,7 +24,7 @@ from rgpu.migrate.draining import Draining
 from rgpu.migrate.hosts import Hosts
 from rgpu.migrate.members import Members
 from rgpu.migrate.mover import Mover
-from rgpu.migrate.nodes import IMAGE_SECONDS, START_SECONDS, NodeCommands, Progress
+from rgpu.migrate.nodes import CHECKPOINT_SECONDS, START_SECONDS, NodeCommands, Progress
 from rgpu.migrate.ownership import Held, Leader
 from rgpu.migrate.placement import Request, place
 from rgpu.migrate.records import (
@@ -61,6 +61,8 @@ AGENT_GRACE = 600.0  #: seconds of silence of a client's host (OWNERSHIP 9)
 UNREACHABLE_SECONDS = 10.0  #: of an owner that its agent does not reach (OWNERSHIP 7)
 MOVES_PER_NODE = 4  #: at a time, from it and to it
 MOST_LEARNED = 1000  #: sessions of which it is remembered how wrong a replay was
+#: What a node says an image cost: times in ms, sizes in bytes.
+IMAGE_COST = ("pause_ms", "drain_ms", "total_ms", "cut_bytes", "paused_bytes", "raw_bytes", "unchanged_pages")
 KEEP_HISTORY = 2000
 KEEP_ENDED = 500
 
@@ -75,6 +77,7 @@ class Coordinator:
         self.recovery = Recovery(self.desk)
         self.agent_grace = agent_grace
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._imaging: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  #: taken before the session's lock
         self._lane: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOVES_PER_NODE))
         self._movers: dict[str, Mover] = {}
         self.hosts = Hosts(self.desk)
@@ -332,18 +335,26 @@ class Coordinator:
 
     # -- images -----------------------------------------------------------------
     async def checkpoint(self, name: str) -> dict[str, Any]:
-        """Write an image and name it: {image, position, epoch, pages, bytes}. Raises what the node raises."""
-        async with self.session_lock(name):
-            return await self._checkpoint(name)
+        """Write an image and name it: {image, position, epoch, pages, bytes} and what it cost (:data:`IMAGE_COST`).
 
-    async def _checkpoint(self, name: str) -> dict[str, Any]:
-        record = (await self.desk.held(name)).record
+        It begins behind a move or a recovery under way, and behind another checkpoint of the session. Writing may
+        take long and holds up nobody: the session may be moved, ended, recovered meanwhile, and then the worker gives
+        the image up, or the record's epoch refuses its name. Raises what the node raises, :class:`Refused`,
+        :class:`Fenced`.
+        """
+        async with self._imaging[name]:
+            async with self.session_lock(name):
+                record = (await self.desk.held(name)).record
+            return await self._checkpoint(record)
+
+    async def _checkpoint(self, record: SessionRecord) -> dict[str, Any]:
+        name = record.name
         if record.state != "running":
             raise Refused(f"{name} is {record.state}, not running: {record.reason}", session=name)
         epoch, owner, now = record.epoch, str(record.owner), self.desk.clock.wall()
         wanted = image_name(name, epoch, record.image.position if record.image else 0, now)
         result = await self.desk.tell(owner, "session.image", {"session": name, "image": wanted}, epoch=epoch,
-                                      timeout=IMAGE_SECONDS, tries=2)
+                                      timeout=CHECKPOINT_SECONDS, tries=2)
         image = ImageName(name=str(result["image"]), position=int(result["position"]), epoch=epoch, created=now,
                           bytes=int(result.get("bytes", 0)))
         effects.publishing(self.desk.leader.host, name, epoch, image.position, image.name)
@@ -354,7 +365,8 @@ class Coordinator:
             "session": name, "epoch": epoch, "kind": "cut",
             "values": {"epoch": epoch, "position": published.record.journal_from, "image": image.name}}, epoch=epoch)
         return {"session": name, "image": image.name, "position": image.position, "epoch": epoch,
-                "pages": int(result.get("pages", 0)), "bytes": image.bytes}
+                "pages": int(result.get("pages", 0)), "bytes": image.bytes,
+                **{key: result[key] for key in IMAGE_COST if key in result}}
 
     async def restore(self, image: str, name: str, *, host: str | None = None,
                       position: int | None = None) -> dict[str, Any]:
@@ -416,13 +428,13 @@ class Coordinator:
         """
         if seconds < self.agent_grace or await self.desk.paused() is not None:
             return (await self.desk.held(name)).record
-        async with self.session_lock(name):
+        async with self._imaging[name], self.session_lock(name):  # in this order, as in `checkpoint`
             held = await self.desk.held(name)
             if held.record.state != "running":
                 return held.record
             parked = "no image could be taken"
             try:
-                parked = f"parked in image {(await self._checkpoint(name))['image']}"
+                parked = f"parked in image {(await self._checkpoint(held.record))['image']}"
             except Fenced:
                 raise
             except RgpuError as error:

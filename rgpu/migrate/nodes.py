@@ -19,7 +19,9 @@ move.send        session, move, address, ticket, secret,   rounds, pages_total, 
                                                            brownout_ms,
                                                            pause_ms (from the pause to this answer, and the cut's)
 move.settle      session, move                             done: what ``settle.py`` said
-session.image    session, image                            image, position, pages, bytes
+session.image    session, image                            image, position, epoch, pages, bytes, unchanged_pages,
+                                                           raw_bytes, pause_ms, drain_ms, total_ms, cut_bytes,
+                                                           paused_bytes (docs/image.md)
 session.notice   session, epoch, kind, values              (none)
 worker.forget    session, epoch, reason                    (none): end a worker that owns nothing
 session.drop     session, reason                           (none)
@@ -34,7 +36,8 @@ from typing import Any, Protocol
 Progress = Callable[[dict[str, Any]], None]
 
 START_SECONDS = 120.0
-IMAGE_SECONDS = 600.0
+IMAGE_SECONDS = 600.0  #: to begin from an image
+CHECKPOINT_SECONDS = 1800.0  #: to write one
 MOVE_SECONDS = 600.0
 ASK_SECONDS = 10.0
 

@@ -66,6 +66,7 @@ class Options:
     store: str = ""  #: where images are; the pool's directory if empty
     store_credentials: Path | None = None
     keep_images: int = 3  #: newest images of each session that stay; 0: all
+    checkpoint_bandwidth: int = 0  #: bytes/s for all checkpoints together; 0: no limit
     spares: int = 0  #: workers that stand ready for each device
     advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
     metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
@@ -112,7 +113,8 @@ class Daemon:
                          pool_secret=self.files.secret(), slots={slot.spec: slot for slot in slots},
                          on_event=self.worker_event, log_level=options.log_level, deadline=self.deadline_fd,
                          module_cache_size=options.module_cache_size,
-                         in_time=self.in_time, watch_move=self.watch_move)
+                         in_time=self.in_time, watch_move=self.watch_move,
+                         checkpoint_bandwidth=options.checkpoint_bandwidth)
         self.spares = self.node.spares = Spares(
             self.directory, options.spares, spawn=workers.spawn, room=self.node.free,
             options=workers.common_options(self.directory, options.log_level, options.module_cache_size))

@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 
 CUDA_SUCCESS = 0
 CUDA_ERROR_INVALID_VALUE = 1
+CUDA_ERROR_OUT_OF_MEMORY = 2
 CUDA_ERROR_INVALID_CONTEXT = 201
 CUDA_ERROR_INVALID_HANDLE = 400
 CUDA_ERROR_NOT_SUPPORTED = 801
@@ -55,6 +56,7 @@ class Executor:
         self.bugs = 0  #: argument errors that the shim let through
         self.loaded: Callable[[bytes], None] = lambda image: None  #: told every image that was loaded
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
+        self.make_room: Callable[[], bool] = lambda: False  #: asked when the device has no memory left: try again?
         self.restored = 0  #: the position that the session was rebuilt at: work up to there is over
 
     @property
@@ -72,12 +74,21 @@ class Executor:
         try:
             if call.answer is not Answer.ASYNC and self.error and call.name != "host_function":
                 raise DeviceError("an earlier error sticks", self.error)
-            getattr(self, call.name)(record, args)
+            self._call(call.name, record, args)
         except DeviceError as error:
             self._failed(record, call, error)
         except Exception as error:  # noqa: BLE001 - a bug here must not take the session's memory with it
             log.exception("executor bug", call=call.name, seq=record.seq)
             self._failed(record, call, DeviceError(str(error), CUDA_ERROR_UNKNOWN))
+
+    def _call(self, name: str, record: Record, args: Any) -> None:
+        """Apply it; once more if the device was out of memory and somebody gave some back."""
+        try:
+            getattr(self, name)(record, args)
+        except DeviceError as error:
+            if error.result != CUDA_ERROR_OUT_OF_MEMORY or not self.make_room():
+                raise
+            getattr(self, name)(record, args)
 
     def replay(self, record: Record) -> None:
         """Apply a call of the live objects during a rebuild. Raises :class:`DeviceError`; nothing is answered."""
@@ -96,7 +107,7 @@ class Executor:
         if call.answer is not Answer.ASYNC:
             self._answer(record.seq, error.result, b"", None)
             return
-        if call.name in _PROMISED:
+        if call.name in _PROMISED or error.result == CUDA_ERROR_OUT_OF_MEMORY:  # a launch must not be lost silently
             self.broken = self.broken or error.result
             self.broken_detail = f"{call.name} at position {record.seq}: {error.message}"
             log.error("the device cannot provide what the program was promised", call=call.name, seq=record.seq,

@@ -19,13 +19,14 @@ from rgpu.checkpoint.store import BAD_IMAGE
 from rgpu.link import tickets
 from rgpu.link.faults import fault
 from rgpu.link.tickets import Ticket
-from rgpu.migrate.nodes import MOVE_SECONDS
+from rgpu.migrate.nodes import CHECKPOINT_SECONDS, MOVE_SECONDS
 from rgpu.migrate.placement import mebibytes
 from rgpu.server import workers
+from rgpu.server.checkpoints import Checkpoints
 from rgpu.server.images import NodeImages
 from rgpu.server.spares import Spares
 from rgpu.server.workers import WorkerHandle
-from rgpu.session.errors import Fenced, LinkError, NotFound, PoolUnavailable, Refused, RgpuError
+from rgpu.session.errors import Fenced, LinkError, NotFound, PoolUnavailable, Refused, RgpuError, TimedOut
 
 log = structlog.get_logger(__name__)
 
@@ -91,6 +92,10 @@ class Node:
     listeners: dict[str, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
     #: have the record looked at until it decides about a session that a move left here
     watch_move: Callable[[str, str], None] = lambda session, move: None
+    checkpoint_bandwidth: float = 0.0  #: bytes/s for all checkpoints of this node together, 0: no limit
+
+    def __post_init__(self) -> None:
+        self.checkpoints = Checkpoints(self.checkpoint_bandwidth, self.free)
 
     # -- devices --------------------------------------------------------------
     def free(self, spec: str) -> int:
@@ -164,6 +169,7 @@ class Node:
         await self._drop(session)
         epoch = claim.epoch
         spec = self.choose(device, quota)
+        await self.checkpoints.recall(spec, quota)
         tried = await self.images.candidates(session, image) if image else [""]
         warnings: list[str] = []
         for candidate in tried:
@@ -224,6 +230,7 @@ class Node:
         self.receiving[session] = move
         await self._discard(session)
         spec = self.choose(device, quota)
+        await self.checkpoints.recall(spec, quota)
         handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="incoming",
                                      on_event=self.on_event, log_level=self.log_level,
                                      module_cache_size=self.module_cache_size, spares=self.spares)
@@ -314,9 +321,15 @@ class Node:
         self.check_deadline("an image")
         handle = self._owned(session)
         base, others, facts = await self.images.bases(session, self.bases.get(session))
-        with await self.images.grant(session) as grant:
-            done = await handle.request("checkpoint", fds=grant.descriptors, image=image, store=grant.values,
-                                        base=base, others=others, facts=facts, timeout=600)
+        async with self.checkpoints.under_way(session, handle) as part:
+            with await self.images.grant(session) as grant:
+                try:
+                    done = await handle.request("checkpoint", fds=grant.descriptors, image=image, store=grant.values,
+                                                base=base, others=others, facts=facts, room=part.room, rate=part.rate,
+                                                timeout=CHECKPOINT_SECONDS)
+                except TimedOut:
+                    await handle.request("give_way", reason=f"it took longer than {CHECKPOINT_SECONDS:.0f} s")
+                    raise
         self.bases[session] = image
         self.images.written(session, image)
         return done

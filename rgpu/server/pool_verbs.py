@@ -21,6 +21,7 @@ from rgpu.link import tickets, versions
 from rgpu.link.control import ControlServer, Request
 from rgpu.link.verbs import VERBS
 from rgpu.migrate import placement
+from rgpu.migrate.nodes import CHECKPOINT_SECONDS
 from rgpu.migrate.records import NodeRecord, SessionRecord
 from rgpu.migrate.wishes import Wishes
 from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, Refused, RgpuError, UnknownOutcome
@@ -33,6 +34,8 @@ log = structlog.get_logger(__name__)
 
 DEFAULT_QUOTA = 1 << 30
 JOURNAL_LIMIT = 256 << 20
+ASK_SECONDS = 660.0  #: that a leader may take
+LONGEST = {"session.checkpoint": 2 * CHECKPOINT_SECONDS + 60}  #: one may wait for another
 LEADER_LOOK = 0.5  #: seconds between two looks whether the asked leader still leads
 
 #: Asks of a leader: (args, public key of the asker, how to report progress) → result
@@ -86,7 +89,7 @@ class PoolVerbs:
             try:
                 message = {"verb": verb, "args": args, "public": public}
                 call = asyncio.ensure_future(self.daemon.peer(leader[0]).call(
-                    "node.command", message, timeout=660, on_progress=on_progress))
+                    "node.command", message, timeout=LONGEST.get(verb, ASK_SECONDS), on_progress=on_progress))
                 return dict(await self._while_it_leads(call, leader[1], verb) or {})
             except (Fenced, PoolUnavailable) as error:
                 if attempt == 3 or error.detail.get("reason") != "not leading":

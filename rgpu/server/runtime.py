@@ -320,7 +320,7 @@ class SessionRuntime:
         self._interrupt(True)
 
     # -- rebuilding -------------------------------------------------------------
-    def restore(self, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]]) -> None:
+    def restore(self, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]] | restore.Deliver) -> None:
         """Become the session that ``state`` describes, on an unused device; every page is verified.
 
         Raises :class:`RecoveryFailed`, :class:`Corrupt`.

@@ -49,7 +49,7 @@ ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 ORPHAN_SECONDS = 60.0
 #: And how long once the program has ended: a restarting daemon may still want to hear of it.
 ENDED_SECONDS = 2.0
-#: How long a worker stays for images that are still being written to the node's cache.
+#: How long a worker stays for modules still being written to the node's cache, and for a given up image's remains.
 WRITE_SECONDS = 2.0
 
 
@@ -290,6 +290,7 @@ class Worker:
             self.state = "over"
             link, self.link = self.link, None
         self.runtime.effect(Kind.OVER, reason)
+        self.tasks.give_way(f"the session is not this worker's any more ({reason})")
         if link is not None:
             link.notice("moved" if reason in ELSEWHERE else "ended", reason=reason)
             link.finish()
@@ -299,7 +300,9 @@ class Worker:
         threading.Timer(0.02, self._end).start()
 
     def _end(self) -> None:
+        until = time.monotonic() + WRITE_SECONDS
         self.modules.flush(WRITE_SECONDS)
+        self.tasks.wait_image(until)
         end_process()
 
     def do_notice(self, kind: str, values: dict[str, Any]) -> None:

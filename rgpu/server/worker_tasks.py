@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +20,8 @@ from rgpu.checkpoint import cut, pagehash
 from rgpu.checkpoint.device import PAGE, Device
 from rgpu.checkpoint.frozen import MomentView
 from rgpu.checkpoint.grants import granted
+from rgpu.checkpoint.imaging import Imaging
+from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.pages import PageTable
 from rgpu.checkpoint.state import SessionState
 from rgpu.checkpoint.writer import STAGING
@@ -28,7 +32,7 @@ from rgpu.migrate.wishes import Wishes
 from rgpu.server.arrival import Arrival, staged
 from rgpu.server.departure import Departure, measure
 from rgpu.server.page_stream import Received
-from rgpu.session.errors import DeviceError, Fenced
+from rgpu.session.errors import DeviceError, Fenced, Refused
 
 if TYPE_CHECKING:
     from rgpu.server.worker import Worker
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 DRAIN_SECONDS = 10.0
+GIVE_WAY_SECONDS = 10.0  #: that a move waits for an image to let go of the device
 
 
 @dataclass(eq=False)
@@ -55,7 +60,15 @@ class Tasks:
         self.received: Received | None = None
         self.progress: dict[str, Any] = {}  #: of a move under way, for whoever asks
         self._arrival: Arrival | None = None
-        self._sending: Sending | None = None
+        self._lock = threading.Lock()
+        self._sending: Sending | None = None  #: at most one of these two
+        self._imaging: Imaging | None = None
+        self.pace: Pace | None = None  #: of the image that is being written
+        worker.runtime.executor.make_room = self._make_room
+
+    def _make_room(self) -> bool:
+        """The device has no memory for a call of the session: what an image holds of it goes first."""
+        return self.give_way("the session needs the device's memory") > 0
 
     # -- a move, as the source ------------------------------------------------------
     def do_send(self, move: str, address: list[Any], ticket: bytes, secret: bytes, **wanted: Any) -> dict[str, Any]:
@@ -80,8 +93,10 @@ class Tasks:
 
         connection = more()
         self.call_off("")
-        sending = self._sending = Sending(move, connection)
+        with self._lock:
+            sending = self._sending = Sending(move, connection)
         try:
+            self._end_image("a move of the session begins")
             statistics = Departure(worker, sending, wishes, more).run(runtime.session)
         finally:
             self.progress = {}
@@ -143,36 +158,94 @@ class Tasks:
     # -- images -------------------------------------------------------------------------
     def do_checkpoint(self, fds: list[int], image: str, store: dict[str, Any], base: str = "",
                       others: list[str] | None = None, facts: dict[str, Any] | None = None,
-                      staging: int = 0) -> dict[str, Any]:
+                      staging: int = 0, room: int | None = None, rate: float = 0.0) -> dict[str, Any]:
         """Write an image; what image ``base`` (and ``others``, of the same user) hold is not stored again.
 
-        The session stands still while the pages that changed are taken: those
-        that the store does not keep up with wait in memory, ``staging`` bytes
-        at most (0: as :func:`staging_bytes` says), and beyond that the session
-        waits with them.
+        The session stands still while its pages are hashed and those that the
+        store lacks are copied aside (:mod:`rgpu.checkpoint.imaging`). ``room``:
+        bytes of the device that nobody else was promised: the copies may take
+        these, and what the session's own quota has left. Pages that find no
+        room wait in host memory, ``staging`` bytes at most (0: as
+        :func:`staging_bytes` says), and beyond that the session waits for the
+        store. ``rate``: bytes/s to the store, 0: as fast as it goes.
+
+        Raises :class:`Refused` while another image of the session is being
+        written or it is being sent away, and when the image had to give way.
         """
-        runtime = self.worker.runtime
         with granted(store, fds) as images:
-            if self.worker.state != "running":
-                raise Fenced(f"the session is {self.worker.state} here")
+            imaging, pace = self._begin_image(room), Pace(rate)
             began = time.monotonic()
-            with images.own.writer(image, base or None, others=others or [],
-                                   staging=staging or staging_bytes()) as writer:
-                runtime.quiesce(DRAIN_SECONDS)
-                try:
-                    paused = time.monotonic()
-                    state = self.take()
-                    for page in cut.pages(runtime.device, state, writer.inherit(state)):
-                        writer.add_page(page)
-                    pause = time.monotonic() - paused
-                finally:
-                    runtime.resume()
-                fault("cut")
-                fault("image")
-                counts = writer.finish(state, {"pause_ms": pause * 1000}, facts)
+            try:
+                self.pace = pace
+                with images.own.writer(image, base or None, others=others or [],
+                                       staging=staging or staging_bytes(), pace=pace) as writer:
+                    state, counts = imaging.run(writer, self._standing_still, self.take, facts)
+            finally:
+                with self._lock:
+                    self._imaging = self.pace = None
         return {"image": image, "position": state.position, "epoch": state.epoch, "pages": counts["pages"],
                 "bytes": counts["stored_bytes"], "unchanged_pages": counts["unchanged_pages"],
-                "pause_ms": pause * 1000, "total_ms": (time.monotonic() - began) * 1000}
+                "raw_bytes": counts["raw_bytes"], **imaging.taken.as_dict(),
+                "total_ms": round((time.monotonic() - began) * 1000, 3)}
+
+    def _begin_image(self, room: int | None) -> Imaging:
+        worker, runtime = self.worker, self.worker.runtime
+        if room is not None:
+            room += max(0, worker.quota - runtime.memory_bytes())
+        with self._lock:
+            if worker.state != "running":
+                raise Fenced(f"the session is {worker.state} here")
+            if self._sending is not None:
+                raise Refused("the session is being moved: ask again when that is over")
+            if self._imaging is not None:
+                raise Refused("an image of the session is being written already")
+            self._imaging = Imaging(runtime.device, runtime.hash_key, room, point=fault)
+            return self._imaging
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        runtime = self.worker.runtime
+        runtime.quiesce(DRAIN_SECONDS)
+        try:
+            yield
+        finally:
+            runtime.resume()
+
+    def give_way(self, reason: str) -> int:
+        """Whoever needs the device more than an image does: give it up; the bytes of device memory freed."""
+        imaging = self._imaging
+        if imaging is None:
+            return 0
+        freed = imaging.give_way(reason)
+        log.warning("a checkpoint gives way", session=self.worker.runtime.session, reason=reason, freed=freed)
+        return freed
+
+    def do_give_way(self, reason: str) -> dict[str, Any]:
+        """The daemon's word for it."""
+        return {"freed": self.give_way(reason)}
+
+    def do_pace(self, rate: float) -> dict[str, Any]:
+        """How fast an image may be written from now on, bytes/s; how fast it was since the last time."""
+        pace = self.pace
+        if pace is None:
+            return {}
+        used, waited = pace.report()
+        pace.set_rate(rate)
+        return {"used": used, "waited": waited}
+
+    def wait_image(self, until: float) -> None:
+        """Until no image is being written, or that time (monotonic); one that gave way removes what it wrote."""
+        while self._imaging is not None and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _end_image(self, reason: str) -> None:
+        """For a move: what it needs of the device is its own from here on. Raises :class:`Refused`."""
+        imaging = self._imaging
+        if imaging is not None:
+            self.give_way(reason)
+            if not imaging.wait_read(GIVE_WAY_SECONDS):
+                raise Refused(f"an image of the session is being written and does not end within "
+                              f"{GIVE_WAY_SECONDS:.0f} s")
 
     def do_restore(self, fds: list[int], image: str, store: dict[str, Any]) -> dict[str, Any]:
         """Rebuild the session from an image of the store; every page is verified."""
@@ -184,7 +257,7 @@ class Tasks:
                 state = opened.state
                 if state.session != runtime.session:
                     raise Fenced(f"image {image} is of session {state.session}, not of {runtime.session}")
-                runtime.restore(state, opened.pages())
+                runtime.restore(state, opened.deliver)
         return {"position": state.position, "epoch": state.epoch}
 
 

@@ -140,12 +140,14 @@ class JournalFileWriter:
         if durable:
             os.fsync(self._file.fileno())
 
-    def close(self) -> None:
-        """Write the trailer and close, once; raises OSError."""
+    def close(self, durable: bool = False) -> None:
+        """Write the trailer and close, once; ``durable``: the disk has all of it first. Raises OSError."""
         if self._file.closed:
             return
         prefix = _TRAILER.pack(END_MAGIC, self.records, self.next_seq - 1, self.bytes, self._crc, 0)[:-4]
         self._file.write(prefix + _CRC.pack(crc32(prefix)))
+        if durable:
+            self.flush(durable=True)
         self._file.close()
 
     def abandon(self) -> None:

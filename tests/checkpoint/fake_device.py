@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from rgpu.checkpoint import pagehash
-from rgpu.checkpoint.device import DeviceFacts, Region
+from rgpu.checkpoint.device import PAGE, DeviceFacts, Region
+from rgpu.checkpoint.ring import HostRing
 from rgpu.session.errors import DeviceError
 
 
@@ -22,9 +24,10 @@ class FakeDevice:
     now: int = 0
     error: int = 0
     drains: bool = True
-    room: int = 0  #: bytes that stage() gives
-    blocks: dict[int, bytearray] = field(default_factory=dict)
+    room: int = 0  #: bytes that stage() gives, all together
+    blocks: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     facts: DeviceFacts = DeviceFacts("fake", bytes(16), 1 << 30, (0, 0, 0), (7, 5), 13000)
+    ring: HostRing = field(default_factory=lambda: HostRing(2))
 
     def add(self, address: int, size: int, kind: str = "mapped", owner: int = 0, name: str = "",
             data: bytes = b"") -> Region:
@@ -55,6 +58,11 @@ class FakeDevice:
         target, at = self._find(address, len(data))
         target[at:at + len(data)] = data
 
+    def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
+        for address, size, data in runs:
+            assert data is None or len(data) == size
+            self.write(address, bytes(size) if data is None else data)
+
     def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
         if region.address not in self.memory:
             raise DeviceError("no such region", 1)
@@ -64,34 +72,39 @@ class FakeDevice:
         return [pagehash.examine_pages(self.read(region.address, region.size), key) for region in regions]
 
     def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> pagehash.PageHashes:
-        found = []
-        for number, (address, size) in enumerate(pages):
-            data = self.read(address, size)
-            block, at = self._block(staging + number * pagehash.PAGE)
-            block[at:at + pagehash.PAGE] = data.ljust(pagehash.PAGE, b"\0")
+        found, at = [], staging
+        for address, size in pages:
+            data = self.read_staged(address, size) if self._block(address, size) else self.read(address, size)
+            padded = data.ljust(pagehash.page_count(size) * PAGE, b"\0")
+            ctypes.memmove(at, padded, len(padded))
+            at += len(padded)
             found.append(pagehash.examine_pages(data, key))
         return pagehash.PageHashes(np.concatenate([one.hashes for one in found]),
                                    np.concatenate([one.zero for one in found]))
 
+    def page_ring(self) -> HostRing:
+        return self.ring
+
     def free_memory(self) -> int:
-        return self.room
+        return self.room - sum(block.nbytes for block in self.blocks.values())
 
     def stage(self, size: int) -> int:
-        assert size <= self.room
-        address = 0x7000_0000_0000 + len(self.blocks) * (1 << 32)
-        self.blocks[address] = bytearray(size)
-        return address
+        if size > self.free_memory():
+            raise DeviceError("the fake device has no room", 2)
+        block = np.zeros(size, np.uint8)
+        self.blocks[int(block.ctypes.data)] = block
+        return int(block.ctypes.data)
 
     def unstage(self, address: int) -> None:
-        del self.blocks[address]
+        self.blocks.pop(address)[:] = 0xDD  # who still reads it is found out
 
-    def _block(self, address: int) -> tuple[bytearray, int]:
-        start = max(start for start in self.blocks if start <= address)
-        return self.blocks[start], address - start
+    def _block(self, address: int, size: int) -> bool:
+        return any(start <= address and address + size <= start + block.nbytes
+                   for start, block in self.blocks.items())
 
     def read_staged(self, address: int, size: int) -> bytes:
-        block, at = self._block(address)
-        return bytes(block[at:at + size])
+        assert self._block(address, size), "not staged, or not any more"
+        return ctypes.string_at(address, size)
 
     def event_states(self) -> dict[int, int | None]:
         return dict(self.events)

@@ -30,10 +30,13 @@ def image_of(store: ImageStore, name: str, device: FakeDevice, position: int = 7
 
 
 def restores_as(found: Image, device: FakeDevice) -> bool:
-    """Whether an image restores, every page verified, as what ``device`` holds."""
-    target = fresh(device)
-    restore.restore(target, found.state, [], print, found.pages())  # type: ignore[arg-type]
-    return same(device, target)
+    """Whether an image restores, every page verified, as what ``device`` holds; page by page, and by many threads."""
+    for pages in (found.pages(), found.deliver):
+        target = fresh(device)
+        restore.restore(target, found.state, [], print, pages)  # type: ignore[arg-type]
+        if not same(device, target):
+            return False
+    return True
 
 
 class FailingBlobs:

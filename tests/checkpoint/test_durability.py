@@ -17,9 +17,9 @@ import pytest
 from rgpu.checkpoint import collect
 from rgpu.checkpoint.store import DirectoryStore
 from rgpu.session.errors import RgpuError
-from tests.checkpoint.crashing_disk import Operation, Recorder, after_a_crash, lay_out
 from tests.checkpoint.fake_device import FakeDevice
 from tests.checkpoint.store_helpers import BASE, PAGE, image_of, many_pages, restores_as
+from tests.durability.crashing_disk import Operation, Recorder, after_a_crash, lay_out
 
 CHANCES = 12 if os.environ.get("RGPU_SWEEP") else 2
 

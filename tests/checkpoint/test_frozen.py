@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rgpu.checkpoint import cut
+from rgpu.checkpoint import frozen as frozen_module
 from rgpu.checkpoint.device import GRANULE, PAGE, Region
-from rgpu.checkpoint.frozen import freeze, look
+from rgpu.checkpoint.frozen import freeze, look, runs
 from rgpu.checkpoint.pages import PageTable, collect_dirty
 from rgpu.session.errors import DeviceError, Refused
 from tests.checkpoint.fake_device import FakeDevice
@@ -37,7 +38,7 @@ def test_the_cut_is_of_its_moment(device: FakeDevice, room: int) -> None:
     before = contents(device)
     table = PageTable(KEY)
     frozen = freeze(device, table, reserve=0)
-    assert len(frozen.staged) == min(room, 5), "zeros and what is not plain memory are not staged"
+    assert frozen.staged_bytes == min(room, 5) * PAGE, "zeros and what is not plain memory are not staged"
     state = cut.take(frozen, session="s", epoch=1, position=9, hash_key=KEY, live={})
     for region, data in device.memory.values():
         data[:] = b"\xee" * region.size
@@ -59,7 +60,7 @@ def test_only_what_differs_is_copied(device: FakeDevice) -> None:
     list(collect_dirty(device, table))
     device.write(BASE + 2 * PAGE + 5, b"changed")
     with freeze(device, table, reserve=0) as frozen:
-        assert list(frozen.staged) == [BASE + 2 * PAGE] and not frozen.kept
+        assert [block.addresses.tolist() for block in frozen.blocks] == [[BASE + 2 * PAGE]] and not frozen.kept
         (page,) = collect_dirty(frozen, table)
         assert page.index == 2 and page.data is not None and page.data[5:12] == b"changed"
         with pytest.raises(DeviceError, match="not among"):
@@ -94,3 +95,62 @@ def test_a_look_reads_the_device(device: FakeDevice) -> None:
     for region in view.regions():
         assert (view.hash_pages(region, KEY) == device.hash_pages(region, KEY)).all()
     assert view.read(BASE, 10) == device.read(BASE, 10)
+
+
+def test_runs() -> None:
+    assert runs(np.zeros(0, np.uint64)) == []
+    addresses = np.array([0, 1, 2, 5, 7, 8], np.uint64) * np.uint64(PAGE)
+    assert runs(addresses) == [(0, 3 * PAGE), (5 * PAGE, PAGE), (7 * PAGE, 2 * PAGE)]
+
+
+def test_room_that_is_not_there_after_all(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else took the device's memory between the question and the copies: what is left goes to the host."""
+    device.room = 2 * PAGE
+    monkeypatch.setattr(frozen_module, "BLOCK", 2)
+    monkeypatch.setattr(device, "free_memory", lambda: GRANULE)
+    real, given = device.stage, []
+
+    def stage(size: int) -> int:
+        if given:
+            raise DeviceError("taken", 2)
+        given.append(size)
+        monkeypatch.undo()
+        device.room = size
+        place = real(size)
+        monkeypatch.setattr(device, "stage", stage)
+        return place
+
+    monkeypatch.setattr(device, "stage", stage)
+    before = contents(device)
+    table = PageTable(KEY)
+    with freeze(device, table, reserve=0) as frozen:
+        for region, data in device.memory.values():
+            data[:] = b"\xee" * region.size
+        for page in collect_dirty(frozen, table):
+            at = page.index * PAGE
+            assert (page.data or bytes(page.size)) == before[page.region][at:at + page.size]
+    assert not device.blocks
+
+
+def test_whoever_needs_the_memory_more_gets_it(device: FakeDevice) -> None:
+    device.room = GRANULE
+    table = PageTable(KEY)
+    frozen = freeze(device, table, reserve=0)
+    assert frozen.give_way("the session needs its memory") == 5 * PAGE and not device.blocks
+    assert frozen.give_way("again") == 0
+    with pytest.raises(Refused, match="needs its memory"):
+        list(collect_dirty(frozen, table))
+
+
+def test_blocks_go_one_by_one(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen_module, "BLOCK", 2)
+    device.room = GRANULE
+    with freeze(device, PageTable(KEY), reserve=0) as frozen:
+        assert [len(block.addresses) for block in frozen.blocks] == [2, 2, 1] and len(device.blocks) == 3
+        expected = device.read(BASE + 3 * PAGE, PAGE)
+        frozen.drop(frozen.blocks[0])
+        frozen.drop(frozen.blocks[1])
+        assert len(device.blocks) == 1 and frozen.read(BASE + 3 * PAGE, PAGE) == expected
+        with pytest.raises(DeviceError, match="not among"):
+            frozen.read(BASE, PAGE)
+    assert not device.blocks

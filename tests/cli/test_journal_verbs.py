@@ -22,18 +22,18 @@ def run(*words: str, code: int = 0) -> str:
 
 def test_show_filters_and_json_lines() -> None:
     text = run("show", HEAT, "--call", "memcpy_d2h", "--from", "30")
-    assert text.count("memcpy_d2h(") == 3 and "*memcpy_d2h" in text and "   53  t0" in text
+    assert text.count("memcpy_d2h(") == 3 and "*memcpy_d2h" in text and "   55  t0" in text
     rows = json.loads(output := run("show", HEAT, "-o", "json", "--limit", "5"))
     assert [row["seq"] for row in rows] == [1, 2, 3, 4, 5] and len(output.splitlines()) == 7
     assert rows[3]["call"] == "module_load" and rows[3]["payload"] > 1000 and rows[3]["awaited"]
-    awaited = json.loads(run("show", HEAT, "-o", "json", "--awaited", "--to", "22"))
-    assert [row["seq"] for row in awaited] == [4, 22]
+    awaited = json.loads(run("show", HEAT, "-o", "json", "--awaited", "--to", "24"))
+    assert [row["seq"] for row in awaited] == [4, 11, 24]
     assert "no wire call" in run("show", HEAT, "--call", "nothing", code=2)
     assert run("show", HEAT, "-o", "json", "--thread", "9").split() == ["[", "]"]
 
 
 def test_verify_names_offset_and_reason(tmp_path: Path) -> None:
-    assert json.loads(run("verify", HEAT, "-o", "json"))["answers"] == 6
+    assert json.loads(run("verify", HEAT, "-o", "json"))["answers"] == 7
     bad = tmp_path / "bad.rgpuj"
     data = bytearray(Path(HEAT).read_bytes())
     data[2000] ^= 1
@@ -45,14 +45,14 @@ def test_verify_names_offset_and_reason(tmp_path: Path) -> None:
 
 def test_replay_snapshot_image_and_diff(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    done = json.loads(run("replay", HEAT, *SMALL, "--snapshot", str(first), "--at", "10", "--at", "21", "-o", "json"))
-    assert done["error"] == 0 and done["divergences"] == [] and done["answers_compared"] == 6
-    assert {path.name for path in first.iterdir()} == {"10.json", "21.json", "60.json"}
-    assert "equal" in run("diff", str(first / "10.json"), HEAT, *SMALL)
-    run("replay", HEAT, *SMALL, "--snapshot", str(second), "--at", "10", "--at", "36", "--image",
+    done = json.loads(run("replay", HEAT, *SMALL, "--snapshot", str(first), "--at", "23", "-o", "json"))
+    assert done["error"] == 0 and done["divergences"] == [] and done["answers_compared"] == 7
+    assert {path.name for path in first.iterdir()} == {"23.json", "64.json"}
+    assert "equal" in run("diff", str(first / "23.json"), HEAT, *SMALL)
+    run("replay", HEAT, *SMALL, "--snapshot", str(second), "--at", "38", "--image",
         f"{tmp_path}/store/end")
-    assert "equal" in run("diff", f"{tmp_path}/store/end", str(second / "60.json"))
-    text = run("diff", str(first / "21.json"), str(second / "36.json"), code=8)
+    assert "equal" in run("diff", f"{tmp_path}/store/end", str(second / "64.json"))
+    text = run("diff", str(first / "23.json"), str(second / "38.json"), code=8)
     assert "first differing page: 0x2000000" in text and "different" in text
 
 

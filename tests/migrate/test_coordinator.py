@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -513,5 +514,64 @@ def test_a_leader_that_is_none_any_more_decides_nothing(tmp_path: Path) -> None:
         with pytest.raises(Fenced):
             await w.session("t")
         assert await w.pool.record("s") == before
+
+    run(tmp_path, test)
+
+
+def test_a_checkpoint_holds_up_nobody(tmp_path: Path) -> None:
+    """While an image is written, slowly, the session moves; then the image does not count."""
+    async def test(w: World) -> None:
+        await w.session("s")
+        node, release = w.pool.nodes["a"], asyncio.Event()
+        real = node.session_image
+
+        async def slow(session: str, image: str) -> dict[str, Any]:
+            written = await real(session, image)
+            await release.wait()
+            return written
+
+        node.session_image = slow  # type: ignore[method-assign]
+        writing = asyncio.ensure_future(w.coordinator.checkpoint("s"))
+        await asyncio.sleep(0.05)
+        moved = await asyncio.wait_for(w.coordinator.migrate("s", "b"), 10)
+        assert moved["outcome"] == "committed" and not writing.done()
+        release.set()
+        with pytest.raises(Fenced):
+            await writing
+        assert (await w.pool.record("s")).image is None and w.pool.notices == []
+        again = await w.coordinator.checkpoint("s")
+        assert (await w.pool.record("s")).image.name == again["image"]  # type: ignore[union-attr]
+
+    run(tmp_path, test)
+
+
+def test_a_second_checkpoint_waits_for_the_first_and_an_end_for_none(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        await w.session("s")
+        node, release, writing = w.pool.nodes["a"], asyncio.Event(), []
+        real = node.session_image
+
+        async def slow(session: str, image: str) -> dict[str, Any]:
+            writing.append(image)
+            written = await real(session, image)
+            await release.wait()
+            return {**written, "pause_ms": 1.5}
+
+        node.session_image = slow  # type: ignore[method-assign]
+        first = asyncio.ensure_future(w.coordinator.checkpoint("s"))
+        second = asyncio.ensure_future(w.coordinator.checkpoint("s"))
+        await asyncio.sleep(0.1)
+        assert len(writing) == 1, "one after the other"
+        release.set()
+        results = [await first, await second]
+        assert results[0]["pause_ms"] == 1.5 and len(writing) == 2
+        release.clear()
+        third = asyncio.ensure_future(w.coordinator.checkpoint("s"))
+        await asyncio.sleep(0.05)
+        ended = await asyncio.wait_for(w.coordinator.end("s"), 5)
+        assert ended.state == "ended"
+        release.set()
+        with pytest.raises(Refused, match="ended"):
+            await third
 
     run(tmp_path, test)

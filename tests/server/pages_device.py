@@ -54,9 +54,11 @@ class PlainDevice:
         return [pagehash.examine_pages(self._find(region.address, region.size), key) for region in regions]
 
     def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> pagehash.PageHashes:
-        place = addressspace.view(staging, PAGE * len(pages))
-        for index, (address, size) in enumerate(pages):
-            place[index * PAGE:index * PAGE + size] = self._find(address, size)
+        sizes = [PAGE * pagehash.page_count(size) for _, size in pages]
+        place, at = addressspace.view(staging, sum(sizes)), 0
+        for (address, size), whole in zip(pages, sizes, strict=True):
+            place[at:at + size] = self._find(address, size)
+            at += whole
         return pagehash.examine_pages(place, key)
 
     def page_ring(self) -> HostRing:

@@ -4,7 +4,8 @@ The corpora under tests/session/corpora are recordings of the example programs
 (`rgpu run --record`), with the digests of what a replay of each held at some
 positions. A difference means that a session recorded or stored before would be
 brought back as another one. ``python -m tests.server.test_replaying`` writes
-the digests anew: only after a change that is meant to make them differ.
+the digests anew: only after a change that is meant to make them differ;
+``python -m tests.session.record_corpora`` records all of it anew.
 """
 
 from __future__ import annotations
@@ -28,15 +29,12 @@ from rgpu.session.recording import Recording, answer_line, parse_answers
 CORPORA = Path(__file__).parents[1] / "session" / "corpora"
 NAMES = sorted(path.stem for path in CORPORA.glob("*.rgpuj"))
 MEMORY = 256 << 20
-#: Behind heat's blocking copy. The recordings were made before such copies were awaited, so heat's does not say
-#: that it was complete before the launches on another, non-blocking stream; a look there drains the device first.
-COPIED = 10
 
 
 def positions(recording: Recording) -> list[int]:
     """Four within, spread over the session; the end comes by itself."""
     last = recording.verify().last_seq
-    return [COPIED, *(last * part // 5 for part in range(2, 5))]
+    return [last * part // 5 for part in range(1, 5)]
 
 
 def replay(path: Path, at: list[int] | None = None, device: str = "cpu:0", image: tuple[Path, str] | None = None
@@ -107,9 +105,9 @@ def test_a_changed_payload_is_found_where_it_went(tmp_path: Path) -> None:
             writer.append(Record(record.seq, record.call_id, bytes(record.args), payload, record.thread, record.flags))
     (tmp_path / "heat.answers").write_bytes((CORPORA / "heat.answers").read_bytes())
     assert payloads == 1
-    was, now = replay(source, [COPIED, 21]), replay(changed, [COPIED, 21])
+    was, now = replay(source, [23]), replay(changed, [23])
     assert was.divergences == []
-    found = compare(was.snapshots[1], now.snapshots[1])
+    found = compare(was.snapshots[0], now.snapshots[0])
     assert not found.equal and found.first_page is not None and found.objects == [] and found.regions == []
     assert found.first_page["address"] & ~0xFFFF == found.first_page["address"] and found.pages_differing >= 1
     assert now.divergences and now.divergences[0].call == "memcpy_d2h"
@@ -117,13 +115,13 @@ def test_a_changed_payload_is_found_where_it_went(tmp_path: Path) -> None:
 
 def test_objects_are_compared(tmp_path: Path) -> None:
     """A stream less, another position: both are named."""
-    done = replay(CORPORA / "heat.rgpuj", [COPIED, 20, 21])
-    before, after = done.snapshots[1], done.snapshots[2]
+    done = replay(CORPORA / "heat.rgpuj", [22, 23])
+    before, after = done.snapshots[0], done.snapshots[1]
     assert not compare(before, after).equal, "positions differ"
     objects = {name: digest for name, digest in after.objects.items() if not name.startswith("stream")}
-    found = compare(after, Snapshot(session="heat", position=21, regions=after.regions, objects=objects))
+    found = compare(after, Snapshot(session="heat", position=23, regions=after.regions, objects=objects))
     assert found.objects and all("only in A" in line and line.startswith("stream") for line in found.objects)
-    fewer = Snapshot(session="heat", position=21, regions=after.regions[1:], objects=after.objects)
+    fewer = Snapshot(session="heat", position=23, regions=after.regions[1:], objects=after.objects)
     assert compare(after, fewer).regions == [f"mapped range {after.regions[0].address:#x}+{after.regions[0].size:#x} "
                                              "is only in A"]
 
@@ -133,10 +131,10 @@ def test_an_image_of_the_end_compares_equal(tmp_path: Path) -> None:
     cut = tmp_path / "cut.rgpuj"
     with JournalFileWriter(cut, "heat") as writer:
         for record in Recording(CORPORA / "heat.rgpuj"):
-            if record.seq <= 53:
+            if record.seq <= 55:
                 writer.append(Record(record.seq, record.call_id, bytes(record.args), bytes(record.payload),
                                      record.thread, record.flags))
-    done = replay(cut, [COPIED], image=(tmp_path / "store", "end"))
+    done = replay(cut, [], image=(tmp_path / "store", "end"))
     with DirectoryStore(tmp_path / "store").open("end") as image:
         found = compare(done.snapshots[-1], of_image(image))
     assert found.equal and found.pages > 1, found
@@ -187,6 +185,11 @@ def test_hostile_snapshots_are_refused(change: dict[str, Any]) -> None:
         Snapshot.decode(json.dumps({**good, **change}).encode())
 
 
-if __name__ == "__main__":
+def write_digests() -> None:
+    """What a replay of each corpus gives today becomes what it must give."""
     for each in NAMES:
         (CORPORA / f"{each}.json").write_text(json.dumps(facts(replay(CORPORA / f"{each}.rgpuj"))) + "\n")
+
+
+if __name__ == "__main__":
+    write_digests()

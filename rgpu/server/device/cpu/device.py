@@ -354,20 +354,20 @@ class CpuDevice:
     def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> pagehash.PageHashes:
         if not pages:
             return pagehash.PageHashes(np.empty((0, 2), np.uint64), np.empty(0, np.bool_))
-        places = addressspace.view(staging, PAGE * len(pages))
         found = []
         at = 0
         while at < len(pages):  # neighbours go together: a call costs more than a page
             address, size = pages[at]
-            end = at + 1
-            while end < len(pages) and pages[end][0] == address + size and not size % PAGE:
-                size += pages[end][1]
-                end += 1
-            place = places[at * PAGE:end * PAGE]
+            at += 1
+            while at < len(pages) and pages[at][0] == address + size and not size % PAGE:
+                size += pages[at][1]
+                at += 1
+            whole = PAGE * pagehash.page_count(size)
+            place = addressspace.view(staging, whole)
             place[:size] = self._readable(address, size)
             place[size:] = 0
             found.append(pagehash.examine_pages(place[:size], key))
-            at = end
+            staging += whole
         return pagehash.PageHashes(np.concatenate([one.hashes for one in found]),
                                    np.concatenate([one.zero for one in found]))
 

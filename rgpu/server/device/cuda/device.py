@@ -27,6 +27,7 @@ from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
 from rgpu.server.device.cuda.ring import CudaRing
+from rgpu.server.device.cuda.staging import Staging
 from rgpu.server.device.cuda.streams import Completion
 from rgpu.server.device.cuda.zeroing import Zeroing
 from rgpu.session.calls import decoders
@@ -63,6 +64,7 @@ class CudaDevice:
         self.fast_path = self.engine
         self.zeroing = Zeroing(lambda: [state.handle for state in list(self.completion.streams.values())])
         self.memory = Memory(ordinal, self.engine, self.zeroing)
+        self.staging = Staging(ordinal)
         self.shadows = pinned.Shadows()
         self._detail = ""
         self._lock = threading.RLock()
@@ -457,11 +459,11 @@ class CudaDevice:
     def stage(self, size: int) -> int:
         """Memory of this context, beside the session's own; other sessions of the device may take it first."""
         self._use()
-        return int(check(driver.cuMemAlloc(size), "cuMemAlloc"))
+        return self.staging.stage(size)
 
     def unstage(self, address: int) -> None:
         self._use()
-        check(driver.cuMemFree(address), "cuMemFree")
+        self.staging.unstage(address)
 
     def read_staged(self, address: int, size: int) -> bytes:
         self._use()
@@ -521,6 +523,7 @@ class CudaDevice:
         self.hasher.close()
         self._ring.close()
         self.engine.close()
+        self.staging.close()
         self.memory.close()
         self.zeroing.close()
         driver.cuDevicePrimaryCtxRelease(self._device)

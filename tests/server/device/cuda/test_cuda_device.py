@@ -153,3 +153,57 @@ def test_a_kernel_fault_sticks(device: Any, ptx: bytes) -> None:
     answer = Answer()
     device.synchronize(2, None, answer)
     assert answer.ready.wait(20) and answer.result == 700 and device.error == 700
+
+
+def test_a_cut_stays_while_the_session_runs_on(device: Any, ptx: bytes) -> None:
+    """Pages copied aside on the GPU keep their bytes; giving their memory back does not wait for a running kernel."""
+    import time
+
+    from rgpu.checkpoint.frozen import freeze
+    from rgpu.checkpoint.pages import PageTable, collect_dirty
+
+    size, key = 32 * GRANULE, bytes(range(32))
+    device.create_context(16, 0, True)
+    device.map(DEVICE_BASE, size)
+    device.allocate(DEVICE_BASE, size)
+    data = np.random.default_rng(3).bytes(size)
+    device.write(DEVICE_BASE, data)
+    free, table = device.free_memory(), PageTable(key)
+    began = time.monotonic()
+    frozen = freeze(device, table)
+    took = time.monotonic() - began
+    assert frozen.staged_bytes == size and not frozen.kept and device.free_memory() <= free - size
+    device.load(17, SPIN, b"", False)
+    device.fill(1, 0, DEVICE_BASE, size, size, 1, 1, 0xEE)
+    assert device.drain(30)
+    pages = {page.address: page.data for page in collect_dirty(frozen, table)}
+    for at in range(0, size, 65536):
+        assert (pages.get(DEVICE_BASE + at) or bytes(65536)) == data[at:at + 65536]
+    device.launch(2, Launch(17, 0, (1, 1, 1), (1, 1, 1), 0, 0, struct.pack("<Q", 2 * 10**9)))
+    began = time.monotonic()
+    frozen.release()
+    print(f"64 MiB set aside in {took * 1000:.1f} ms, given back in {(time.monotonic() - began) * 1000:.1f} ms")
+    assert time.monotonic() - began < 1.0 and not device.is_complete(2), "it did not wait for the kernel"
+    assert device.drain(30) and device.free_memory() >= free - (8 << 20) and not device.error
+    assert device.read(DEVICE_BASE, 8) == b"\xee" * 8
+
+
+#: Spins for so many ns.
+SPIN = b"""
+.version 7.0
+.target sm_75
+.address_size 64
+.visible .entry spin(.param .u64 nanoseconds)
+{
+    .reg .u64 %rd<4>;
+    .reg .pred %p1;
+    ld.param.u64 %rd1, [nanoseconds];
+    mov.u64 %rd2, %globaltimer;
+    add.u64 %rd1, %rd1, %rd2;
+again:
+    mov.u64 %rd2, %globaltimer;
+    setp.lt.u64 %p1, %rd2, %rd1;
+    @%p1 bra again;
+    ret;
+}
+\0"""

@@ -90,7 +90,7 @@ struct Function {
     uint32_t parameters = 0;  // bytes of its parameter block
 };
 
-enum class Outcome { applied, interrupted, opened };
+enum class Outcome { applied, interrupted, opened, handed };
 enum class Came : int { all = 0, record = 1, interrupted = 2, corrupt = 3 };
 
 struct Step {  // mirrored in engine.py

@@ -72,6 +72,8 @@ Outcome Engine::apply_hot(const RecordView &view, Bad &bad) {
     const CUresult result = call(view, false, decoded);
     if (!decoded) bad = Bad::arguments;
     if (bad != Bad::none || result == kSuccess) return Outcome::applied;
+    // Python knows who holds memory that it may give back, and tries again.
+    if (result == kOutOfMemory && !wire::awaited(view.header.call)) return Outcome::handed;
     if (wire::awaited(view.header.call)) answer_now(view.header.seq, result, false);
     else argument_error(view.header.call, view.header.seq, result);
     return Outcome::applied;
@@ -110,6 +112,9 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
     switch (apply_hot(view, bad)) {
         case Outcome::interrupted: return Came::interrupted;
         case Outcome::opened: return Came::all;
+        case Outcome::handed:
+            hand_over(view, step);
+            return Came::record;
         case Outcome::applied: break;
     }
     if (bad != Bad::none) return Came::corrupt;

@@ -63,7 +63,7 @@ struct Event {
 // Never destroyed: at the process's end streams still wait on them, and the destructor would wait for those.
 auto &lock = *new std::mutex;
 auto &changed = *new std::condition_variable;
-std::atomic<int> sticky{0}, injected{0};
+std::atomic<int> sticky{0}, injected{0}, starved{0};
 std::atomic<long> launches{0};
 
 auto &streams_lock = *new std::mutex;  // behind `lock`
@@ -225,8 +225,9 @@ Result start(const Kernel *kernel, void *stream, void **extra) {
 }  // namespace
 
 API Result fake_inject(int error) { return injected = error, 0; }
-API Result fake_reset() { return loads_wait = false, injected = 0, sticky = 0; }
+API Result fake_reset() { return loads_wait = false, injected = 0, sticky = 0, starved = 0; }
 API Result fake_loads_wait(int on) { return loads_wait = on, 0; }
+API Result fake_out_of_memory(int count) { return starved = count, 0; }
 API long fake_launches() { return launches; }
 
 API Result cuInit(unsigned) { return 0; }
@@ -409,6 +410,7 @@ API Result cuModuleGetGlobal_v2(Ptr *address, size_t *size, void *module, const 
     return *address = reinterpret_cast<Ptr>(found->second.first), *size = found->second.second, 0;
 }
 API Result cuLaunchKernel(void *f, unsigned gx, unsigned, unsigned, unsigned bx, unsigned, unsigned, unsigned, void *stream, void **, void **extra) {
+    if (starved > 0) return --starved, 2;
     return gx && bx ? start(static_cast<Kernel *>(f), stream, extra) : 1;
 }
 struct Config {

@@ -360,3 +360,22 @@ def test_zeros_of_a_mapping_come_before_the_first_work_there(device: Any, journa
         reads.append(journal.seq)
     answers = collect(runtime, set(reads))
     assert all(answers[seq] == (0, b"\x09" * (4 << 20)) for seq in reads)
+
+
+def test_a_launch_without_memory_is_tried_again_when_some_was_given_back(device: CudaDevice, journal: Journal) -> None:
+    runtime, feed = started(device, journal)
+    feed(journal.write(struct.pack("<4I", 1, 2, 3, 4)))
+    asked: list[int] = []
+    runtime.executor.make_room = lambda: bool(asked.append(runtime.applied)) or True
+    driver().fake_out_of_memory(2)  # the engine's try, and the first one of Python
+    feed(journal.add_one() + journal.add_one() + journal.read(16))
+    starved = journal.seq - 2
+    assert collect(runtime, {journal.seq})[journal.seq] == (0, struct.pack("<4I", 3, 4, 5, 6))
+    assert asked == [starved - 1] and runtime.executor.error == 0 and runtime.executor.bugs == 0
+
+
+def test_a_launch_that_gets_no_memory_is_not_lost_silently(device: CudaDevice, journal: Journal) -> None:
+    runtime, feed = started(device, journal)
+    driver().fake_out_of_memory(2)  # the engine's try, and the first one of Python
+    feed(journal.add_one())
+    assert runtime.executor.error == 2 and "launch at position" in runtime.executor.broken_detail

@@ -20,21 +20,25 @@ import pytest
 
 @dataclass
 class File:
-    """An inode: its writes in order; how many were synced."""
+    """An inode: its writes in order; None for bytes: cut, or made longer, to that length."""
 
-    writes: list[tuple[int, bytes]] = field(default_factory=list)
+    writes: list[tuple[int, bytes | None]] = field(default_factory=list)
     length: int = 0
 
 
 @dataclass(frozen=True)
 class Operation:
-    """``what``: create, write, sync, link, rename, unlink, mkdir, syncdir, or a mark of the test."""
+    """``what``: create, write, truncate, sync, link, rename, unlink, mkdir, syncdir, or a mark of the test.
+
+    ``offset``: where a write begins (−1: at the file's end), or the length that a file is cut to.
+    """
 
     what: str
     path: str = ""
     other: str = ""
     data: bytes = b""
     file: int = -1
+    offset: int = -1
 
 
 class Recorder:
@@ -135,8 +139,12 @@ def after_a_crash(history: list[Operation], chance: random.Random | None,
                 pending.append(operation)
             case "write":
                 made = files[operation.file]
-                made.writes.append((made.length, operation.data))
-                made.length += len(operation.data)
+                at = made.length if operation.offset < 0 else operation.offset
+                made.writes.append((at, operation.data))
+                made.length = max(made.length, at + len(operation.data))
+            case "truncate":
+                files[operation.file].writes.append((operation.offset, None))
+                files[operation.file].length = operation.offset
             case "sync":
                 synced[operation.file] = len(files[operation.file].writes)
             case "syncdir":
@@ -155,7 +163,12 @@ def after_a_crash(history: list[Operation], chance: random.Random | None,
             continue
         sure, data = synced.get(number, 0), bytearray()
         for index, (at, written) in enumerate(files[number].writes):
-            if index < sure or lucky():
+            if not (index < sure or lucky()):
+                continue
+            if written is None:
+                del data[at:]
+                data.extend(bytes(max(0, at - len(data))))
+            else:
                 data.extend(bytes(max(0, at + len(written) - len(data))))
                 data[at:at + len(written)] = written
         found[name] = bytes(data)

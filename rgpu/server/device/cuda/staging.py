@@ -1,0 +1,88 @@
+"""Device memory for copies of pages (a cut), outside the session's state.
+
+Physical memory is mapped into an address range of its own, reserved once:
+creating and mapping takes tens of microseconds for hundreds of MiB, so it is
+done while the session stands still; and unmapping, other than ``cuMemFree``,
+does not wait for the session's kernels, so blocks go back while it runs.
+Source: CUDA driver API, "Virtual Memory Management".
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Any
+
+from cuda.bindings import driver
+
+from rgpu.server.device.cuda.errors import check
+from rgpu.session.addresses import GRANULE, PINNED_BASE, PINNED_SIZE
+from rgpu.session.errors import DeviceError
+
+#: Behind the pinned range, where nothing of a session is; the driver may choose another place.
+BASE = PINNED_BASE + PINNED_SIZE
+SPAN = 512 << 30  #: bytes of addresses: more than a GPU has memory
+OUT_OF_MEMORY = 2
+
+
+class Staging:
+    """Thread-safe; the context is current in the calling thread. Every method raises :class:`DeviceError`."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._lock = threading.Lock()
+        self._base = 0
+        self._blocks: dict[int, tuple[int, Any]] = {}  #: address → (size, physical handle)
+        self._properties = driver.CUmemAllocationProp()
+        self._properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self._properties.location.id = ordinal
+        self._access = driver.CUmemAccessDesc()
+        self._access.location = self._properties.location
+        self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+    def stage(self, size: int) -> int:
+        """The address of at least ``size`` bytes; result 2 when there are none."""
+        size = -(-size // GRANULE) * GRANULE
+        with self._lock:
+            if not self._base:
+                self._base = int(check(driver.cuMemAddressReserve(SPAN, GRANULE, BASE, 0), "cuMemAddressReserve"))
+            address = self._room(size)
+            handle = check(driver.cuMemCreate(size, self._properties, 0), "cuMemCreate")
+            try:
+                check(driver.cuMemMap(address, size, 0, handle, 0), "cuMemMap")
+                try:
+                    check(driver.cuMemSetAccess(address, size, [self._access], 1), "cuMemSetAccess")
+                except DeviceError:
+                    driver.cuMemUnmap(address, size)
+                    raise
+            except DeviceError:
+                driver.cuMemRelease(handle)
+                raise
+            self._blocks[address] = size, handle
+            return address
+
+    def _room(self, size: int) -> int:
+        """The first gap between blocks that is large enough."""
+        at = self._base
+        for address in sorted(self._blocks):
+            if address - at >= size:
+                return at
+            at = address + self._blocks[address][0]
+        if at + size > self._base + SPAN:
+            raise DeviceError(f"no addresses are left for {size} bytes of copies", OUT_OF_MEMORY)
+        return at
+
+    def unstage(self, address: int) -> None:
+        with self._lock:
+            size, handle = self._blocks.pop(address)
+            check(driver.cuMemUnmap(address, size), "cuMemUnmap")
+            check(driver.cuMemRelease(handle), "cuMemRelease")
+
+    def close(self) -> None:
+        """Give everything back; of a context that a fault has destroyed nothing is left to give."""
+        for address in list(self._blocks):
+            with suppress(DeviceError):
+                self.unstage(address)
+        if self._base:
+            driver.cuMemAddressFree(self._base, SPAN)
+            self._base = 0
