@@ -82,8 +82,10 @@ def make_room(index: Index, sessions: Iterable[Placed], head: Request, now: floa
 
 def _fits_in_total(index: Index, head: Request) -> bool:
     """Whether what is free in all would do, were it in one place."""
+    need = head.demand
     usable = np.where(index.usable, index.free(), 0)
-    return bool(usable.sum() >= head.demand.gpus * head.demand.compute)
+    memory = np.where(index.usable, np.maximum(index.memory, 0), 0)
+    return bool(usable.sum() >= need.gpus * need.compute and memory.sum() >= need.gpus * need.memory_mib)
 
 
 def _cheapest_eviction(index: Index, row: int, sessions: list[Placed], head: Request, costs: Costs) -> list[Placed]:
@@ -104,6 +106,11 @@ def _cheapest_eviction(index: Index, row: int, sessions: list[Placed], head: Req
             leaving.append(session)
             compute += session.demand.compute
             memory += session.demand.memory_mib
+        for session in reversed(list(leaving)):  # a later one may have been enough without it
+            rest, kept = compute - session.demand.compute, memory - session.demand.memory_mib
+            if rest >= need.compute and kept >= need.memory_mib:
+                leaving.remove(session)
+                compute, memory = rest, kept
         if compute >= need.compute and memory >= need.memory_mib:
             options.append((sum(map(costs.gpu_seconds, leaving)), tuple(s.name for s in leaving), leaving))
     if len(options) < need.gpus:
@@ -122,7 +129,7 @@ def _relocate(index: Index, row: int, leaving: list[Placed], head: Request, now:
     trial, host = index.copy(), index.nodes[row].host
     used = Counter(busy)
     moves: list[Move] = []
-    for session in sorted(leaving, key=lambda s: (-s.demand.gpu_share, s.name)):
+    for session in sorted(leaving, key=lambda s: (-s.weight, s.name)):
         allowed = trial.usable.copy()
         allowed[row] = False
         for name, count in used.items():

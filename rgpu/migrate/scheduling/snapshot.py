@@ -116,6 +116,12 @@ class Placed:
     anti_affinity: str = ""
     reserved: bool = False
     used_mib: int | None = None  #: memory that a move would copy; None: what it was promised
+    share: float | None = None  #: devices' worth that it holds, where its compute does not say so
+
+    @property
+    def weight(self) -> float:
+        """Devices' worth that it holds."""
+        return self.demand.gpu_share if self.share is None else self.share
 
 
 @dataclass(frozen=True, slots=True)
