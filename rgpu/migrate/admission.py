@@ -17,7 +17,7 @@ import structlog
 from rgpu.migrate import ownership
 from rgpu.migrate.nodes import START_SECONDS
 from rgpu.migrate.ownership import Held
-from rgpu.migrate.placement import Choice, Request, never_fits, share_of_memory
+from rgpu.migrate.placement import Choice, Request, never_fits, sized
 from rgpu.migrate.records import (
     MAX_TEXT,
     QUEUE,
@@ -173,8 +173,8 @@ class Admission:
     async def _choose(self, order: Order, arrived: float, failed: list[str]) -> tuple[Order, Choice]:
         """The place, if it is this one's turn. Raises :class:`Refused`, :class:`NotFound`, :class:`NoPlaceNow`."""
         snapshot = await self.desk.snapshot()
-        order = replace(order, quota=_quota(order, share_of_memory(snapshot, order.request(), order.share)))
-        request = order.request()
+        request = sized(snapshot, order.request(), order.share, DEFAULT_QUOTA)
+        order = replace(order, quota=request.quota)
         if request.host is not None and snapshot.node(request.host) is None:
             known = ", ".join(sorted(node.host for node in snapshot.nodes)) or "none"
             raise NotFound(f"no host is called {request.host!r}; the pool has: {known}", host=request.host)
@@ -293,7 +293,7 @@ class Admission:
         """Raises :class:`Conflict`, :class:`Fenced`."""
         now, key = self.desk.clock.wall(), queue_key(order.name)
         snapshot = await self.desk.snapshot()
-        quota = _quota(order, share_of_memory(snapshot, order.request(), order.share))
+        quota = sized(snapshot, order.request(), order.share, DEFAULT_QUOTA).quota
         record = QueueRecord(name=order.name, quota=quota, wants=order.wants, host=order.host or "", agent=order.agent,
                              program=order.program, recover=order.recover, arrived=now if arrived is None else arrived,
                              reason=why[:MAX_TEXT])
@@ -457,14 +457,10 @@ class Admission:
 
     async def rows(self) -> list[dict[str, object]]:
         """The line, as people see it."""
-        waiting = [found.record for found in await self.records()]
-        back = [held.record for held in await self.desk.sessions() if held.record.state == "parked"]
-        found = [row(record, self.lines.get(record.name), self.desk.clock.wall()) for record in [*waiting, *back]]
+        waiting: list[QueueRecord | SessionRecord] = [found.record for found in await self.records()]
+        waiting += [held.record for held in await self.desk.sessions() if held.record.state == "parked"]
+        found = [row(record, self.lines.get(record.name), self.desk.clock.wall()) for record in waiting]
         return sorted(found, key=lambda one: (one["position"] is None, one["position"] or 0, str(one["name"])))
-
-
-def _quota(order: Order, share: int) -> int:
-    return order.quota or (share if order.share else 0) or DEFAULT_QUOTA
 
 
 def _same(record: SessionRecord | QueueRecord, order: Order) -> bool:

@@ -19,6 +19,7 @@ import structlog
 from rgpu.link import effects
 from rgpu.migrate import ownership
 from rgpu.migrate.admission import Admission, Order
+from rgpu.migrate.asking import program_of
 from rgpu.migrate.checks import MoveCheck
 from rgpu.migrate.desk import Clock, Desk, SystemClock
 from rgpu.migrate.draining import Draining
@@ -36,7 +37,6 @@ from rgpu.migrate.records import (
     HostRecord,
     ImageName,
     PoolRecord,
-    Program,
     SessionRecord,
     Wants,
     image_name,
@@ -53,7 +53,6 @@ from rgpu.session.errors import (
     NotFound,
     Refused,
     RgpuError,
-    UsageError,
 )
 
 log = structlog.get_logger(__name__)
@@ -416,14 +415,3 @@ class Coordinator:
     def spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
         """Background work of this term."""
         self._watching.spawn(work, what)
-
-
-def program_of(program: dict[str, Any] | None) -> Program:
-    """From a message: hostile. Raises :class:`UsageError`."""
-    values = program or {}
-    pid, command, host = values.get("pid", 0), values.get("command", ""), values.get("host", "")
-    if isinstance(command, list):
-        command = " ".join(str(part) for part in command)
-    if not isinstance(pid, int) or not 0 <= pid < 2**63 or not isinstance(command, str) or not isinstance(host, str):
-        raise UsageError("program must be {pid: number, command: text, host: text}")
-    return Program(pid=pid, command=command[:4096], host=host[:4096])

@@ -281,6 +281,13 @@ def share_of_memory(snapshot: Snapshot, request: Request, share: int) -> int:
     return min(sizes, default=0) * share // WHOLE >> 20 << 20
 
 
+def sized(snapshot: Snapshot, request: Request, share: int, default: int) -> Request:
+    """The request with its memory: as asked for, else ``share`` per cent of a device's, else ``default``."""
+    if request.quota:
+        return request
+    return replace(request, quota=(share_of_memory(snapshot, request, share) if share else 0) or default)
+
+
 def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 

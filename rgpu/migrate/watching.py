@@ -136,7 +136,7 @@ class Watching:
                 log.info("no tick", reason=error.message)
 
     async def _admit(self) -> None:
-        """Whoever waits for a place gets it when there is one; if there is none, room is made where that is worth it."""
+        """Whoever waits gets a place when there is one; where there is none, room is made if that is worth it."""
         admission = self.coordinator.admission
         while True:
             await admission.woken(TICK_SECONDS)
