@@ -2,13 +2,16 @@
 
 The pool keeps a request only as long as its client asks. What it answers (position and reason) is
 told to the user when it changes; a pool that does not answer for a while is told as well, and
-asked on: the request stands in its registry.
+asked on: the request stands in its registry. Who gives up withdraws the request, which names the
+program that it was for, so that nobody else's session of that name is meant.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
@@ -50,16 +53,26 @@ def create_session(desk: Desk, args: dict[str, Any], *, tell: Callable[[str], No
             if line != said:
                 tell(line)
                 said = line
-    except BaseException:
-        desk.quietly("session.end", {"session": args["name"], "reason": "its client waits no more", "exit_code": None},
+    except _GivenUp as error:
+        why = f"nobody waits for a place any longer: {error}"
+        desk.quietly("session.withdraw", {"session": args["name"], "program": args["program"], "reason": why},
                      END_TIMEOUT)
-        raise
+        raise Refused(why) from None
 
 
 def _ask(desk: Desk, args: dict[str, Any], given_up: Callable[[], str]) -> dict[str, Any]:
     """One question, whose answer nobody waits for any more than for a session."""
     _check(given_up)
-    answer = desk.submit(desk.call, "session.create", args, CREATE_TIMEOUT + ANSWER_SECONDS)
+    answer: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(desk.call("session.create", args, CREATE_TIMEOUT + ANSWER_SECONDS))
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the answer raises it
+            answer.set_exception(error)
+
+    # Not one of the desk's few threads: sessions that run need those, and it may be left behind.
+    threading.Thread(target=ask, name="waits-for-place", daemon=True).start()
     while True:
         try:
             return dict(answer.result(LOOK_SECONDS))
@@ -69,10 +82,14 @@ def _ask(desk: Desk, args: dict[str, Any], given_up: Callable[[], str]) -> dict[
             _check(given_up)
 
 
+class _GivenUp(Exception):
+    """Nobody wants the session any more."""
+
+
 def _check(given_up: Callable[[], str]) -> None:
     why = given_up()
     if why:
-        raise Refused(f"no session was waited for any longer: {why}")
+        raise _GivenUp(why)
 
 
 def _rest(seconds: float, given_up: Callable[[], str]) -> None:

@@ -82,6 +82,8 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.describe", USER, ANY, True, "{session} → the record and what its worker reports"),
     Verb("session.logs", USER, ANY, True, "{session, lines} → {lines: […]}"),
     Verb("session.end", USER | NODE, LEADER, True, "{session, reason, exit_code}: its program ended."),
+    Verb("session.withdraw", USER, LEADER, True,
+         "{session, program, reason}: that program waits for a place no more; if it has just got one, that ends."),
     Verb("session.kill", USER, LEADER, True, "{session}: end it now."),
     Verb("session.migrate", USER, LEADER, False, "{session, host, options} → the move's outcome; progress in between"),
     Verb("session.move_status", USER, ANY, True, "{session} → {move}"),

@@ -103,6 +103,7 @@ class Admission:
         self._retry: dict[str, tuple[float, float, str]] = {}  #: name: (not before, waited so long, why)
         self._busy: set[str] = set()
         self._given: dict[str, tuple[int, float]] = {}  #: made for a client that did not fetch it yet: epoch, when
+        self.any_parked = True  #: whether there may be parked sessions: to be looked for
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
 
@@ -318,6 +319,16 @@ class Admission:
                 return True
         return False
 
+    async def withdraw(self, name: str, *, agent: str, program: Program, reason: str) -> None:
+        """That program waits no more: its request goes, or the session that was just made for it ends."""
+        order = Order(name, agent, program=program)
+        async with self.coordinator.session_lock(name):
+            found, held = await self.find(name), await self.desk.find(name)
+            if found is not None and _same(found.record, order):
+                await self.leave(name, reason)
+            elif held is not None and held.record.live and _same(held.record, order):
+                await self.coordinator.end_epoch(name, held.record.epoch, reason)
+
     def _forget(self, name: str) -> None:
         self.lines.pop(name, None)
         self.seen.pop(name, None)
@@ -342,9 +353,13 @@ class Admission:
         requests = await self.records()
         await self._drop_silent({found.record.name for found in requests})
         await self._drop_unfetched()
-        snapshot = await self.desk.snapshot()
-        entries = await self._entries(snapshot.sessions)
-        served = serve(snapshot, entries) if entries else Served()
+        served = Served()
+        if requests or self.any_parked:
+            self.any_parked = False
+            snapshot = await self.desk.snapshot()
+            self.any_parked = self.any_parked or any(record.parked for record in snapshot.sessions)
+            entries = await self._entries(snapshot.sessions)
+            served = serve(snapshot, entries) if entries else served
         for entry, _ in served.placed:
             if entry.name not in self._busy:
                 self._busy.add(entry.name)

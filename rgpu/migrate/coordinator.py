@@ -296,6 +296,8 @@ class Coordinator:
         """
         async with self.session_lock(name):
             record = (await self.desk.held(name)).record
+            if record.parked is not None:
+                raise Refused(f"{name} is parked: it comes back by itself when there is room", session=name)
             if not record.live:
                 raise Refused(f"{name} is {record.state}: its program has no journal to go on from", session=name)
             chosen = record.image

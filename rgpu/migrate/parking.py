@@ -49,6 +49,7 @@ class Parking:
             epoch, owner = record.epoch, record.owner
             held = await self.desk.change(name, lambda h: ownership.park(
                 h, epoch=epoch, favour=favour, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why))
+            self.coordinator.admission.any_parked = True
             fault("park.forget")
             await self.forget(held, str(owner))
             return held

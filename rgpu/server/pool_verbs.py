@@ -23,7 +23,7 @@ from rgpu.link.control import ControlServer, Request
 from rgpu.link.verbs import VERBS
 from rgpu.migrate import placement
 from rgpu.migrate.admission import DEFAULT_QUOTA
-from rgpu.migrate.asking import read_order
+from rgpu.migrate.asking import program_of, read_order
 from rgpu.migrate.records import QUEUE, NodeRecord, QueueRecord, SessionRecord, decode
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation
 from rgpu.migrate.wishes import Wishes
@@ -49,6 +49,7 @@ class PoolVerbs:
         self.daemon = daemon
         self._leader_verbs: dict[str, LeaderVerb] = {
             "session.create": self._create, "session.end": self._end, "session.kill": self._end,
+            "session.withdraw": self._withdraw,
             "session.migrate": self._migrate, "session.move_abort": self._move_abort,
             "session.checkpoint": self._checkpoint, "session.restore": self._restore,
             "session.unreachable": self._unreachable, "worker.died": self._worker_died,
@@ -144,6 +145,12 @@ class PoolVerbs:
     async def _end(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         reason = str(args.get("reason") or "killed by its user")
         await self._coordinator.end(str(args["session"]), reason)
+        return {"session": args["session"], "reason": reason}
+
+    async def _withdraw(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        reason = str(args.get("reason") or "its client waits no more")
+        await self._coordinator.admission.withdraw(
+            str(args["session"]), agent=public, program=program_of(args.get("program")), reason=reason)
         return {"session": args["session"], "reason": reason}
 
     async def _migrate(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:

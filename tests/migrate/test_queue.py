@@ -200,6 +200,24 @@ def test_a_client_that_goes_away_takes_its_request_with_it(tmp_path: Path) -> No
     run(tmp_path, test, nodes="a")
 
 
+def test_a_request_is_withdrawn_by_its_own_program_only(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        await filled(w, "x", gib=8)
+        await ask(w, order("s", 4))
+        withdraw = w.coordinator.admission.withdraw
+        other, own = Program(pid=99, host="client"), Program(pid=7, host="client")
+        for name in ("s", "x", "nobody"):
+            await withdraw(name, agent="key", program=other, reason="not his")
+            await withdraw(name, agent="somebody's", program=own, reason="not his")
+        assert await waiting(w) == ["s"] and (await w.pool.owned_once("x")).epoch == 1
+        await withdraw("s", agent="key", program=own, reason="Ctrl-C")
+        assert await waiting(w) == []
+        await withdraw("x", agent="key", program=own, reason="Ctrl-C")
+        assert (await w.pool.record("x")).state == "ended", "it had just got its place"
+
+    run(tmp_path, test, nodes="a")
+
+
 def test_a_session_that_nobody_fetches_ends(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         time = clock(w)

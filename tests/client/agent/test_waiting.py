@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,10 +19,6 @@ class Pool:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.threads = ThreadPoolExecutor(4)
-
-    def submit(self, work: Any, *args: Any) -> Any:
-        return self.threads.submit(work, *args)
 
     def call(self, verb: str, args: dict[str, Any], timeout: float) -> Any:
         self.asked.append((verb, args))
@@ -42,7 +37,7 @@ class Pool:
 
 def ask(pool: Pool, given_up: Any = lambda: "", queue: bool = True) -> tuple[dict[str, Any], list[str]]:
     said: list[str] = []
-    args = {"name": "s", "options": {"queue": True} if queue else {}}
+    args = {"name": "s", "program": {"pid": 3}, "options": {"queue": True} if queue else {}}
     return create_session(pool, args, tell=said.append, given_up=given_up), said  # type: ignore[arg-type]
 
 
@@ -85,6 +80,7 @@ def test_what_no_waiting_helps_ends_it(error: RgpuError) -> None:
     pool = Pool(queued(1, "full"), error)
     with pytest.raises(type(error)):
         ask(pool)
+    assert all(verb == "session.create" for verb, _ in pool.asked), "somebody else's session may have the name"
 
 
 def test_whoever_gives_up_tells_the_pool_at_once() -> None:
@@ -102,4 +98,5 @@ def test_whoever_gives_up_tells_the_pool_at_once() -> None:
         ask(pool, lambda: why[0])
     assert time.monotonic() - began < 3
     never.set()
-    assert pool.asked[-1][0] == "session.end" and pool.asked[-1][1]["session"] == "s"
+    assert pool.asked[-1] == ("session.withdraw", {"session": "s", "program": {"pid": 3}, "reason": (
+        "nobody waits for a place any longer: interrupted")})
