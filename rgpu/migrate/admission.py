@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 CREATE_TRIES = 3
 DEFAULT_QUOTA = 1 << 30  #: bytes, where neither memory nor a share of a GPU was asked for
 CLIENT_GRACE = 30.0  #: seconds without a word of a client that waits
-LONGEST_ANSWER = 30.0  #: seconds that one question of a client is kept open
+LONGEST_ANSWER = 20.0  #: seconds that one question of a client is kept open
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  #: seconds until a start that failed is tried again
 
 
@@ -264,6 +264,7 @@ class Admission:
             told = self.lines.get(order.name) or Waiting(Entry(order.request()), 0, "its place is being prepared")
             left = until - self.desk.clock.monotonic()
             if left <= 0 or (told.position and told.reason != known):
+                self.seen[order.name] = self.desk.clock.monotonic()
                 return told
             try:
                 await asyncio.wait_for(news.wait(), left)
@@ -382,50 +383,49 @@ class Admission:
         """Its turn seems to have come: look again under its lock, then make or bring back the session."""
         try:
             async with self.coordinator.session_lock(entry.name):
-                if entry.parked:
-                    await self._bring_back(entry.name)
-                else:
-                    await self.place_waiting(entry.name)
+                done = await (self._bring_back(entry.name) if entry.parked else self._let_in(entry.name))
+            if done:
+                self.wake()
         finally:
             self._busy.discard(entry.name)
-            self.wake()
             self._tell()
 
-    async def place_waiting(self, name: str) -> SessionRecord | None:
-        """Make the session of a request that waits, if it is its turn; the caller holds the session's lock."""
+    async def _let_in(self, name: str) -> bool:
+        """Make the session of a request that waits, if it is its turn: whether it runs."""
         found = await self.find(name)
         if found is None:
-            return None
+            return False
         order = _order(found.record)
         try:
             record = await self._create(order, found)
         except NoPlaceNow:
-            return None
+            return False
         except Refused as error:  # it was tried, and could not be started: it waits on, in its old place
             if await self.find(name) is None:
                 await self._enqueue(order, error.message, found.record.arrived)
             self._put_off(name, error.message)
-            return None
+            return False
         self._given[name] = record.epoch, self.desk.clock.monotonic()
         self.lines.pop(name, None)
         self._retry.pop(name, None)
-        return record
+        return True
 
-    async def _bring_back(self, name: str) -> None:
-        """A parked session gets a place, if it is its turn."""
+    async def _bring_back(self, name: str) -> bool:
+        """A parked session gets a place, if it is its turn: whether it runs."""
         held = await self.desk.find(name)
         if held is None or held.record.parked is None or await self.desk.paused() is not None:
-            return
+            return False
         snapshot = await self.desk.snapshot()
         choice = serve(snapshot, await self._entries(snapshot.sessions)).choice(name)
         if choice is None:
-            return
+            return False
         why = f"it was parked for {held.record.parked.favour}, and there is room again"
         running = await self.recovery.run(name, why, host=choice.host, device=choice.device, asked=True)
         if running is None:
             self._put_off(name, (await self.desk.held(name)).record.reason)
         else:
             self._retry.pop(name, None)
+        return running is not None
 
     def _put_off(self, name: str, why: str) -> None:
         _, before, _ = self._retry.get(name, (0.0, FIRST_RETRY / 2, ""))

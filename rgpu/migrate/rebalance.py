@@ -96,12 +96,11 @@ class Rebalancing:
         if auto:
             prepared = await self._prepare(head.entry)
             if prepared is not None:
-                self.doing = prepared.plan.reason
                 self.coordinator.spawn(self._automatic(prepared), f"room for {head.entry.name}")
                 return
         async with self.desk.placing:
             seen = await self._view()
-            preemption = self._preemption(seen, head.entry)
+            preemption = None if self.doing else self._preemption(seen, head.entry)
             if preemption is None:
                 return
             self.doing = preemption.reason
@@ -116,7 +115,6 @@ class Rebalancing:
         if self.alarm.on:
             prepared = await self._prepare(None)
             if prepared is not None:
-                self.doing = prepared.plan.reason
                 self.coordinator.spawn(self._automatic(prepared), "rebalancing")
 
     # -- planning -----------------------------------------------------------------
@@ -138,15 +136,18 @@ class Rebalancing:
             plan = make_room(seen.index, seen.sessions, wanted, now, self.costs, self.limits, busy)
         return plan if plan is not None and len(plan.moves) <= rest and _sound(seen, plan) else None
 
-    async def _prepare(self, head: Entry | None) -> Prepared | None:
-        """A plan with its places reserved; None where there is none worth it."""
+    async def _prepare(self, head: Entry | None, begin: bool = True) -> Prepared | None:
+        """A plan, if there is one worth it and none under way; ``begin``: with its places reserved, to be carried out.
+        """
         async with self.desk.placing:
             seen = await self._view()
-            plan = self._plan(seen, head)
+            plan = None if self.doing else self._plan(seen, head)
             if plan is None:
                 return None
             prepared = Prepared(plan, seen, head, _claims(seen, plan, head))
-            self.desk.reserved.update(prepared.claims)
+            if begin:
+                self.doing = plan.reason
+                self.desk.reserved.update(prepared.claims)
             return prepared
 
     def _preemption(self, seen: View, head: Entry) -> Preemption | None:
@@ -168,7 +169,6 @@ class Rebalancing:
         then nothing is tried again for a while; :class:`Fenced`.
         """
         head, plan = prepared.head, prepared.plan
-        self.doing = plan.reason
         try:
             if head is not None:
                 self.admission.doing[head.name] = f"room is being made: {plan.reason}"
@@ -262,7 +262,7 @@ class Rebalancing:
         """
         served = await self.admission.tick()
         head = served.head.entry if served.head is not None else None
-        prepared = None if self.doing else await self._prepare(head)
+        prepared = await self._prepare(head, begin=apply)
         seen = prepared.view if prepared is not None else await self._view()
         found: dict[str, Any] = {
             "auto": await self.auto(), "paused": await self.desk.paused() or "", "for": head.name if head else None,
@@ -272,7 +272,6 @@ class Rebalancing:
             return {**found, "reason": self.doing or _nothing(served)}
         found.update(moves=prepared.moves(), reason=prepared.plan.reason, cost_gpu_seconds=round(prepared.plan.cost, 1))
         if not apply:
-            self._release(prepared.claims, None)
             return found
         return {**found, "applied": True, "results": await self.carry_out(prepared)}
 

@@ -43,6 +43,10 @@ class Plan:
     room: Place | None = None  #: where the waiting request then fits
 
 
+def _count(moves: list[Move]) -> str:
+    return "1 move" if len(moves) == 1 else f"{len(moves)} moves"
+
+
 def movable(placed: Placed, now: float, limits: Limits) -> bool:
     """Whether a plan may touch the session at all."""
     return (not placed.pinned and not placed.reserved and placed.demand.gpus > 0
@@ -146,8 +150,8 @@ def _relocate(index: Index, row: int, leaving: list[Placed], head: Request, now:
     room = place(trial, head)
     if room is None:
         return None
-    reason = (f"{head.name} ({head.demand}) fits on {room.host} after {len(moves)} moves that cost {cost:.0f} "
-              "GPU-seconds")
+    reason = (f"{head.name} ({head.demand}) fits on {room.host} after {_count(moves)}, at a cost of "
+              f"{cost:.0f} GPU-seconds")
     return Plan(tuple(moves), reason, cost, room)
 
 
@@ -176,7 +180,7 @@ def consolidate(index: Index, sessions: Iterable[Placed], now: float, costs: Cos
     if not moves:
         return None
     gain, cost = sum(move.gain for move in moves), sum(costs.gpu_seconds(move.session) for move in moves)
-    return Plan(tuple(moves), f"{len(moves)} moves make {gain:.2f} GPUs usable for {cost:.0f} GPU-seconds", cost)
+    return Plan(tuple(moves), f"{gain:.2f} GPUs become usable by {_count(moves)}, for {cost:.0f} GPU-seconds", cost)
 
 
 def _worthwhile(trial: Index, session: Placed, now: float, costs: Costs, limits: Limits,
