@@ -262,18 +262,16 @@ class Rebalancing:
         """
         served = await self.admission.tick()
         head = served.head.entry if served.head is not None else None
-        prepared = await self._prepare(head, begin=apply)
-        seen = prepared.view if prepared is not None else await self._view()
         found: dict[str, Any] = {
             "auto": await self.auto(), "paused": await self.desk.paused() or "", "for": head.name if head else None,
-            "fragmentation": round(seen.index.fragmentation() / max(seen.index.capacity(), 1), 4),
-            "doing": self.doing, "moves": [], "cost_gpu_seconds": 0.0, "reason": "", "applied": False}
+            "doing": self.doing, "moves": [], "cost_gpu_seconds": 0.0, "applied": False}
+        prepared = await self._prepare(head, begin=apply)
+        seen = await self._view() if prepared is None else prepared.view
+        found["fragmentation"] = round(seen.index.fragmentation() / max(seen.index.capacity(), 1), 4)
         if prepared is None:
             return {**found, "reason": self.doing or _nothing(served)}
         found.update(moves=prepared.moves(), reason=prepared.plan.reason, cost_gpu_seconds=round(prepared.plan.cost, 1))
-        if not apply:
-            return found
-        return {**found, "applied": True, "results": await self.carry_out(prepared)}
+        return {**found, "applied": True, "results": await self.carry_out(prepared)} if apply else found
 
 
 def _nothing(served: Served) -> str:
