@@ -338,7 +338,14 @@ class Node:
         if self._known(session) > epoch:
             return {"ended": False}
         log.info("a worker is forgotten", session=session, epoch=epoch, reason=reason)
-        return await self.session_end(session=session, reason="moved")
+        self.claims.pop(session, None)
+        self.receiving.pop(session, None)
+        self.paused.pop(session, None)
+        await self._discard(session)
+        handle = self.running.pop(session, None)
+        if handle is not None:
+            await self._end_handle(handle, "moved")
+        return {"ended": handle is not None}
 
     async def session_notice(self, *, session: str, kind: str, values: dict[str, Any], **_: Any) -> dict[str, Any]:
         await self._owned(session).request("notice", kind=kind, values=values)

@@ -487,19 +487,31 @@ def test_a_leader_dies_while_room_is_made(tmp_path: Path, at: int, side: str) ->
 
 
 def test_fragmentation_for_long_enough_is_undone(tmp_path: Path) -> None:
+    """Two devices with 3 of 8 GiB each, where whole devices are asked for, too: one of them should be empty."""
     async def test(w: World) -> None:
         time = clock(w)
         await filled(w, "x", "y", gib=3)
-        await w.coordinator.hosts.set_rebalance(True)
+        await w.session("whole", host="c", quota=8 * GIB)
         rebalancing = w.coordinator.rebalancing
-        rebalancing.limits = Limits(patience=30.0, minimum_age=10.0, start=0.01, stop=0.001)
-        await look(w)
-        assert [(await w.pool.record(name)).epoch for name in "xy"] == [1, 1], "not at once"
-        for _ in range(8):
-            time.now += 60
-            await look(w)
-        owners = {str((await w.pool.owned_once(name)).owner) for name in "xy"}
-        assert len(owners) == 1 or rebalancing.alarm == Alarm(), (owners, rebalancing.share)
+        time.now += 1000
+        for _ in range(12):  # off: two minutes change nothing
+            await look(w, 1)
+            time.now += 10
+        assert rebalancing.alarm == Alarm()
+        await w.coordinator.hosts.set_rebalance(True)
+        for _ in range(5):
+            await look(w, 1)
+            time.now += 10
+        assert rebalancing.share > Limits().start and not rebalancing.alarm.on, "not before its patience is over"
+        assert [(await w.pool.record(name)).epoch for name in ("x", "y", "whole")] == [1, 1, 1]
+        for _ in range(5):
+            await look(w, 1)
+            time.now += 10
+        records = [await w.pool.owned_once(name) for name in ("x", "y", "whole")]
+        assert sorted(record.epoch for record in records) == [1, 1, 2]
+        assert records[0].owner == records[1].owner
+        reasons = [entry.value for entry in (await w.registry.list("history/@pool/")).entries]
+        assert any(b"GPUs become usable by 1 move" in value for value in reasons)
 
     run(tmp_path, test)
 
