@@ -33,8 +33,9 @@ from rgpu.migrate.records import (
     session_key,
 )
 from rgpu.migrate.registry.base import Delete, Put, absent, unchanged
+from rgpu.migrate.registry.base import Entry as Stored
 from rgpu.migrate.waiting import Entry, Served, Waiting, parked, queued, row, serve
-from rgpu.session.errors import AlreadyExists, Conflict, Fenced, NotFound, Refused, RgpuError, UsageError
+from rgpu.session.errors import AlreadyExists, Conflict, Corrupt, Fenced, NotFound, Refused, RgpuError, UsageError
 
 if TYPE_CHECKING:
     from rgpu.migrate.coordinator import Coordinator
@@ -279,14 +280,14 @@ class Admission:
     async def find(self, name: str) -> Queued | None:
         """A request that waits."""
         entry = await self.desk.registry.get(queue_key(name))
-        return None if entry is None else Queued(decode(entry.value, QueueRecord, entry.key), entry.mod_revision)
+        return None if entry is None else _queued(entry)
 
     async def records(self) -> list[Queued]:
         """All that can be read."""
         found = []
         for entry in (await self.desk.registry.list(QUEUE)).entries:
             try:
-                found.append(Queued(decode(entry.value, QueueRecord, entry.key), entry.mod_revision))
+                found.append(_queued(entry))
             except RgpuError as error:
                 log.error("a request's record cannot be read", key=entry.key, reason=error.message)
         return found
@@ -476,6 +477,13 @@ class Admission:
         waiting += [held.record for held in await self.desk.sessions() if held.record.state == "parked"]
         found = [row(record, self.lines.get(record.name), self.desk.clock.wall()) for record in waiting]
         return sorted(found, key=lambda one: (one["position"] is None, one["position"] or 0, str(one["name"])))
+
+
+def _queued(entry: Stored) -> Queued:
+    record = decode(entry.value, QueueRecord, entry.key)
+    if queue_key(record.name) != entry.key:
+        raise Corrupt(f"{entry.key} holds the request of {record.name}", offset=0, reason="name")
+    return Queued(record, entry.mod_revision)
 
 
 def _same(record: SessionRecord | QueueRecord, order: Order) -> bool:

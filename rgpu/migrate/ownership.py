@@ -275,11 +275,13 @@ def adopt(held: Held, *, epoch: int, node: Node | NodeRecord, now: float, reason
     return _decide("adopt", held, changed, None, now, reason)
 
 
-def park(held: Held, *, epoch: int, favour: str, leader: Leader, now: float, reason: str) -> Decision:
+def park(held: Held, *, epoch: int, favour: str, leader: Leader, now: float, reason: str,
+         store: str = "") -> Decision:
     """Its place goes to ``favour``: from here on the owner's worker owns nothing, and is told to go.
 
     What the program did since the image is in its agent's journal; what the worker still answers
     until it goes is as it was before (the agent has the answers, and a replay is compared with them).
+    ``store``: the one that the image is in, as its node names it.
     Raises :class:`Refused` where nothing is kept that it could be brought back from.
     """
     _check("park", held, epoch)
@@ -292,7 +294,7 @@ def park(held: Held, *, epoch: int, favour: str, leader: Leader, now: float, rea
     if old.move is not None:
         raise Refused(f"{old.name} cannot be parked: move {old.move.id} is not settled on both sides")
     record = old.replace(state="parked", owner=None, reason=reason, parked=Parked(
-        host=str(old.owner), device=old.device, epoch=epoch, when=now, favour=favour))
+        host=str(old.owner), device=old.device, epoch=epoch, when=now, favour=favour, store=store))
     return _decide("park", held, record, leader, now, reason)
 
 

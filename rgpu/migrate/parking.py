@@ -47,8 +47,11 @@ class Parking:
             await self.coordinator.checkpoint_now(name)
             fault("park.write")
             epoch, owner = record.epoch, record.owner
+            node = await self.desk.node(owner)
+            store = node.record.store if node is not None else ""
             held = await self.desk.change(name, lambda h: ownership.park(
-                h, epoch=epoch, favour=favour, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why))
+                h, epoch=epoch, favour=favour, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why,
+                store=store))
             self.coordinator.admission.any_parked = True
             fault("park.forget")
             await self.forget(held, str(owner))

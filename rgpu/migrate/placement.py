@@ -96,7 +96,7 @@ def claims_of(session: SessionRecord) -> list[Claim]:
 class Request:
     """``needs`` None: any device will do. ``compute``: per cent of it. ``avoid``: where the session failed.
 
-    ``kept``: places that wait for somebody else, and for whom.
+    ``kept``: places that wait for somebody else, and for whom. ``store``: only hosts that see it (or do not say).
     """
 
     session: str
@@ -110,6 +110,7 @@ class Request:
     models: Collection[str] = ()
     anti_affinity: str = ""
     kept: Mapping[Place, str] = field(default_factory=dict)
+    store: str = ""
 
 
 def request_for(record: SessionRecord, **more: Any) -> Request:
@@ -201,6 +202,8 @@ def node_refuses(node: NodeRecord, request: Request, rivals: Collection[str] = (
         return f"{node.host} is {node.state}" + (f" ({node.reason})" if node.reason else "")
     if node.host in request.avoid_hosts:
         return f"{node.host} was tried and failed"
+    if request.store and node.store and node.store != request.store:
+        return f"{node.host} does not see the image, which lies in {request.store}"
     if node.host in rivals:
         return f"{node.host} has a session of the group {request.anti_affinity}"
     return None

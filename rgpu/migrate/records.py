@@ -115,7 +115,10 @@ class DeviceRecord(Record, frozen=True, kw_only=True):
 
 
 class NodeRecord(Record, frozen=True, kw_only=True):
-    """``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon."""
+    """``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon.
+
+    ``store``: where its images lie; nodes that say the same see each other's. Empty: not known.
+    """
 
     v: int = SCHEMA
     host: Name
@@ -128,6 +131,7 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     reason: Text = ""
     version: Text = ""
     started: Seconds = 0.0
+    store: Text = ""
 
     def device(self, name: str) -> DeviceRecord | None:
         return next((device for device in self.devices if device.device == name), None)
@@ -179,13 +183,14 @@ class Program(Record, frozen=True, kw_only=True):
 
 
 class Parked(Record, frozen=True, kw_only=True):
-    """Where a parked session was, at which epoch, and for whom it had to go."""
+    """Where a parked session was, at which epoch, and for whom it had to go. ``store``: where its image lies."""
 
     host: Name
     device: Text
     epoch: U63
     when: Seconds
     favour: Text
+    store: Text = ""
 
 
 class SessionRecord(Record, frozen=True, kw_only=True):

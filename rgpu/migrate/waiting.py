@@ -75,7 +75,8 @@ def queued(record: QueueRecord, hold: str = "") -> Entry:
 
 def parked(record: SessionRecord, hold: str = "") -> Entry:
     """A parked session: its age is that of the session, so that it is the first of its priority to come back."""
-    return Entry(request_for(record), record.wants.priority, record.created, True, hold)
+    store = record.parked.store if record.parked else ""
+    return Entry(request_for(record, store=store), record.wants.priority, record.created, True, hold)
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
