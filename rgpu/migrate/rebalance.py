@@ -100,7 +100,7 @@ class Rebalancing:
                 return
         async with self.desk.placing:
             seen = await self._view()
-            preemption = None if self.doing else self._preemption(seen, head.entry)
+            preemption = None if self.doing else await asyncio.to_thread(self._preemption, seen, head.entry)
             if preemption is None:
                 return
             self.doing = preemption.reason
@@ -121,12 +121,15 @@ class Rebalancing:
     async def _view(self) -> View:
         now = self.desk.clock.monotonic()
         self._stuck = {name: stuck for name, stuck in self._stuck.items() if now < stuck[0]}
-        return view(await self.desk.snapshot(), {name: why for name, (_, why) in self._stuck.items()})
+        # In a thread: about a second for ten thousand sessions.
+        return await asyncio.to_thread(view, await self.desk.snapshot(),
+                                       {name: why for name, (_, why) in self._stuck.items()})
 
-    def _plan(self, seen: View, head: Entry | None) -> Plan | None:
+    def _plan(self, seen: View, head: Entry | None, moves: dict[str, dict[str, Any]]) -> Plan | None:
+        """``moves``: those under way."""
         now = self.desk.clock.wall()
-        busy = Counter(str(side) for move in self.coordinator.moves().values() for side in (move["from"], move["to"]))
-        rest = self.limits.per_pool - len(self.coordinator.moves())
+        busy = Counter(str(side) for move in moves.values() for side in (move["from"], move["to"]))
+        rest = self.limits.per_pool - len(moves)
         if rest <= 0:
             return None
         if head is None:
@@ -141,7 +144,7 @@ class Rebalancing:
         """
         async with self.desk.placing:
             seen = await self._view()
-            plan = None if self.doing else self._plan(seen, head)
+            plan = None if self.doing else await asyncio.to_thread(self._plan, seen, head, self.coordinator.moves())
             if plan is None:
                 return None
             prepared = Prepared(plan, seen, head, _claims(seen, plan, head))
