@@ -246,7 +246,7 @@ class Admission:
                 except Refused as error:
                     await self.desk.note("refuse", error.message, session=order.name)
                     raise
-        return await self._answer(order, known, min(wait, LONGEST_ANSWER))
+        return await self._answer(order, known, max(0.0, min(wait, LONGEST_ANSWER)))
 
     async def _answer(self, order: Order, known: str, wait: float) -> SessionRecord | Waiting:
         """What is new, or how it stands when ``wait`` is over."""

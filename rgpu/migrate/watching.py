@@ -124,6 +124,10 @@ class Watching:
                 sessions = await self.desk.sessions()
                 for held in sessions:
                     name, record = held.record.name, held.record
+                    if record.parked is not None:  # nobody says when the node that it was on is heard again
+                        if self._due(name):
+                            self.spawn(self.coordinator.parking.forget(held), f"end of {name}'s worker")
+                        continue
                     waiting = record.state == "recovering" or (record.live and record.move is not None)
                     if not waiting:
                         self._retry.pop(name, None)

@@ -602,6 +602,22 @@ def test_a_parked_session_can_end(tmp_path: Path) -> None:
     run(tmp_path, test, nodes="ab")
 
 
+def test_a_node_that_did_not_hear_of_it_is_told_again(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        clock(w)
+        await filled(w, "low", gib=6, priority=-1)
+        await ask(w, order("high", 4))
+        w.pool.faults = [Fault("worker.forget", "dead")]
+        await look(w)
+        assert (await w.pool.record("low")).state == "parked" and "low" in w.pool.nodes["a"].workers
+        leading = asyncio.ensure_future(w.coordinator._watching._ticks())
+        await asyncio.sleep(1.3)
+        leading.cancel()
+        assert "low" not in w.pool.nodes["a"].workers
+
+    run(tmp_path, test, nodes="a")
+
+
 def test_a_pause_keeps_the_parked_parked(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         clock(w)
