@@ -186,7 +186,7 @@ class Admission:
         tried = {why.partition(":")[0] for why in failed}
         entry = Entry(replace(request, avoid_hosts=tried), order.wants.priority, arrived)
         others = [other for other in await self._entries(snapshot.sessions) if other.name != order.name]
-        served = serve(snapshot, [*others, entry])
+        served = await asyncio.to_thread(serve, snapshot, [*others, entry])  # tens of ms in a large pool
         choice = served.choice(order.name)
         if choice is not None:
             return order, choice
@@ -361,7 +361,7 @@ class Admission:
             snapshot = await self.desk.snapshot()
             self.any_parked = self.any_parked or any(record.parked for record in snapshot.sessions)
             entries = await self._entries(snapshot.sessions)
-            served = serve(snapshot, entries) if entries else served
+            served = await asyncio.to_thread(serve, snapshot, entries) if entries else served
         for entry, _ in served.placed:
             if entry.name not in self._busy:
                 self._busy.add(entry.name)
@@ -417,7 +417,7 @@ class Admission:
         if held is None or held.record.parked is None or await self.desk.paused() is not None:
             return False
         snapshot = await self.desk.snapshot()
-        choice = serve(snapshot, await self._entries(snapshot.sessions)).choice(name)
+        choice = (await asyncio.to_thread(serve, snapshot, await self._entries(snapshot.sessions))).choice(name)
         if choice is None:
             return False
         why = f"it was parked for {held.record.parked.favour}, and there is room again"
