@@ -15,7 +15,7 @@ from rgpu.migrate.scheduling.rebalancing import Alarm
 from rgpu.migrate.waiting import Waiting
 from rgpu.session.errors import AlreadyExists, NotFound, Refused, RgpuError, UsageError
 from tests.migrate.pool import GIB, Fault, World, run
-from tests.migrate.test_failover import Crash, interrupted, leader_crashes
+from tests.migrate.test_failover import Crash, Happening, interrupted, leader_crashes, leader_freezes
 
 
 class Time:
@@ -59,14 +59,15 @@ async def deaths(world: World) -> None:
 
 
 async def crashing(world: World) -> None:
-    """One look of a leader that dies in it."""
+    """One look of a leader that dies in it, or freezes until another has finished everything."""
     coordinator = world.coordinator
     crashed: list[BaseException] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: crashed.append(context.get("exception")))  # type: ignore[arg-type]
     try:
-        await look(world, 1)
-    except Crash:
+        await coordinator.rebalancing.tick(await coordinator.admission.tick())
+        await coordinator._watching.idle()
+    except (Crash, RgpuError):
         pass
     await coordinator._watching.idle()
 
@@ -285,14 +286,15 @@ def test_a_start_that_fails_keeps_its_place_in_the_line(tmp_path: Path) -> None:
 
 
 #: delete and create in one; worker.start; started
+@pytest.mark.parametrize("happening", [leader_crashes, leader_freezes], ids=lambda h: h.__name__)
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("at", range(3))
-def test_a_leader_dies_while_somebody_is_let_in(tmp_path: Path, at: int, side: str) -> None:
+def test_a_leader_dies_while_somebody_is_let_in(tmp_path: Path, at: int, side: str, happening: Happening) -> None:
     async def test(w: World) -> None:
         await filled(w, "x", gib=8)
         await ask(w, order("s", 4))
         await w.coordinator.end("x")
-        between = interrupted(w, at, side, leader_crashes)
+        between = interrupted(w, at, side, happening)
         await crashing(w)
         assert between.happened, "somebody is let in without that step"
         await w.take_over()
@@ -460,13 +462,14 @@ def test_a_session_rests_after_a_move(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+@pytest.mark.parametrize("happening", [leader_crashes, leader_freezes], ids=lambda h: h.__name__)
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("at", range(0, 14, 2))
-def test_a_leader_dies_while_room_is_made(tmp_path: Path, at: int, side: str) -> None:
+def test_a_leader_dies_while_room_is_made(tmp_path: Path, at: int, side: str, happening: Happening) -> None:
     """Whatever had begun is finished or undone, nothing is lost, and the head gets in."""
     async def test(w: World) -> None:
         time = await fragmented(w)
-        between = interrupted(w, at, side, leader_crashes)
+        between = interrupted(w, at, side, happening)
         clock(w, time)
         await crashing(w)
         assert between.happened, f"room is made in {between.count} steps"
@@ -637,15 +640,16 @@ def test_a_pause_keeps_the_parked_parked(tmp_path: Path) -> None:
 
 
 #: image, publish, notice, park, forget; then create, start, started of the one in whose favour
+@pytest.mark.parametrize("happening", [leader_crashes, leader_freezes], ids=lambda h: h.__name__)
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("at", range(9))
-def test_a_leader_dies_while_somebody_is_parked(tmp_path: Path, at: int, side: str) -> None:
+def test_a_leader_dies_while_somebody_is_parked(tmp_path: Path, at: int, side: str, happening: Happening) -> None:
     async def test(w: World) -> None:
         time = clock(w)
         await filled(w, "low", gib=6, priority=-1)
         w.pool.nodes["a"].workers["low"].position = 12
         await ask(w, order("high", 4))
-        between = interrupted(w, at, side, leader_crashes)
+        between = interrupted(w, at, side, happening)
         clock(w, time)
         await crashing(w)
         assert between.happened, f"that takes {between.count} steps"
@@ -669,16 +673,17 @@ def test_a_leader_dies_while_somebody_is_parked(tmp_path: Path, at: int, side: s
 
 
 #: resume, worker.start, started
+@pytest.mark.parametrize("happening", [leader_crashes, leader_freezes], ids=lambda h: h.__name__)
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("at", range(3))
-def test_a_leader_dies_while_somebody_comes_back(tmp_path: Path, at: int, side: str) -> None:
+def test_a_leader_dies_while_somebody_comes_back(tmp_path: Path, at: int, side: str, happening: Happening) -> None:
     async def test(w: World) -> None:
         time = clock(w)
         await filled(w, "low", gib=6, priority=-1)
         await ask(w, order("high", 4))
         await look(w)
         await w.coordinator.end("high")
-        between = interrupted(w, at, side, leader_crashes)
+        between = interrupted(w, at, side, happening)
         clock(w, time)
         await crashing(w)
         assert between.happened, "it comes back without that step"
