@@ -6,7 +6,10 @@
 Two nodes with a device each (`--device cuda:0 --device cuda:1`) have one session of that share. A
 request for a whole device is refused, although as much is free in total; with `--queue` it waits,
 and with `rgpu rebalance --auto on` it gets in after the moves that `rgpu rebalance` had printed.
-PROGRAM must print a line `digest HEX` (default: examples/heat.py) and run long enough to be moved.
+PROGRAM must print a line `digest HEX` (default: examples/heat.py) and run long enough to be moved;
+on GPUs with PyTorch, for example:
+
+    python bench/make_room.py --device cuda:0 --device cuda:1 -- bench/workloads/training.py --steps 20000
 """
 
 from __future__ import annotations
