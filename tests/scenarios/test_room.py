@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Stage:
 
     def running(self) -> dict[str, int]:
         """Epoch of each session that was placed."""
-        rows = {row["session"]: row for row in self.pool.rgpu("ps")}
+        rows = {row["session"]: row for row in self.pool.rgpu("ps") if row["state"] != "queued"}
         return {program.name: rows[program.name]["epoch"] for program in self.held if program.name in rows}
 
     def finish(self) -> set[str]:
@@ -51,9 +51,13 @@ def digest(pool: LocalPool) -> str:
 
 
 @pytest.fixture
-def stage(pool: LocalPool, tmp_path: Path, digest: str) -> Stage:
+def stage(pool: LocalPool, tmp_path: Path, digest: str) -> Iterator[Stage]:
     pool.rgpu("rebalance", "--auto", "off")
-    return Stage(pool, tmp_path)
+    stage = Stage(pool, tmp_path)
+    yield stage
+    for program in stage.held:  # what a test that failed left
+        program.stop()
+    until(lambda: not pool.rgpu("ps"))
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
