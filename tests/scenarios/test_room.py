@@ -121,7 +121,8 @@ def test_the_less_important_is_parked_and_notices_nothing_but_time(pool: LocalPo
     high = stage.hold("high", 0.5, "--queue")
     pool.wait_state("high", "running", 90)
     assert pool.session("high")["host"] == "node-a"
-    row = pool.wait_state("low", "parked", 30)
+    row = until(lambda: in_line(pool, "low"), 30)
+    assert row["state"] == "parked" and row["host"] is None
     assert row["position"] == 1 and "parked for high" in row["note"] and row["worker_pid"] is None
     assert low.process.poll() is None
     pool.rgpu("kill", "high")
