@@ -13,8 +13,8 @@ VERBS = {
     "up": "up", "down": "down", "server": "server", "run": "run", "ps": "ps", "describe": "describe", "logs": "logs",
     "kill": "kill", "nodes": "nodes", "migrate": "migrate", "checkpoint": "checkpoint", "restore": "restore",
     "image": "image", "cordon": "cordon", "uncordon": "uncordon", "drain": "drain", "leave": "leave",
-    "pool": "pool_group", "history": "history", "events": "events", "journal": "journal", "keys": "keys",
-    "config": "config", "doctor": "doctor", "demo": "demo", "top": "top", "completion": "completion",
+    "rebalance": "rebalance", "pool": "pool_group", "history": "history", "events": "events", "journal": "journal",
+    "keys": "keys", "config": "config", "doctor": "doctor", "demo": "demo", "top": "top", "completion": "completion",
     "simulate": "simulate",
 }
 

@@ -16,14 +16,15 @@ from rgpu.cli.pool import connect
 @common.output_option
 @common.verb
 def command(everything: bool, pool: str | None, output: str) -> None:
-    """List sessions: where they run, what they hold, how often they wait."""
+    """List sessions (where they run, what they hold, how often they wait) and requests that wait for a place."""
     with connect(common.settings(pool=pool)) as client:
-        sessions = client.call("session.list", {"all": everything})["sessions"]
+        found = client.call("session.list", {"all": everything})
+    sessions = found["sessions"] + found.get("queue", [])
     common.emit(sessions, output, _show)
 
 
 def _show(sessions: list[dict[str, Any]]) -> None:
     common.table(
         ("SESSION", "STATE", "HOST", "EPOCH", "MEMORY", "CALLS", "AWAITED", "PID", "WORKER", "NOTE"),
-        ((s["session"], s["state"], s.get("host"), s["epoch"], common.size(s.get("memory_bytes")), s.get("calls"),
+        ((s["session"], s["state"], s.get("host"), s["epoch"] or "", common.size(s.get("memory_bytes")), s.get("calls"),
           s.get("awaited_calls"), s.get("pid"), s.get("worker_pid"), s.get("note") or "") for s in sessions))

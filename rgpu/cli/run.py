@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files
 from rgpu.cli.settings import Settings
-from rgpu.session.errors import NotFound
+from rgpu.session.errors import NotFound, UsageError
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--name", metavar="S", help="The session's name (default: the program's name and a number).")
-@click.option("--memory", metavar="SIZE", help="Device memory of the session (default: 1GiB).")
+@click.option("--memory", metavar="SIZE", help="Device memory of the session (default: 1GiB; with --gpus that share of "
+              "a device's).")
+@click.option("--gpus", metavar="N", help="1, or a share of one GPU such as 0.25: that much of its compute is promised "
+              "to nobody else. More than one is refused yet.")
+@click.option("--compute", type=click.IntRange(1, 100), metavar="PERCENT",
+              help="Another share of the GPU's compute than --gpus says.")
+@click.option("--gpu-model", "models", multiple=True, metavar="NAME",
+              help="Only GPUs of that model, for example H200; may be given several times.")
+@click.option("--priority", type=click.IntRange(-1000, 1000), default=0, show_default=True,
+              help="Who is served first; what has less may be stopped for a while in its favour (kept, and resumed).")
+@click.option("--anti-affinity", metavar="GROUP", help="No two sessions of GROUP share a host.")
+@click.option("--queue", is_flag=True, help="Wait for a place when there is none; the program starts, and stands at "
+              "its first CUDA call.")
 @click.option("--host", help="Start on this host (default: the coordinator chooses).")
 @click.option("--recover", type=click.Choice(["on", "off"]),
               help="Keep the journal, to outlive a server (default: on).")
@@ -36,7 +49,8 @@ from rgpu.session.errors import NotFound
 @common.verb
 def command(name: str | None, memory: str | None, host: str | None, recover: str | None, journal_limit: str | None,
             journal_dir: str | None, on_full: str, checkpoint_every: float, max_replay: float, divergence: str,
-            record: Path | None, pool: str | None, program: tuple[str, ...]) -> None:
+            record: Path | None, pool: str | None, program: tuple[str, ...], gpus: str | None, compute: int | None,
+            models: tuple[str, ...], priority: int, anti_affinity: str | None, queue: bool) -> None:
     """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
 
     Exits as the program does.
@@ -46,11 +60,27 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
 
     settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
                                journal_dir=journal_dir)
+    options = wishes(host, gpus, compute, models, priority, anti_affinity, queue)
+    # With --gpus and no word on memory the share of a device's memory is meant, which only the pool knows.
+    quota = settings.memory if gpus is None or settings.given("memory") else None
     configure_logging(level=settings.log_level, file=_log_file(settings), json=True)
-    sys.exit(run(list(program), name=name, memory=settings.memory, pool=_pool(settings), recover=settings.recover,
+    sys.exit(run(list(program), name=name, memory=quota, pool=_pool(settings), recover=settings.recover,
                  journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
-                 extra={"host": host} if host else {}, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
+                 extra=options, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
                  max_replay=max_replay, divergence=divergence, record=record))
+
+
+def wishes(host: str | None, gpus: str | None, compute: int | None, models: tuple[str, ...], priority: int,
+           anti_affinity: str | None, queue: bool) -> dict[str, Any]:
+    """What the pool is asked for beside memory, as `options` of session.create. Raises :class:`UsageError`."""
+    if gpus is not None:
+        from rgpu.migrate.scheduling.snapshot import demand
+
+        if demand(gpus).gpus > 1:
+            raise UsageError(f"--gpus {gpus}: a session has one GPU, or a share of one; several are not there yet")
+    found = {"host": host, "gpus": gpus, "compute": compute, "models": list(models), "priority": priority,
+             "anti_affinity": anti_affinity, "queue": queue}
+    return {key: value for key, value in found.items() if value}
 
 
 def _log_file(settings: Settings) -> Path:

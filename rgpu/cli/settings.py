@@ -118,6 +118,10 @@ class Settings:
         except KeyError:
             raise AttributeError(name) from None
 
+    def given(self, name: str) -> bool:
+        """Whether somebody set it, wherever."""
+        return self._values[name].source != "default"
+
     def explain(self) -> list[dict[str, Any]]:
         """Every setting with its value and where it came from."""
         return [{"name": s.name, "value": self._values[s.name].value, "source": self._values[s.name].source,

@@ -15,6 +15,7 @@ Rows = list[tuple[str, ...]]
 
 NODE_COLUMNS = ("HOST", "STATE", "", "DEVICE", "USED", "MEMORY", "SESSIONS", "NOTE")
 SESSION_COLUMNS = ("SESSION", "STATE", "HOST", "EPOCH", "MEMORY", "CALLS", "COMMAND", "NOTE")
+QUEUE_COLUMNS = ("", "WAITS", "KIND", "PRIORITY", "WANTS", "SINCE", "REASON")
 MOVE_COLUMNS = ("SESSION", "FROM", "TO", "STATE", "ROUND", "PAGES", "SENT", "PROGRESS")
 
 
@@ -42,7 +43,9 @@ def headline(picture: Picture) -> str:
     sessions = ", ".join(f"{count} {state}" for state, count in sorted(status.get("sessions", {}).items())
                          if state != "ended") or "no sessions"
     automation = f"  AUTOMATION PAUSED ({status['paused_reason']})" if status.get("paused") else ""
-    return f"{len(picture.nodes)} nodes, {sessions}; coordinator: {status.get('leader') or 'none'}{automation}"
+    doing = f"  {status['rebalancing']}" if status.get("rebalancing") else ""
+    return (f"{len(picture.nodes)} nodes, {sessions}; coordinator: {status.get('leader') or 'none'}"
+            f"{automation}{doing}")
 
 
 def node_rows(picture: Picture) -> Rows:
@@ -77,6 +80,14 @@ def move_rows(picture: Picture) -> Rows:
     return rows
 
 
+def queue_rows(picture: Picture) -> Rows:
+    """Who waits for a place, in the order in which they are served."""
+    return [(str(one["position"] or ""), str(one["name"]), str(one["kind"]), str(one["priority"]),
+             common.size(one.get("memory_bytes")) + (f", {one['compute']} %" if one.get("compute") else ""),
+             f"{one.get('waited_s') or 0:.0f} s", str(one.get("reason") or ""))
+            for one in picture.status.get("queue", [])]
+
+
 def bar(part: float, whole: float, width: int = 10) -> str:
     """``####......  40%``."""
     share = min(1.0, max(0.0, part / whole)) if whole else 0.0
@@ -107,6 +118,6 @@ def command(interval: float, pool: str | None, output: str) -> None:
 def _print(picture: Picture) -> None:
     common.out.print(headline(picture), markup=False)
     for columns, rows in ((NODE_COLUMNS, node_rows(picture)), (SESSION_COLUMNS, session_rows(picture)),
-                          (MOVE_COLUMNS, move_rows(picture))):
+                          (QUEUE_COLUMNS, queue_rows(picture)), (MOVE_COLUMNS, move_rows(picture))):
         if rows:
             common.table(columns, rows)

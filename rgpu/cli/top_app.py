@@ -13,18 +13,21 @@ from textual.widgets import DataTable, Footer, Static
 from rgpu.cli.top import (
     MOVE_COLUMNS,
     NODE_COLUMNS,
+    QUEUE_COLUMNS,
     SESSION_COLUMNS,
     Picture,
     Rows,
     headline,
     move_rows,
     node_rows,
+    queue_rows,
     session_rows,
 )
 from rgpu.session.errors import RgpuError
 
 TABLES: tuple[tuple[str, tuple[str, ...], Callable[[Picture], Rows]], ...] = (
-    ("nodes", NODE_COLUMNS, node_rows), ("sessions", SESSION_COLUMNS, session_rows), ("moves", MOVE_COLUMNS, move_rows))
+    ("nodes", NODE_COLUMNS, node_rows), ("sessions", SESSION_COLUMNS, session_rows),
+    ("queue", QUEUE_COLUMNS, queue_rows), ("moves", MOVE_COLUMNS, move_rows))
 
 
 class TopApp(App[None]):

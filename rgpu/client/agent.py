@@ -30,6 +30,7 @@ from rgpu.client.local import Hello, LocalPeer, NewSegment, Observe, listen
 from rgpu.client.observe import Observer
 from rgpu.client.recorder import Recorder
 from rgpu.client.shipper import Identity, Shipper
+from rgpu.client.waiting import create_session
 from rgpu.link import versions
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.session.errors import Corrupt, PoolUnavailable, Refused, RgpuError, StoreError, TimedOut, VersionMismatch
@@ -38,7 +39,6 @@ from rgpu.session.facts import SessionFacts
 log = structlog.get_logger(__name__)
 
 HELLO_TIMEOUT = 5.0
-CREATE_TIMEOUT = 60.0
 EXIT_CODE_TIMEOUT = 0.5
 NO_DEVICE, SYSTEM_NOT_READY = 100, 802  #: CUresult
 
@@ -79,6 +79,7 @@ class Agent:
         self._shippers: dict[str, Shipper] = {}
         self._threads: list[threading.Thread] = []
         self._closing = False
+        self._interrupts = 0
         self._child: int | None = None
         self._exit_code: int | None = None
         self._exited = threading.Event()
@@ -95,6 +96,10 @@ class Agent:
         """The program's exit code, for its session's record."""
         self._exit_code = code
         self._exited.set()
+
+    def interrupted(self) -> None:
+        """The user pressed Ctrl-C: whoever waits for a place in the pool waits no more."""
+        self._interrupts += 1
 
     def close(self, timeout: float = 10.0) -> None:
         """End all sessions, tell the pool, and take the socket away."""
@@ -185,11 +190,12 @@ class Agent:
 
     def _open_session(self, peer: LocalPeer, hello: Hello, early: list[NewSegment]) -> Shipper:
         number, name = self._next_name()
-        reply = self.desk.call("session.create", {
+        reply = create_session(self.desk, {
             "name": name, "memory": self.options.memory, "recover": self.options.recover,
             "parent": self.options.name if name != self.options.name else None,
             "program": {"pid": peer.pid, "command": hello.executable, "host": socket.gethostname()},
-            "options": self.options.extra, "versions": versions.ours()}, CREATE_TIMEOUT)
+            "options": self.options.extra, "versions": versions.ours()}, tell=self._complain,
+            given_up=self._wanted_by(peer))
         try:
             name = str(reply["session"])
             self._check_versions(name, reply)
@@ -217,6 +223,19 @@ class Agent:
         peer.send_welcome(facts.encode(), page.fd)
         log.info("session created", session=name, owner=owner.host, epoch=owner.epoch, pid=peer.pid)
         return shipper
+
+    def _wanted_by(self, peer: LocalPeer) -> Callable[[], str]:
+        """Why a process that waits for a session wants none any more; empty while it does."""
+        before = self._interrupts
+        poller = select.poll()
+        poller.register(peer.fileno(), select.POLLRDHUP)
+
+        def given_up() -> str:
+            if self._closing or poller.poll(0):
+                return "the program ended"
+            return "interrupted" if self._interrupts != before else ""
+
+        return given_up
 
     def _recorder(self, session: str) -> Recorder | None:
         """Raises :class:`StoreError` when the recording cannot begin: a user who asked for one wants it whole."""

@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -145,7 +145,7 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent) ->
         elif child.returncode is None:
             child.send_signal(number)
 
-    old = _install(forward)
+    old = _install(forward, agent.interrupted)
     try:
         try:
             child = subprocess.Popen(list(command), env=environ)
@@ -164,7 +164,7 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent) ->
             signal.signal(number, handler)
 
 
-def _install(forward: Any) -> dict[int, Any]:
+def _install(forward: Any, interrupted: Callable[[], None]) -> dict[int, Any]:
     """Our handlers, while the child runs; returns those before. Only the main thread may have any."""
     old: dict[int, Any] = {}
     try:
@@ -174,7 +174,7 @@ def _install(forward: Any) -> dict[int, Any]:
         # Ctrl-C reaches the child by itself: the terminal signals the whole foreground group.
         # A handler, not SIG_IGN, since the child would inherit that.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            old[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
+            old[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: interrupted())
     except ValueError:
         pass
     return old

@@ -44,11 +44,16 @@ TABLE: tuple[Verb, ...] = (
     Verb("pool.stop", OPERATOR, ANY, True, "{} → {}: end this node and its workers."),
     Verb("pool.status", EVERYBODY, ANY, True,
          "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
-         "count}, moves: {session: how far}, away: hosts that something was decided about and that are not there}"),
+         "count}, moves: {session: how far}, queue: [{name, kind, position, priority, memory_bytes, compute, waited_s, "
+         "reason}], rebalance: as set or null, rebalancing: the plan under way, "
+         "away: hosts that something was decided about and that are not there}"),
     Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on."),
     Verb("pool.adopt", OPERATOR, ANY, False,
          "{yes, keep: {session: host}, without: [host], forget: [session], endpoints} → {went_back, steps, problems, "
          "keys, done}: a registry that went back is made to say what is true (OWNERSHIP 10)."),
+    Verb("pool.rebalance", OPERATOR, LEADER, False,
+         "{auto, apply} → {auto, paused, for, fragmentation, doing, moves: [{session, from, to, device, gain, "
+         "reason}], cost_gpu_seconds, reason, applied, results}: the plan of moves, and with `apply` its execution."),
     Verb("pool.history", USER, ANY, True,
          "{session or host, limit} → {events: [{revision, kind, when, session, host, decision, reason, epoch, owner, "
          "leader}], revision}"),
@@ -60,8 +65,10 @@ TABLE: tuple[Verb, ...] = (
     Verb("keys.list", USER, ANY, True, "{} → {keys: [{name, role, public}]}: whom that node lets in."),
     Verb("keys.revoke", OPERATOR, LEADER, True, "{name}: no node lets that key in any more."),
     Verb("session.create", USER, LEADER, False,
-         "{name, memory, recover, parent, program: {pid, command, host}, options, versions} → {session, owner, "
-         "address, ticket, secret, expires, epoch, facts, driver_release, versions, endpoints}"),
+         "{name, memory, recover, parent, program: {pid, command, host}, options: {host, gpus, compute, models, "
+         "priority, anti_affinity, queue}, versions, wait, known} → {session, owner, address, ticket, secret, expires, "
+         "epoch, facts, driver_release, versions, endpoints}; with `queue`, where there is no place, within `wait` s, "
+         "or at once when the reason is not `known`: {queued: {position, waiting, reason}}, to be asked again."),
     Verb("session.candidate", USER, ANY, True,
          "{memory, options, versions} → {host, device, facts, driver_release, versions}: the device that a session "
          "would get now; promises nothing."),
@@ -71,10 +78,12 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.renew_ticket", USER, ANY, True, "{session} → {ticket, secret, expires, endpoints}"),
     Verb("session.unreachable", USER, LEADER, True,
          "{session, epoch, host, seconds}: the agent cannot reach the owner (OWNERSHIP 7)."),
-    Verb("session.list", USER, ANY, True, "{} → {sessions: […]}"),
+    Verb("session.list", USER, ANY, True, "{} → {sessions: […], queue: requests that wait}"),
     Verb("session.describe", USER, ANY, True, "{session} → the record and what its worker reports"),
     Verb("session.logs", USER, ANY, True, "{session, lines} → {lines: […]}"),
     Verb("session.end", USER | NODE, LEADER, True, "{session, reason, exit_code}: its program ended."),
+    Verb("session.withdraw", USER, LEADER, True,
+         "{session, program, reason}: that program waits for a place no more; if it has just got one, that ends."),
     Verb("session.kill", USER, LEADER, True, "{session}: end it now."),
     Verb("session.migrate", USER, LEADER, False, "{session, host, options} → the move's outcome; progress in between"),
     Verb("session.move_status", USER, ANY, True, "{session} → {move}"),

@@ -7,15 +7,18 @@ from typing import Any
 from rgpu.migrate.desk import Desk
 from rgpu.migrate.nodes import ASK_SECONDS
 from rgpu.migrate.ownership import FROM, Held, Node
-from rgpu.migrate.placement import Request, place
+from rgpu.migrate.placement import request_for
+from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.session.errors import NotFound, Refused, RgpuError
 
 
 class MoveCheck:
     """After :meth:`run`: ``held``, ``node``, ``device`` and ``reason`` are what the move begins with."""
 
-    def __init__(self, desk: Desk, name: str, host: str, device: str | None = None, *, forecast: bool = False) -> None:
-        """``forecast``: have the source say what the move would cost."""
+    def __init__(self, desk: Desk, name: str, host: str, device: str | None = None, *, forecast: bool = False,
+                 why: str = "") -> None:
+        """``forecast``: have the source say what the move would cost. ``why``: what the move is for."""
+        self.why = why
         self.forecast = forecast
         self.found: dict[str, Any] = {}  #: what the source says of the session
         self.desk = desk
@@ -52,12 +55,12 @@ class MoveCheck:
     async def _check_destination(self) -> None:
         """Known, ready, of the right kind, new enough, with room."""
         record = self.held.record
-        choice = place(await self.desk.snapshot(), Request(
-            session=self.name, quota=record.quota, needs=record.needs, host=self.host, device=self.wanted))
+        choice = place(await self.desk.snapshot(), request_for(record, host=self.host, device=self.wanted))
         node = await self.desk.node(self.host)
         if node is None:
             raise NotFound(f"{self.host} has just left the pool", host=self.host)
-        self.node, self.device, self.reason = node, choice.device, choice.reason
+        self.node, self.device = node, choice.device
+        self.reason = f"{self.why}; {choice.reason}" if self.why else choice.reason
 
     async def _check_source(self) -> None:
         """There, and nothing pins the session to it."""

@@ -18,45 +18,45 @@ import structlog
 
 from rgpu.link import effects
 from rgpu.migrate import ownership
+from rgpu.migrate.admission import Admission, Order
+from rgpu.migrate.asking import program_of
 from rgpu.migrate.checks import MoveCheck
 from rgpu.migrate.desk import Clock, Desk, SystemClock
 from rgpu.migrate.draining import Draining
 from rgpu.migrate.hosts import Hosts
 from rgpu.migrate.members import Members
 from rgpu.migrate.mover import Mover
-from rgpu.migrate.nodes import CHECKPOINT_SECONDS, START_SECONDS, NodeCommands, Progress
+from rgpu.migrate.nodes import CHECKPOINT_SECONDS, NodeCommands, Progress
 from rgpu.migrate.ownership import Held, Leader
-from rgpu.migrate.placement import Request, place
+from rgpu.migrate.parking import Parking
+from rgpu.migrate.placement import request_for
+from rgpu.migrate.rebalance import Rebalancing
 from rgpu.migrate.records import (
     HISTORY,
     LEADER,
     HostRecord,
     ImageName,
     PoolRecord,
-    Program,
     SessionRecord,
-    check_session_name,
+    Wants,
     image_name,
     session_key,
 )
 from rgpu.migrate.recovery import Recovery
 from rgpu.migrate.registry.base import Delete, Registry, created
+from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.migrate.watching import Watching
 from rgpu.migrate.wishes import Wishes
 from rgpu.session.errors import (
-    AlreadyExists,
-    Conflict,
     Fenced,
     MoveFailed,
     NotFound,
     Refused,
     RgpuError,
-    UsageError,
 )
 
 log = structlog.get_logger(__name__)
 
-CREATE_TRIES = 3
 AGENT_GRACE = 600.0  #: seconds of silence of a client's host (OWNERSHIP 9)
 UNREACHABLE_SECONDS = 10.0  #: of an owner that its agent does not reach (OWNERSHIP 7)
 MOVES_PER_NODE = 4  #: at a time, from it and to it
@@ -83,6 +83,9 @@ class Coordinator:
         self.hosts = Hosts(self.desk)
         self.members = Members(self.hosts)
         self.draining = Draining(self)
+        self.admission = Admission(self)
+        self.parking = Parking(self)
+        self.rebalancing = Rebalancing(self)
         self._progress: dict[str, dict[str, Any]] = {}
         self._learned: dict[str, float] = {}  #: of sessions that a replay got wrong: the share of pages
         self._watching = Watching(self, node_ttl)
@@ -109,90 +112,17 @@ class Coordinator:
         return name in self._locks and self._locks[name].locked()
 
     # -- create -----------------------------------------------------------------
-    async def create_session(self, name: str, *, quota: int, agent: str, program: dict[str, Any] | None = None,
-                             recover: bool = True, host: str | None = None, device: str | None = None) -> SessionRecord:
-        """Place a new session and start its worker; its record, ``running``.
-
-        A repetition by the same agent for the same program (it did not get our answer) gives the
-        session it made. Raises :class:`AlreadyExists`, :class:`UsageError`, :class:`NotFound` (the
-        host asked for), :class:`Refused` with a reason for every device.
-        """
-        check_session_name(name)
-        if not 0 < quota < 2**63:
-            raise UsageError(f"a session cannot have {quota} bytes of memory")
-        who = _program(program)
-        async with self.session_lock(name):
-            again = await self._repeated(name, agent, who)
-            if again is not None:
-                return again
-            failed: list[str] = []
-            for _ in range(CREATE_TRIES):
-                try:
-                    held = await self._place_new(name, quota, agent, who, recover, host, device, failed)
-                except Refused as error:
-                    await self.desk.note("refuse", error.message, session=name)
-                    raise
-                running = await self._start_new(held, failed)
-                if running is not None:
-                    return running.record
-            raise Refused(f"{name} could not be started: {'; '.join(failed)}", session=name)
-
-    async def _repeated(self, name: str, agent: str, program: Program) -> SessionRecord | None:
-        held = await self.desk.find(name)
-        if held is None or held.record.state not in ("starting", "running") or not program.pid:
-            return None
-        record = held.record
-        if (record.agent, record.program.pid, record.program.host) != (agent, program.pid, program.host):
-            return None
-        if record.state == "starting":
-            found = await self.recovery.returned(name) or await self.recovery.run(
-                name, "its start was interrupted", asked=True)
-            return found.record if found else None
-        return record
-
-    async def _place_new(self, name: str, quota: int, agent: str, program: Program, recover: bool, host: str | None,
-                         device: str | None, failed: list[str]) -> Held:
-        async with self.desk.placing:
-            held = await self.desk.find(name)
-            if held is not None and held.record.state != "ended":
-                raise AlreadyExists(f"there is a session {name} already, it is {held.record.state}", session=name)
-            tried = {why.partition(":")[0] for why in failed}
-            try:
-                choice = place(await self.desk.snapshot(), Request(name, quota, host=host, device=device,
-                                                                   avoid_hosts=tried))
-            except Refused as error:
-                raise Refused("; ".join([error.message, *failed]), session=name) from error
-            node = await self.desk.node(choice.host)
-            if node is None:
-                raise Conflict(f"{choice.host} has just left the pool; try again")
-            return await self.desk.apply(ownership.create(
-                held, name=name, node=node, device=choice.device, quota=quota, agent=agent, program=program,
-                recover=recover, leader=self.desk.leader, now=self.desk.clock.wall(), reason=choice.reason))
-
-    async def _start_new(self, held: Held, failed: list[str]) -> Held | None:
-        """The session runs; or its record ended again, and ``failed`` says why."""
-        record, host = held.record, str(held.record.owner)
-        args = {"session": record.name, "epoch": record.epoch, "quota": record.quota, "device": record.device,
-                "image": None, "recover": record.recover}
-        try:
-            await self.desk.tell(host, "worker.start", args, epoch=record.epoch, timeout=START_SECONDS, tries=2)
-            node = await self.desk.node(host)
-            if node is None:
-                raise Refused(f"the lease of {host} has ended")
-            return await self.desk.change(record.name, lambda h: ownership.started(
-                h, epoch=record.epoch, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
-                reason=f"started on {host}"))
-        except RgpuError as error:
-            if isinstance(error, Fenced) and not await self.leads():
-                raise
-            failed.append(f"{host}: {error.message}")
-            await self._end(record.name, f"it could not be started on {host}: {error.message}", only=record.epoch)
-            return None
+    async def create_session(self, name: str, *, quota: int | None, agent: str, program: dict[str, Any] | None = None,
+                             recover: bool = True, host: str | None = None, device: str | None = None,
+                             wants: Wants | None = None, share: int = 0) -> SessionRecord:
+        """Place a new session and start its worker: see :meth:`.admission.Admission.create`."""
+        return await self.admission.create(Order(name, agent, quota, share, program_of(program), recover, host, device,
+                                                 wants or Wants()))
 
     # -- move -------------------------------------------------------------------
     async def migrate(self, name: str, host: str, *, wishes: Wishes | None = None, device: str | None = None,
-                      on_progress: Progress | None = None) -> dict[str, Any]:
-        """Move a session while it runs; the statistics of ``rgpu migrate -o json``.
+                      on_progress: Progress | None = None, why: str = "") -> dict[str, Any]:
+        """Move a session while it runs, because of ``why``; the statistics of ``rgpu migrate -o json``.
 
         A replay that does not work out is followed by a move of its own that copies. Raises
         :class:`NotFound`, :class:`Refused` before anything was changed, :class:`MoveFailed`
@@ -203,15 +133,15 @@ class Coordinator:
         wishes = wishes or Wishes()
         async with self.session_lock(name), self._lanes(str((await self.desk.held(name)).record.owner), host):
             try:
-                return await self._move(name, host, device, wishes, on_progress)
+                return await self._move(name, host, device, wishes, on_progress, why)
             except Refused as error:
                 await self.desk.note("refuse_move", f"not to {host}: {error.message}", session=name)
                 raise
 
     async def _move(self, name: str, host: str, device: str | None, wishes: Wishes,
-                    on_progress: Progress | None) -> dict[str, Any]:
+                    on_progress: Progress | None, why: str) -> dict[str, Any]:
         def mover_for(wishes: Wishes) -> Mover:
-            return Mover(self.desk, name, check=MoveCheck(self.desk, name, host, device), wishes=wishes,
+            return Mover(self.desk, name, check=MoveCheck(self.desk, name, host, device, why=why), wishes=wishes,
                          on_progress=lambda values: self._progressed(name, values, on_progress))
 
         wishes = replace(wishes, mismatched=self._learned.get(name, 0.0))
@@ -260,6 +190,7 @@ class Coordinator:
             self._learn(mover)
             self.desk.observe("move", mover.statistics())
             self._progress.pop(mover.name, None)
+            self.admission.wake()
 
     def _learn(self, mover: Mover) -> None:
         """What a replay came to, for the next prediction; a new leader learns it anew."""
@@ -318,8 +249,7 @@ class Coordinator:
         target = reached
         try:
             snapshot = await self.desk.snapshot()
-            choice = place(snapshot, Request(name, record.quota, record.needs, host=reached,
-                                             avoid_hosts={str(record.owner)}))
+            choice = place(snapshot, request_for(record, host=reached, avoid_hosts={str(record.owner)}))
             target = choice.host
             await self.migrate(name, choice.host)
         except Fenced:
@@ -329,7 +259,7 @@ class Coordinator:
             async with self.session_lock(name):
                 held = await self.desk.held(name)
                 if held.record.epoch == epoch and held.record.recover and target is not None:
-                    place(await self.desk.snapshot(), Request(name, record.quota, record.needs, host=target))
+                    place(await self.desk.snapshot(), request_for(record, host=target))
                     await self.recovery.run(name, f"{why}; {error.message}", host=target)
         return (await self.desk.held(name)).record
 
@@ -346,6 +276,10 @@ class Coordinator:
             async with self.session_lock(name):
                 record = (await self.desk.held(name)).record
             return await self._checkpoint(record)
+
+    async def checkpoint_now(self, name: str) -> dict[str, Any]:
+        """:meth:`checkpoint` for a caller that holds the session's lock."""
+        return await self._checkpoint((await self.desk.held(name)).record)
 
     async def _checkpoint(self, record: SessionRecord) -> dict[str, Any]:
         name = record.name
@@ -377,6 +311,8 @@ class Coordinator:
         """
         async with self.session_lock(name):
             record = (await self.desk.held(name)).record
+            if record.parked is not None:
+                raise Refused(f"{name} is parked: it comes back by itself when there is room", session=name)
             if not record.live:
                 raise Refused(f"{name} is {record.state}: its program has no journal to go on from", session=name)
             chosen = record.image
@@ -389,7 +325,7 @@ class Coordinator:
                               f"{record.journal_from} was cut: a live program cannot be rolled back", image=image)
             if not record.recover:
                 raise Refused(f"{name} runs with --recover off: no journal is kept that could follow an image")
-            place(await self.desk.snapshot(), Request(name, record.quota, record.needs, host=host))
+            place(await self.desk.snapshot(), request_for(record, host=host))
             held = await self.recovery.run(name, f"restored from {image}", host=host, image=chosen, asked=True)
             if held is None:
                 reason = (await self.desk.held(name)).record.reason
@@ -399,26 +335,38 @@ class Coordinator:
                     "position": chosen.position, "image": image}
 
     # -- the end ------------------------------------------------------------------
-    async def end(self, name: str, reason: str = "its program ended") -> SessionRecord:
-        """End a session and give its memory back; one that ended is no error. Raises :class:`NotFound`."""
+    async def end(self, name: str, reason: str = "its program ended") -> SessionRecord | None:
+        """End a session and give its memory back; one that ended is no error, one that waits for a place waits no more.
+
+        Raises :class:`NotFound`.
+        """
         mover = self._movers.get(name)
         if mover is not None:
             mover.cancel(f"the session ends: {reason}")
         async with self.session_lock(name):
+            left = await self.admission.leave(name, reason)
+            held = await self.desk.find(name)
+            if left and held is None:
+                return None
             held = await self.desk.held(name)
             return held.record if held.record.state == "ended" else (await self._end(name, reason)).record
 
-    async def _end(self, name: str, reason: str, only: int | None = None) -> Held:
-        """``only``: end that epoch, nothing newer."""
+    async def end_epoch(self, name: str, epoch: int, reason: str) -> None:
+        """End a session if it is at that epoch still; the caller holds its lock."""
+        if (await self.desk.held(name)).record.epoch == epoch:
+            await self._end(name, reason)
+
+    async def _end(self, name: str, reason: str) -> Held:
         before = await self.desk.held(name)
-        if only is not None and before.record.epoch != only:
-            return before
         held = await self.desk.change(name, lambda h: ownership.end(
             h, leader=self.desk.leader, now=self.desk.clock.wall(), reason=reason))
         args = {"session": name, "reason": reason}
         hosts = {before.record.owner, before.record.open_move.destination if before.record.open_move else None}
+        if before.record.parked is not None:  # the node that it was on may not have heard that it had to go
+            hosts.add(before.record.parked.host)
         for host in hosts - {None}:
             await self.desk.suggest(host, "session.drop", args, epoch=before.record.epoch)
+        self.admission.wake()
         return held
 
     async def agent_silent(self, name: str, seconds: float) -> SessionRecord:
@@ -460,6 +408,7 @@ class Coordinator:
         if not paused:
             self._watching.look_again()
             self.draining.blocked.clear()
+            self.admission.wake()
         return record
 
     async def leads(self) -> bool:
@@ -483,14 +432,3 @@ class Coordinator:
     def spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
         """Background work of this term."""
         self._watching.spawn(work, what)
-
-
-def _program(program: dict[str, Any] | None) -> Program:
-    """From a message: hostile. Raises :class:`UsageError`."""
-    values = program or {}
-    pid, command, host = values.get("pid", 0), values.get("command", ""), values.get("host", "")
-    if isinstance(command, list):
-        command = " ".join(str(part) for part in command)
-    if not isinstance(pid, int) or not 0 <= pid < 2**63 or not isinstance(command, str) or not isinstance(host, str):
-        raise UsageError("program must be {pid: number, command: text, host: text}")
-    return Program(pid=pid, command=command[:4096], host=host[:4096])

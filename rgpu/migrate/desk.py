@@ -14,7 +14,7 @@ import structlog
 
 from rgpu.migrate.nodes import NodeCommands, Progress
 from rgpu.migrate.ownership import Decision, Held, Leader, Node, describe
-from rgpu.migrate.placement import Snapshot
+from rgpu.migrate.placement import Claim, Snapshot
 from rgpu.migrate.records import (
     LEADER,
     MAX_TEXT,
@@ -84,6 +84,9 @@ class Desk:
         self._ids = itertools.count(1)
         #: Held from the snapshot that a place is chosen by until the record that promises it.
         self.placing = asyncio.Lock()
+        #: Places kept for sessions that are about to come, by (session, for what). In memory: only the leader places,
+        #: and what a next leader finds is on record (moves that have begun) or is planned anew.
+        self.reserved: dict[tuple[str, str], Claim] = {}
         self._salt = secrets.token_hex(4)
 
     def new_id(self) -> str:
@@ -127,7 +130,8 @@ class Desk:
         return found
 
     async def snapshot(self) -> Snapshot:
-        return Snapshot(tuple(await self.nodes()), tuple(held.record for held in await self.sessions()))
+        return Snapshot(tuple(await self.nodes()), tuple(held.record for held in await self.sessions()),
+                        tuple(self.reserved.values()))
 
     async def paused(self) -> str | None:
         """Why automation begins nothing now; None while it may."""

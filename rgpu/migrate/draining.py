@@ -18,8 +18,9 @@ import structlog
 from rgpu.link.faults import fault
 from rgpu.migrate.hosts import host_records
 from rgpu.migrate.ownership import Held
-from rgpu.migrate.placement import Request, place
+from rgpu.migrate.placement import request_for
 from rgpu.migrate.records import HostRecord, SessionRecord
+from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.session.errors import Fenced, RgpuError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Draining:
         if (await self.coordinator.hosts.find(host)).state != "draining" or await self.desk.paused() is not None:
             return
         try:
-            choice = place(await self.desk.snapshot(), Request(name, record.quota, record.needs, avoid_hosts={host}))
+            choice = place(await self.desk.snapshot(), request_for(record, avoid_hosts={host}))
             fault("drain.move")
             await self.coordinator.migrate(name, choice.host)
             fault("drain.move.done")

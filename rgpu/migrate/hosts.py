@@ -93,13 +93,19 @@ class Hosts:
 
     async def set_paused(self, paused: bool, reason: str) -> PoolRecord:
         """Stop automation, or let it go on. Raises :class:`Fenced`, :class:`Conflict`."""
+        return await self._set_pool("pause" if paused else "resume", reason, paused=paused, reason=reason[:MAX_TEXT])
+
+    async def set_rebalance(self, on: bool) -> PoolRecord:
+        """Whether sessions are moved by themselves to make room. Raises :class:`Fenced`, :class:`Conflict`."""
+        return await self._set_pool("rebalance_on" if on else "rebalance_off", "by hand", rebalance=on)
+
+    async def _set_pool(self, decision: str, why: str, **changes: object) -> PoolRecord:
         registry, now = self.desk.registry, self.desk.clock.wall()
         for _ in range(TRIES):
             entry = await registry.get(POOL)
             old = decode(entry.value, PoolRecord, POOL) if entry else PoolRecord()
-            new = old.replace(paused=paused, reason=reason[:MAX_TEXT], changed=now)
-            story = HistoryRecord(when=now, decision="pause" if paused else "resume", reason=new.reason,
-                                  leader=self.desk.leader.revision)
+            new = old.replace(**changes, changed=now)
+            story = HistoryRecord(when=now, decision=decision, reason=why[:MAX_TEXT], leader=self.desk.leader.revision)
             if await self.write(OF_POOL, story, [unchanged(POOL, _revision(entry))], [Put(POOL, encode(new))]):
                 return new
         raise Conflict("the pool's settings change too fast")

@@ -9,7 +9,7 @@ other change in between makes it fail; then the asker reads and decides anew.
 =============  ================  ============================  ======================================
 decision       who               from                          to
 =============  ================  ============================  ======================================
-create         leader            no record, or ended           starting, epoch + 1
+create         leader            no record, or ended           starting, epoch + 1; its queue record goes
 started        leader            starting, recovering          running
 lost           leader            any live state                recovering, same epoch: waits for a place
 recover        leader            any live state                recovering, another owner, epoch + 1
@@ -20,19 +20,22 @@ abort          leader or source  moving                        running, move abo
 clear_move     leader            running, move decided         running, no move
 publish_image  leader or owner   running, moving               same, image named
 adopt          owner's host      any live state                same, the owner's new incarnation
+park           leader            running, image named          parked, no owner, same epoch
+resume         leader            parked                        recovering, an owner, epoch + 1
 fail           leader            any live state                failed
 end            leader            any but ended                 ended, no owner
 =============  ================  ============================  ======================================
 
 The leader's transactions also compare the create revision of
 ``election/leader``; those that give a session to a node compare the create
-revision of ``nodes/HOST`` (a new incarnation creates the key anew).
+revision of ``nodes/HOST`` (a new incarnation creates the key anew). A name has a session
+or a place in the queue, never both: ``create`` compares ``queue/NAME`` and deletes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rgpu.migrate.records import (
@@ -44,14 +47,17 @@ from rgpu.migrate.records import (
     ImageName,
     MoveRecord,
     NodeRecord,
+    Parked,
     Program,
     SessionRecord,
+    Wants,
     encode,
     history_key,
     node_key,
+    queue_key,
     session_key,
 )
-from rgpu.migrate.registry.base import Compare, Operation, Put, created, unchanged
+from rgpu.migrate.registry.base import Compare, Delete, Operation, Put, created, unchanged
 from rgpu.session.errors import AlreadyExists, Fenced, Refused
 
 #: The states that each decision may start from; None stands for "there is no record".
@@ -67,8 +73,10 @@ FROM: dict[str, frozenset[str | None]] = {
     "clear_move": frozenset({"running"}),
     "publish_image": frozenset({"running", "moving"}),
     "adopt": frozenset({"starting", "running", "moving", "recovering"}),
+    "park": frozenset({"running"}),
+    "resume": frozenset({"parked"}),
     "fail": frozenset({"starting", "running", "moving", "recovering"}),
-    "end": frozenset({"starting", "running", "moving", "recovering", "failed"}),
+    "end": frozenset({"starting", "running", "moving", "recovering", "parked", "failed"}),
 }
 
 #: Losses at one position that are answered by another start (OWNERSHIP 9).
@@ -117,8 +125,12 @@ class Decision:
 
 
 def create(held: Held | None, *, name: str, node: Node, device: str, quota: int, agent: str, program: Program,
-           recover: bool, leader: Leader, now: float, reason: str) -> Decision:
-    """A new session on ``node``. Raises :class:`AlreadyExists` while the name is taken."""
+           recover: bool, leader: Leader, now: float, reason: str, wants: Wants | None = None,
+           queued: int = 0) -> Decision:
+    """A new session on ``node``. Raises :class:`AlreadyExists` while the name is taken.
+
+    ``queued``: mod revision of ``queue/NAME`` as it was read; 0: it did not wait.
+    """
     if held is not None and held.record.state != "ended":
         hint = "; `rgpu kill` it to free the name" if held.record.state == "failed" else ""
         raise AlreadyExists(f"there is a session {name} already, it is {held.record.state}{hint}", session=name)
@@ -128,8 +140,11 @@ def create(held: Held | None, *, name: str, node: Node, device: str, quota: int,
     record = SessionRecord(
         name=name, state="starting", owner=node.record.host, incarnation=node.record.incarnation,
         epoch=held.record.epoch + 1 if held else 1, quota=quota, agent=agent, device=device, needs=found.needs(),
-        recover=recover, program=program, created=now, changed=now, reason=reason)
-    return _decide("create", held, record, leader, now, reason, nodes=[node])
+        recover=recover, program=program, created=now, changed=now, reason=reason, wants=wants or Wants())
+    decision = _decide("create", held, record, leader, now, reason, nodes=[node])
+    waited = (Delete(queue_key(name)),) if queued else ()
+    return replace(decision, compares=(*decision.compares, unchanged(queue_key(name), queued)),
+                   operations=(*decision.operations, *waited))
 
 
 def started(held: Held, *, epoch: int, node: Node, leader: Leader, now: float, reason: str) -> Decision:
@@ -205,7 +220,7 @@ def commit(held: Held, *, epoch: int, move: str, node: Node, leader: Leader, now
         raise Fenced(f"{current.destination} has restarted since it received {held.record.name}: what it held is gone")
     record = held.record.replace(
         state="running", owner=current.destination, incarnation=current.destination_incarnation, epoch=epoch + 1,
-        device=current.device, move=current.replace(state="committed", reason=reason), reason=reason)
+        device=current.device, move=current.replace(state="committed", reason=reason), reason=reason, moved=now)
     return _decide("commit", held, record, leader, now, reason, nodes=[node])
 
 
@@ -260,6 +275,38 @@ def adopt(held: Held, *, epoch: int, node: Node | NodeRecord, now: float, reason
     return _decide("adopt", held, changed, None, now, reason)
 
 
+def park(held: Held, *, epoch: int, favour: str, leader: Leader, now: float, reason: str,
+         store: str = "") -> Decision:
+    """Its place goes to ``favour``: from here on the owner's worker owns nothing, and is told to go.
+
+    What the program did since the image is in its agent's journal; what the worker still answers
+    until it goes is as it was before (the agent has the answers, and a replay is compared with them).
+    ``store``: the one that the image is in, as its node names it.
+    Raises :class:`Refused` where nothing is kept that it could be brought back from.
+    """
+    _check("park", held, epoch)
+    old = held.record
+    if not old.recover or old.image is None:
+        raise Refused(f"{old.name} cannot be parked: "
+                      f"{'it runs with --recover off' if not old.recover else 'it has no image'}")
+    if old.image.epoch != epoch:
+        raise Refused(f"{old.name} cannot be parked: its newest image is of epoch {old.image.epoch}, not {epoch}")
+    if old.move is not None:
+        raise Refused(f"{old.name} cannot be parked: move {old.move.id} is not settled on both sides")
+    record = old.replace(state="parked", owner=None, reason=reason, parked=Parked(
+        host=str(old.owner), device=old.device, epoch=epoch, when=now, favour=favour, store=store))
+    return _decide("park", held, record, leader, now, reason)
+
+
+def resume(held: Held, *, epoch: int, node: Node, device: str, leader: Leader, now: float, reason: str) -> Decision:
+    """A parked session has a place again: it is brought back there as after a loss."""
+    _check("resume", held, epoch)
+    record = held.record.replace(
+        state="recovering", owner=node.record.host, incarnation=node.record.incarnation, epoch=epoch + 1,
+        device=device, parked=None, reason=reason)
+    return _decide("resume", held, record, leader, now, reason, nodes=[node])
+
+
 def fail(held: Held, *, epoch: int, leader: Leader, now: float, reason: str) -> Decision:
     """Given up, with its reason; image and journal are kept."""
     _check("fail", held, epoch)
@@ -270,7 +317,8 @@ def fail(held: Held, *, epoch: int, leader: Leader, now: float, reason: str) -> 
 def end(held: Held, *, leader: Leader, now: float, reason: str) -> Decision:
     """The program ended, or the session is killed."""
     _check("end", held, held.record.epoch)
-    record = held.record.replace(state="ended", owner=None, move=_aborted(held.record, reason), reason=reason)
+    record = held.record.replace(state="ended", owner=None, move=_aborted(held.record, reason), reason=reason,
+                                 parked=None)
     return _decide("end", held, record, leader, now, reason)
 
 

@@ -1,55 +1,103 @@
-"""Which device a session goes to: pure, a snapshot in, a choice with its reason out.
+"""Which device a session may go to: pure, a snapshot in, a choice with its reason out.
 
-Free memory is counted from the promises in the session records (quotas of
-sessions and of moves under way), not from what nodes report: a report is
-always late, and two placements in a row would both believe it.
+What is free is counted from the promises in the session records (quotas and compute shares of
+sessions and of moves under way, and places reserved for what is coming), not from what nodes
+report: a report is always late, and two placements in a row would both believe it.
 
-First version: the device with the most free memory, so that load spreads; equal
-ones by name. (A later policy replaces :func:`rank`; the filter stays.)
+This is the filter: what fits, and for each other device why not. Of those that fit, the leader
+takes the one where the pool fragments least (:mod:`rgpu.migrate.scheduling.adapter`); :func:`rank`
+is the plain answer, most free memory, where nothing else decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from rgpu.migrate.records import DeviceRecord, Needs, NodeRecord, SessionRecord
 from rgpu.session.errors import NotFound, Refused
 
 Place = tuple[str, str]  #: host, device
+WHOLE = 100  #: per cent of one device
+_WORDS = re.compile(r"[a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """So much of a device is promised to a session. ``group``: its anti-affinity group."""
+
+    session: str
+    host: str
+    device: str
+    quota: int
+    compute: int = 0
+    group: str = ""
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """The pool at one revision."""
+    """The pool at one revision. ``reserved``: places kept for sessions that are about to come."""
 
     nodes: tuple[NodeRecord, ...]
     sessions: tuple[SessionRecord, ...]
+    reserved: tuple[Claim, ...] = ()
 
     def node(self, host: str) -> NodeRecord | None:
         return next((node for node in self.nodes if node.host == host), None)
 
+    @cached_property
+    def claims(self) -> dict[Place, tuple[Claim, ...]]:
+        """What is promised of each device; a session's reservation counts until its record has the place."""
+        found: defaultdict[Place, list[Claim]] = defaultdict(list)
+        for session in self.sessions:
+            for claim in claims_of(session):
+                found[claim.host, claim.device].append(claim)
+        for claim in self.reserved:
+            if not any(other.session == claim.session for other in found[claim.host, claim.device]):
+                found[claim.host, claim.device].append(claim)
+        return {place: tuple(claims) for place, claims in found.items()}
+
     def promised(self, host: str, device: str, without: str = "") -> int:
         """Bytes of the device that sessions (but ``without``) have or will have."""
-        total = 0
-        for session in self.sessions:
-            if session.name == without or not session.live:
-                continue
-            if (session.owner, session.device) == (host, device):
-                total += session.quota
-            move = session.open_move
-            if move is not None and (move.destination, move.device) == (host, device):
-                total += session.quota
-        return total
+        return sum(claim.quota for claim in self.claims.get((host, device), ()) if claim.session != without)
+
+    def compute_promised(self, host: str, device: str, without: str = "") -> int:
+        """Per cent of the device, likewise."""
+        return sum(claim.compute for claim in self.claims.get((host, device), ()) if claim.session != without)
 
     def free(self, node: NodeRecord, device: DeviceRecord, without: str = "") -> int:
         """Bytes of the device that are promised to nobody; may be negative."""
         return device.memory - self.promised(node.host, device.device, without)
 
+    def rivals(self, group: str, without: str = "") -> frozenset[str]:
+        """Hosts that have a session of that anti-affinity group."""
+        return frozenset(claim.host for claims in self.claims.values() for claim in claims
+                         if group and claim.group == group and claim.session != without)
+
+
+def claims_of(session: SessionRecord) -> list[Claim]:
+    """What a session's record promises it: its place, and the one that it moves to."""
+    if not session.live:
+        return []
+    wants = session.wants
+    found = [Claim(session.name, str(session.owner), session.device, session.quota, wants.compute, wants.anti_affinity)]
+    move = session.open_move
+    if move is not None:
+        found.append(Claim(session.name, move.destination, move.device, session.quota, wants.compute,
+                           wants.anti_affinity))
+    return found
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``needs`` None: any device will do. ``avoid``: places not to use, with the reason for the message."""
+    """``needs`` None: any device will do. ``compute``: per cent of it. ``avoid``: where the session failed.
+
+    ``kept``: places that wait for somebody else, and for whom. ``store``: only hosts that see it (or do not say).
+    """
 
     session: str
     quota: int
@@ -58,6 +106,18 @@ class Request:
     device: str | None = None
     avoid: Collection[Place] = ()
     avoid_hosts: Collection[str] = ()
+    compute: int = 0
+    models: Collection[str] = ()
+    anti_affinity: str = ""
+    kept: Mapping[Place, str] = field(default_factory=dict)
+    store: str = ""
+
+
+def request_for(record: SessionRecord, **more: Any) -> Request:
+    """The request that a session on record makes, wherever it is to go."""
+    wants = record.wants
+    return Request(record.name, record.quota, needs=record.needs, compute=wants.compute, models=tuple(wants.models),
+                   anti_affinity=wants.anti_affinity, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +144,29 @@ class _Search:
 
 
 def place(snapshot: Snapshot, request: Request) -> Choice:
-    """The best device.
+    """The device with the most free memory.
 
     Raises :class:`Refused` with a reason for every device, :class:`NotFound` for an unknown host.
     """
-    search = _search(snapshot, request)
-    if not search.found:
-        detail = "; ".join(search.reasons) if search.reasons else "the pool has no nodes"
-        raise Refused(f"no place for {request.session}: {detail}", session=request.session)
-    best = rank(search.found, request)[0]
-    kind = "the host asked for" if request.host else f"most free memory of {len(search.found)} that fit"
+    found = candidates(snapshot, request)
+    best = rank(found)[0]
+    kind = "the host asked for" if request.host else f"most free memory of {len(found)} that fit"
     return Choice(best.node.host, best.device.device,
                   f"{best.device.device} of {best.node.host}: {kind} ({best.free} bytes free)", best.free)
 
 
-def rank(candidates: Sequence[Candidate], request: Request) -> list[Candidate]:
-    """The policy: most free memory first."""
-    return sorted(candidates, key=lambda c: (-c.free, c.node.host, c.device.device))
+def candidates(snapshot: Snapshot, request: Request) -> list[Candidate]:
+    """Every device that fits, one at least. Raises as :func:`place` does."""
+    search = _search(snapshot, request)
+    if not search.found:
+        detail = "; ".join(search.reasons) if search.reasons else "the pool has no nodes"
+        raise Refused(f"no place for {request.session}: {detail}", session=request.session)
+    return search.found
+
+
+def rank(found: Sequence[Candidate]) -> list[Candidate]:
+    """Most free memory first, equal ones by name."""
+    return sorted(found, key=lambda c: (-c.free, c.node.host, c.device.device))
 
 
 def _search(snapshot: Snapshot, request: Request) -> _Search:
@@ -112,8 +178,9 @@ def _search(snapshot: Snapshot, request: Request) -> _Search:
             known = ", ".join(sorted(n.host for n in snapshot.nodes)) or "none"
             raise NotFound(f"no host is called {request.host!r}; the pool has: {known}", host=request.host)
         nodes = [node]
+    rivals = snapshot.rivals(request.anti_affinity, request.session)
     for node in nodes:
-        why = node_refuses(node, request)
+        why = node_refuses(node, request, rivals)
         if why is not None:
             search.reasons.append(why)
             continue
@@ -121,32 +188,51 @@ def _search(snapshot: Snapshot, request: Request) -> _Search:
         if not devices:
             search.reasons.append(f"{node.host} has no device {request.device or 'at all'}")
         for device in devices:
-            free = snapshot.free(node, device, request.session)
-            why = device_refuses(node, device, request, free)
+            why = device_refuses(snapshot, node, device, request)
             if why is None:
-                search.found.append(Candidate(node, device, free))
+                search.found.append(Candidate(node, device, snapshot.free(node, device, request.session)))
             else:
                 search.reasons.append(why)
     return search
 
 
-def node_refuses(node: NodeRecord, request: Request) -> str | None:
-    """Why the node takes no session now."""
+def node_refuses(node: NodeRecord, request: Request, rivals: Collection[str] = ()) -> str | None:
+    """Why the node takes no such session now."""
     if node.state != "ready":
         return f"{node.host} is {node.state}" + (f" ({node.reason})" if node.reason else "")
     if node.host in request.avoid_hosts:
         return f"{node.host} was tried and failed"
+    if request.store and node.store and node.store != request.store:
+        return f"{node.host} does not see the image, which lies in {request.store}"
+    if node.host in rivals:
+        return f"{node.host} has a session of the group {request.anti_affinity}"
     return None
 
 
-def device_refuses(node: NodeRecord, device: DeviceRecord, request: Request, free: int) -> str | None:
+def device_refuses(snapshot: Snapshot, node: NodeRecord, device: DeviceRecord, request: Request) -> str | None:
     """Why the device cannot take the session."""
     where = f"{device.device} of {node.host}"
     if not device.healthy:
         return f"{where} is unhealthy" + (f" ({device.reason})" if device.reason else "")
     if (node.host, device.device) in request.avoid:
         return f"{where} is where the session failed"
-    needs = request.needs
+    why = unsuitable(node, device, request)
+    if why is not None:
+        return why
+    free = snapshot.free(node, device, request.session)
+    if free < request.quota:
+        return f"{where} is full: {mebibytes(max(0, free))} free of the {mebibytes(request.quota)} needed"
+    share = WHOLE - snapshot.compute_promised(node.host, device.device, request.session)
+    if request.compute > max(0, share):
+        return f"{where} is busy: {max(0, share)} % of its compute free of the {request.compute} % needed"
+    if (node.host, device.device) in request.kept:
+        return f"{where} is kept for {request.kept[node.host, device.device]}, which waits before it"
+    return None
+
+
+def unsuitable(node: NodeRecord, device: DeviceRecord, request: Request) -> str | None:
+    """Why the device would not do even if nobody else used it, its memory's size apart."""
+    where, needs = f"{device.device} of {node.host}", request.needs
     if needs is not None:
         if device.kind != needs.kind:
             return f"{where} is another kind of device than the session began on ({needs.kind})"
@@ -155,9 +241,54 @@ def device_refuses(node: NodeRecord, device: DeviceRecord, request: Request, fre
                     f"{_dotted(needs.compute_capability)}")
         if device.driver_version < needs.driver_version:
             return f"{where} has driver {device.driver_version}, older than the {needs.driver_version} it began with"
-    if free < request.quota:
-        return f"{where} is full: {mebibytes(max(0, free))} free of the {mebibytes(request.quota)} needed"
+    if request.models and not any(is_model(device.name, model) for model in request.models):
+        return f"{where} is {device.name or 'of no named model'}, not {' or '.join(sorted(request.models))}"
     return None
+
+
+def is_model(name: str, wanted: str) -> bool:
+    """Whether a device of that name is what a person calls ``wanted``: its words, one after the other.
+
+    ``H200`` and ``nvidia h200`` are "NVIDIA H200"; ``A10`` is not "NVIDIA A100".
+    """
+    have, want = _WORDS.findall(name.lower()), _WORDS.findall(wanted.lower())
+    return bool(want) and any(have[at:at + len(want)] == want for at in range(len(have) - len(want) + 1))
+
+
+def suitable(snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, DeviceRecord]]:
+    """Devices that would take the session if they were empty, in whatever state they and their hosts are."""
+    return [(node, device) for node in snapshot.nodes if request.host in (None, node.host) for device in node.devices
+            if request.device in (None, device.device) and unsuitable(node, device, request) is None
+            and device.memory >= request.quota]
+
+
+def never_fits(snapshot: Snapshot, request: Request) -> str | None:
+    """Why no device of this pool takes the session even when it is empty, and the largest that one would."""
+    if suitable(snapshot, request):
+        return None
+    sizes = [device.memory for _, device in suitable(snapshot, replace(request, quota=0))]
+    if sizes:
+        return (f"{request.session} can never fit: it wants {mebibytes(request.quota)} of one device, and the largest "
+                f"that would fit is {mebibytes(max(sizes))}")
+    where = f"{request.host} has" if request.host else "the pool has"
+    names = sorted({device.name or device.device for node in snapshot.nodes for device in node.devices
+                    if request.host in (None, node.host)})
+    return (f"{request.session} can never fit: it wants {' or '.join(sorted(request.models)) or 'a device'}, and "
+            f"{where} {', '.join(names) or 'no devices'}")
+
+
+def share_of_memory(snapshot: Snapshot, request: Request, share: int) -> int:
+    """Bytes that ``share`` per cent of a device are, by the smallest that would do: what ``--gpus`` means without
+    ``--memory``. 0 where there is none."""
+    sizes = [device.memory for _, device in suitable(snapshot, replace(request, quota=0))]
+    return min(sizes, default=0) * share // WHOLE >> 20 << 20
+
+
+def sized(snapshot: Snapshot, request: Request, share: int, default: int) -> Request:
+    """The request with its memory: as asked for, else ``share`` per cent of a device's, else ``default``."""
+    if request.quota:
+        return request
+    return replace(request, quota=(share_of_memory(snapshot, request, share) if share else 0) or default)
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -22,9 +22,11 @@ MAX_RECORD = 256 * 1024  #: bytes of one encoded record
 MAX_DEVICES = 64
 MAX_TEXT = 4096
 MAX_OLDER = 4
+MAX_PRIORITY = 1000
 
 NODES, SESSIONS, HISTORY, LEADER = "nodes/", "sessions/", "history/", "election/leader"
 HOSTS, POOL, KEYS, INVITATIONS = "hosts/", "pool/settings", "keys/", "invitations/"
+QUEUE = "queue/"
 #: Subjects of history that are no session; no session may have such a name.
 OF_HOST, OF_POOL = "@host/", "@pool"
 
@@ -40,7 +42,8 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 #: ready: takes sessions. cordoned: keeps its own. draining: is to be emptied. unhealthy: its sessions go.
 NodeState = Literal["ready", "cordoned", "draining", "unhealthy"]
-SessionState = Literal["starting", "running", "moving", "recovering", "failed", "ended"]
+#: parked: stopped in favour of another one; an image and its agent's journal are all that is left of it for now.
+SessionState = Literal["starting", "running", "moving", "recovering", "parked", "failed", "ended"]
 MoveState = Literal["preparing", "ready", "committed", "aborted"]
 
 LIVE: frozenset[str] = frozenset({"starting", "running", "moving", "recovering"})
@@ -68,6 +71,20 @@ class Needs(Record, frozen=True, kw_only=True):
     kind: Name = "cpu"
     compute_capability: tuple[Annotated[int, Meta(ge=0, le=255)], Annotated[int, Meta(ge=0, le=255)]] = (0, 0)
     driver_version: U63 = 0
+
+
+class Wants(Record, frozen=True, kw_only=True):
+    """What was asked for beside memory. A session keeps it wherever it goes.
+
+    ``compute``: per cent of one device that are promised to it; 0: it counts by its memory alone.
+    ``models``: names of acceptable devices (:func:`rgpu.migrate.placement.is_model`); none: any.
+    ``anti_affinity``: no two sessions of one group share a host.
+    """
+
+    compute: Annotated[int, Meta(ge=0, le=100)] = 0
+    models: Annotated[list[Name], Meta(max_length=16)] = []
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    anti_affinity: Annotated[str, Meta(max_length=64)] = ""
 
 
 class DeviceRecord(Record, frozen=True, kw_only=True):
@@ -98,7 +115,10 @@ class DeviceRecord(Record, frozen=True, kw_only=True):
 
 
 class NodeRecord(Record, frozen=True, kw_only=True):
-    """``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon."""
+    """``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon.
+
+    ``store``: where its images lie; nodes that say the same see each other's. Empty: not known.
+    """
 
     v: int = SCHEMA
     host: Name
@@ -111,6 +131,7 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     reason: Text = ""
     version: Text = ""
     started: Seconds = 0.0
+    store: Text = ""
 
     def device(self, name: str) -> DeviceRecord | None:
         return next((device for device in self.devices if device.device == name), None)
@@ -161,8 +182,19 @@ class Program(Record, frozen=True, kw_only=True):
     host: Text = ""
 
 
+class Parked(Record, frozen=True, kw_only=True):
+    """Where a parked session was, at which epoch, and for whom it had to go. ``store``: where its image lies."""
+
+    host: Name
+    device: Text
+    epoch: U63
+    when: Seconds
+    favour: Text
+    store: Text = ""
+
+
 class SessionRecord(Record, frozen=True, kw_only=True):
-    """``sessions/NAME``. ``owner`` is None once it ended; ``quota``: bytes on each device."""
+    """``sessions/NAME``. ``owner`` is None once it ended, and while it is parked; ``quota``: bytes on each device."""
 
     v: int = SCHEMA
     name: Name
@@ -185,6 +217,9 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     running_since: Seconds = 0.0
     reason: Text = ""
     failures: Annotated[list[Failure], Meta(max_length=16)] = []
+    wants: Wants = Wants()
+    moved: Seconds = 0.0  #: when it was moved last
+    parked: Parked | None = None
 
     @property
     def journal_from(self) -> int:
@@ -211,6 +246,24 @@ class SessionRecord(Record, frozen=True, kw_only=True):
         return self.move if self.move is not None and self.move.state in OPEN_MOVE else None
 
 
+class QueueRecord(Record, frozen=True, kw_only=True):
+    """``queue/NAME``: a request that waits for a place. ``quota``: bytes. ``host``: the one asked for, or empty.
+
+    It goes when the session is made (in the same transaction), or when its client went away.
+    """
+
+    v: int = SCHEMA
+    name: Name
+    quota: U63
+    wants: Wants = Wants()
+    host: Annotated[str, Meta(max_length=253)] = ""
+    agent: Text = ""
+    program: Program = Program()
+    recover: bool = True
+    arrived: Seconds = 0.0
+    reason: Text = ""
+
+
 class LeaderRecord(Record, frozen=True, kw_only=True):
     """``election/leader``, under the leader's lease; its create revision is the leader revision."""
 
@@ -230,10 +283,14 @@ class HostRecord(Record, frozen=True, kw_only=True):
 
 
 class PoolRecord(Record, frozen=True, kw_only=True):
-    """``pool/settings``. ``paused``: the leader begins nothing that nobody asked for."""
+    """``pool/settings``. ``paused``: the leader begins nothing that nobody asked for.
+
+    ``rebalance``: whether sessions are moved by themselves to make room; None: only where the registry is etcd.
+    """
 
     v: int = SCHEMA
     paused: bool = False
+    rebalance: bool | None = None
     reason: Text = ""
     changed: Seconds = 0.0
 
@@ -311,6 +368,10 @@ def _check(record: Record) -> None:
         _match(_SESSION, record.name, "session name")
         if record.live and record.owner is None:
             raise ValueError(f"a {record.state} session without an owner")
+        if (record.state == "parked") != (record.parked is not None) or (record.parked and record.owner):
+            raise ValueError(f"a {record.state} session that is {'' if record.parked else 'not '}parked")
+        if record.parked and record.image is None:
+            raise ValueError("a parked session without an image")
         if (record.state == "moving") != (record.open_move is not None):
             found = record.move.state if record.move else "absent"
             raise ValueError(f"state {record.state} with a move that is {found}")
@@ -318,6 +379,8 @@ def _check(record: Record) -> None:
             raise ValueError(f"an image of epoch {record.image.epoch} in a session of epoch {record.epoch}")
         if record.move is not None:
             _match(_MOVE, record.move.id, "move id")
+    elif isinstance(record, QueueRecord):
+        _match(_SESSION, record.name, "session name")
     elif isinstance(record, HostRecord):
         _match(_HOST, record.host, "host name")
     elif isinstance(record, NodeRecord):
@@ -366,6 +429,10 @@ def invitation_key(name: str) -> str:
 
 def session_key(name: str) -> str:
     return SESSIONS + name
+
+
+def queue_key(name: str) -> str:
+    return QUEUE + name
 
 
 def history_key(subject: str, revision: int) -> str:

@@ -11,9 +11,10 @@ from rgpu.link.faults import fault
 from rgpu.migrate import ownership
 from rgpu.migrate.desk import Desk
 from rgpu.migrate.nodes import ASK_SECONDS, IMAGE_SECONDS
-from rgpu.migrate.ownership import Held, Node, barred, count_failure, next_place, on_record
-from rgpu.migrate.placement import Choice, Place, Request, place
+from rgpu.migrate.ownership import Decision, Held, Node, barred, count_failure, next_place, on_record
+from rgpu.migrate.placement import Choice, Place, Request, request_for
 from rgpu.migrate.records import MAX_TEXT, Failure, ImageName
+from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.session.errors import (
     Conflict,
     Corrupt,
@@ -46,6 +47,7 @@ class Attempt:
     why: str
     failure: Failure | None = None
     host: str | None = None
+    device: str | None = None  #: of that host, where one was chosen
     image: ImageName | None = None
     failed_hosts: set[str] = field(default_factory=set)
 
@@ -57,17 +59,18 @@ class Recovery:
         self.desk = desk
 
     async def run(self, name: str, why: str, failure: Failure | None = None, *, host: str | None = None,
-                  image: ImageName | None = None, asked: bool = False) -> Held | None:
+                  device: str | None = None, image: ImageName | None = None, asked: bool = False) -> Held | None:
         """The session runs again, or None: it waits for a place, or it was given up; its record says why.
 
+        A parked session is brought back in the same way; while there is no place it stays parked.
         ``asked``: somebody waits for it; otherwise it is automation, which an operator may have paused.
 
         Raises :class:`Fenced`, :class:`PoolUnavailable`, :class:`UnknownOutcome`.
         """
-        attempt = Attempt(why, failure, host, image)
+        attempt = Attempt(why, failure, host, device, image)
         for _ in range(START_TRIES):
             held = await self.desk.held(name)
-            if not held.record.live:
+            if not held.record.live and held.record.parked is None:
                 return None
             if attempt.failure is not None and on_record(held.record, attempt.failure):
                 attempt.failure = None
@@ -89,7 +92,9 @@ class Recovery:
             running = await self._start(*placed, attempt)
             if running is not None:
                 return running
-        await self._wait(await self.desk.held(name), attempt, f"{why}; no node could start it")
+        held = await self.desk.held(name)
+        if held.record.parked is None:
+            await self._wait(held, attempt, f"{why}; no node could start it")
         return None
 
     async def returned(self, name: str) -> Held | None:
@@ -130,21 +135,29 @@ class Recovery:
                 if node is None:
                     raise Refused(f"{choice.host} has just left the pool")
                 fault("recovery.place")
-                held = await self.desk.apply(ownership.recover(
-                    held, epoch=old.epoch, node=node, device=choice.device, failure=attempt.failure,
-                    leader=self.desk.leader, now=self.desk.clock.wall(), image=attempt.image,
-                    reason=f"{attempt.why}; {choice.reason}"))
+                held = await self.desk.apply(self._decide(held, node, choice, attempt))
             except Fenced:
                 raise
             except (Refused, NotFound) as error:
+                if old.parked is not None:
+                    return None  # it stays parked: the queue looks again
                 await self._wait(held, attempt, f"{attempt.why}; {error.message}")
                 return None
         fault("recovery.place.done")
         attempt.failure = None  # it is on record now
-        if old.owner not in (None, choice.host):
-            await self.desk.suggest(old.owner, "worker.forget", {"session": old.name, "epoch": old.epoch,
+        before = old.parked.host if old.parked else old.owner
+        if before not in (None, choice.host):
+            await self.desk.suggest(before, "worker.forget", {"session": old.name, "epoch": old.epoch,
                                     "reason": attempt.why}, epoch=held.record.epoch, timeout=2.0)
         return held, node, choice
+
+    def _decide(self, held: Held, node: Node, choice: Choice, attempt: Attempt) -> Decision:
+        leader, now, reason = self.desk.leader, self.desk.clock.wall(), f"{attempt.why}; {choice.reason}"
+        if held.record.parked is not None:
+            return ownership.resume(held, epoch=held.record.epoch, node=node, device=choice.device, leader=leader,
+                                    now=now, reason=reason)
+        return ownership.recover(held, epoch=held.record.epoch, node=node, device=choice.device,
+                                 failure=attempt.failure, leader=leader, now=now, image=attempt.image, reason=reason)
 
     async def _choose(self, held: Held, attempt: Attempt) -> Choice:
         """The same device again if that is allowed and it has it; the best one otherwise."""
@@ -154,11 +167,10 @@ class Recovery:
         avoid: set[Place] = {forbidden} if forbidden else set()
 
         def request(host: str | None, device: str | None) -> Request:
-            return Request(session=record.name, quota=record.quota, needs=record.needs, host=host, device=device,
-                           avoid=avoid, avoid_hosts=attempt.failed_hosts)
+            return request_for(record, host=host, device=device, avoid=avoid, avoid_hosts=attempt.failed_hosts)
 
         if attempt.host is not None:
-            return place(snapshot, request(attempt.host, None))
+            return place(snapshot, request(attempt.host, attempt.device))
         if attempt.failure is not None:
             try:
                 return place(snapshot, request(record.owner, record.device))

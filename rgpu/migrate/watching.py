@@ -43,7 +43,8 @@ class Watching:
     async def run(self) -> None:
         """Until cancelled. Raises :class:`Fenced`."""
         self._fenced = asyncio.get_running_loop().create_future()
-        loops = [asyncio.ensure_future(self._watch_nodes()), asyncio.ensure_future(self._ticks()), self._fenced]
+        loops = [asyncio.ensure_future(self._watch_nodes()), asyncio.ensure_future(self._ticks()),
+                 asyncio.ensure_future(self._admit()), self._fenced]
         self.spawn(self.desk.note("elect", f"{self.desk.leader.host} was elected coordinator "
                                            f"(revision {self.desk.leader.revision})"), "note of the election")
         self.spawn(self.resume_unfinished(), "resume")
@@ -123,6 +124,10 @@ class Watching:
                 sessions = await self.desk.sessions()
                 for held in sessions:
                     name, record = held.record.name, held.record
+                    if record.parked is not None:  # nobody says when the node that it was on is heard again
+                        if self._due(name):
+                            self.spawn(self.coordinator.parking.forget(held), f"end of {name}'s worker")
+                        continue
                     waiting = record.state == "recovering" or (record.live and record.move is not None)
                     if not waiting:
                         self._retry.pop(name, None)
@@ -133,6 +138,19 @@ class Watching:
                     await self.coordinator.prune()
             except (PoolUnavailable, UnknownOutcome) as error:
                 log.info("no tick", reason=error.message)
+
+    async def _admit(self) -> None:
+        """Whoever waits gets a place when there is one; where there is none, room is made if that is worth it."""
+        admission = self.coordinator.admission
+        while True:
+            await admission.woken(TICK_SECONDS)
+            try:
+                await self.coordinator.rebalancing.tick(await admission.tick())
+            except Fenced:
+                raise
+            except RgpuError as error:
+                log.info("nobody was let in", reason=error.message)
+                await asyncio.sleep(TICK_SECONDS)
 
     def _due(self, name: str) -> bool:
         """Whether a waiting session is tried again now: ever more rarely, until a node's news."""
@@ -146,6 +164,7 @@ class Watching:
     def look_again(self) -> None:
         """Sessions that wait are tried with the next tick, however often that was in vain."""
         self._retry.clear()
+        self.coordinator.admission.wake()
 
     # -- a node -------------------------------------------------------------------
     async def _look_at(self, host: str, grace: float) -> None:
@@ -209,6 +228,8 @@ class Watching:
         """Finish or undo what is on record; nodes that are missing get their TTL to come back."""
         work = []
         for held in await self.desk.sessions():
+            if held.record.parked is not None:  # its worker may not have been told to go
+                work.append(self._guarded(self.coordinator.parking.forget(held), f"end of {held.record.name}'s worker"))
             if held.record.live:
                 name = held.record.name
                 work.append(self._guarded(self._resume(name, new_leader=True), f"resume {name}"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -146,7 +147,12 @@ class Leadership:
         return NodeRecord(
             host=self.daemon.host, incarnation=self.incarnation, control=control, data=f"{data[0]}:{data[1]}",
             public_key=self.daemon.keys.public, devices=self._devices(), state="ready", version=__version__,
-            started=time.time())
+            started=time.time(), store=self._store())
+
+    def _store(self) -> str:
+        """Where images lie, in words that only nodes which see the same ones share."""
+        named = self.daemon.options.store
+        return named or f"{socket.gethostname()}:{(self.daemon.files.root / 'images').resolve()}"
 
     def _devices(self) -> list[DeviceRecord]:
         devices = []

@@ -72,6 +72,7 @@ TABLE: tuple[Spec, ...] = (
     Spec("rgpu_move_repaired_bytes_total", "counter", (), "Bytes of the pages that were sent again for it.", "leader"),
     Spec("rgpu_pool_nodes", "gauge", ("state",), "Nodes of the pool: ready, cordoned, draining, unhealthy.", "leader"),
     Spec("rgpu_pool_sessions", "gauge", ("state",), "Session records by state.", "leader"),
+    Spec("rgpu_pool_queue", "gauge", ("kind",), "Who waits for a place: requests, parked sessions.", "leader"),
     Spec("rgpu_pool_paused", "gauge", (), "1 while automation is paused.", "leader"),
 )
 SPECS = {spec.name: spec for spec in TABLE}
@@ -183,12 +184,15 @@ class Metrics:
 
     async def _pool(self) -> dict[str, Samples]:
         from rgpu.migrate.hosts import pool_record
+        from rgpu.migrate.records import QUEUE
 
         leadership = self.daemon.leadership
         nodes = Tally(node.state for node in (await leadership.nodes()).values())
         sessions = Tally(record.state for record in await leadership.sessions())
+        waiting = len((await leadership.registry.list(QUEUE)).entries)
         return {"rgpu_pool_nodes": {(state,): count for state, count in nodes.items()},
                 "rgpu_pool_sessions": {(state,): count for state, count in sessions.items()},
+                "rgpu_pool_queue": {("request",): waiting, ("parked",): sessions.get("parked", 0)},
                 "rgpu_pool_paused": {(): float((await pool_record(leadership.registry)).paused)}}
 
 

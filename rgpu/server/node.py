@@ -346,10 +346,19 @@ class Node:
         return {"host": self.host, "lines": text.splitlines()[-lines:]}
 
     async def worker_forget(self, *, session: str, epoch: int = 0, reason: str = "", **_: Any) -> dict[str, Any]:
-        """End a worker that owns nothing; one of a newer epoch is left alone."""
+        """End a worker that owns nothing; one of a newer epoch is left alone. Its session lives on: the agent is told
+        to look for it, not that it ended."""
         if self._known(session) > epoch:
             return {"ended": False}
-        return await self.session_end(session=session, reason=reason or "forgotten")
+        log.info("a worker is forgotten", session=session, epoch=epoch, reason=reason)
+        self.claims.pop(session, None)
+        self.receiving.pop(session, None)
+        self.paused.pop(session, None)
+        await self._discard(session)
+        handle = self.running.pop(session, None)
+        if handle is not None:
+            await self._end_handle(handle, "moved")
+        return {"ended": handle is not None}
 
     async def session_notice(self, *, session: str, kind: str, values: dict[str, Any], **_: Any) -> dict[str, Any]:
         await self._owned(session).request("notice", kind=kind, values=values)

@@ -6,6 +6,7 @@ node answers the others from the registry.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT = 30.0  #: seconds that one `pool.events` waits for news
 MOST_STORIES = 2000
+TELL_SECONDS = 1.0  #: between two words on how a plan goes
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -37,7 +39,7 @@ class OperatorVerbs:
         self.for_the_leader: dict[str, LeaderVerb] = {
             "node.cordon": self._cordon, "node.drain_status": self._drain_status, "pool.pause": self._pause,
             "keys.invite": self._invite, "keys.revoke": self._revoke, "pool.join": self._join,
-            "node.remove": self._remove}
+            "node.remove": self._remove, "pool.rebalance": self._rebalance}
 
     def register(self, control: ControlServer) -> None:
         for verb, handler in {"pool.status": self._status, "pool.history": self._history,
@@ -64,6 +66,17 @@ class OperatorVerbs:
     async def _pause(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
         record = await self._coordinator.pause(bool(args.get("paused")), str(args.get("reason") or ""))
         return {"paused": record.paused, "reason": record.reason}
+
+    async def _rebalance(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+        coordinator = self._coordinator
+        if args.get("auto") is not None:
+            await coordinator.hosts.set_rebalance(bool(args["auto"]))
+        if not args.get("apply"):
+            return dict(await coordinator.rebalancing.show())
+        shown = asyncio.ensure_future(coordinator.rebalancing.show(apply=True))
+        while not (await asyncio.wait([shown], timeout=TELL_SECONDS))[0]:
+            progress({"doing": coordinator.rebalancing.doing, "moves": coordinator.moves()})
+        return dict(shown.result())
 
     async def _invite(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
         record = await self._coordinator.members.invite(
@@ -95,20 +108,20 @@ class OperatorVerbs:
         registry = self.daemon.leadership.registry
         leader, settings = await current_leader(registry), await pool_record(registry)
         nodes, sessions = await self.daemon.leadership.nodes(), await self.daemon.leadership.sessions()
+        about = await self._leader_says(leader[0].host if leader else None, nodes)
         decided = {record.host: record for record in await host_records(registry) if record.state != "ready"}
         return {
             "version": __version__, "cluster": registry.cluster_id, "revision": await registry.revision(),
             "leader": leader[0].host if leader else None, "leader_revision": leader[1].revision if leader else None,
             "paused": settings.paused, "paused_reason": settings.reason if settings.paused else "",
-            "moves": await self._moves(leader[0].host if leader else None, nodes),
+            "moves": dict(about.get("moves") or {}), "queue": list(about.get("queue") or []),
+            "rebalance": settings.rebalance, "rebalancing": str(about.get("rebalancing") or ""),
             "nodes": len(nodes), "sessions": dict(Counter(record.state for record in sessions)),
             "away": sorted(host for host in decided if host not in nodes)}
 
-    async def _moves(self, leader: str | None, nodes: dict[str, NodeRecord]) -> dict[str, Any]:
-        """How far the moves are: only who drives them knows. Nothing while it does not answer."""
-        if leader not in nodes:
-            return {}
-        return dict((await self.daemon.pool_verbs.info_of(nodes[leader])).get("moves") or {})
+    async def _leader_says(self, leader: str | None, nodes: dict[str, NodeRecord]) -> dict[str, Any]:
+        """How far the moves are, and how the queue stands: only who drives them knows. Nothing while it is silent."""
+        return dict(await self.daemon.pool_verbs.info_of(nodes[leader])) if leader in nodes else {}
 
     async def _keys(self, request: Request) -> Any:
         keys = self.daemon.authorized.everybody()

@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -21,8 +22,11 @@ from rgpu.link import tickets, versions
 from rgpu.link.control import ControlServer, Request
 from rgpu.link.verbs import VERBS
 from rgpu.migrate import placement
+from rgpu.migrate.admission import DEFAULT_QUOTA
+from rgpu.migrate.asking import program_of, read_order
 from rgpu.migrate.nodes import CHECKPOINT_SECONDS
-from rgpu.migrate.records import NodeRecord, SessionRecord
+from rgpu.migrate.records import QUEUE, NodeRecord, QueueRecord, SessionRecord, decode
+from rgpu.migrate.scheduling.adapter import place_by_fragmentation
 from rgpu.migrate.wishes import Wishes
 from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, Refused, RgpuError, UnknownOutcome
 from rgpu.session.facts import SessionFacts
@@ -32,7 +36,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-DEFAULT_QUOTA = 1 << 30
 JOURNAL_LIMIT = 256 << 20
 ASK_SECONDS = 660.0  #: that a leader may take
 LONGEST = {"session.checkpoint": 2 * CHECKPOINT_SECONDS + 60}  #: one may wait for another
@@ -49,6 +52,7 @@ class PoolVerbs:
         self.daemon = daemon
         self._leader_verbs: dict[str, LeaderVerb] = {
             "session.create": self._create, "session.end": self._end, "session.kill": self._end,
+            "session.withdraw": self._withdraw,
             "session.migrate": self._migrate, "session.move_abort": self._move_abort,
             "session.checkpoint": self._checkpoint, "session.restore": self._restore,
             "session.unreachable": self._unreachable, "worker.died": self._worker_died,
@@ -131,15 +135,25 @@ class PoolVerbs:
     # -- the leader's ------------------------------------------------------------------
     async def _create(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         versions.check(args.get("versions"), "the client")
-        options = dict(args.get("options") or {})
-        record: SessionRecord = await self._coordinator.create_session(
-            str(args["name"]), quota=int(args.get("memory") or DEFAULT_QUOTA), agent=public,
-            recover=args.get("recover") is not False, host=options.get("host"), program=args.get("program"))
-        return await self._attachment(record, public, with_facts=True)
+        order, admission = read_order(args, public), self._coordinator.admission
+        if not (args.get("options") or {}).get("queue"):
+            return await self._attachment(await admission.create(order), public, with_facts=True)
+        found = await admission.create_or_wait(order, known=str(args.get("known") or ""),
+                                               wait=float(args.get("wait") or 0.0))
+        if isinstance(found, SessionRecord):
+            return await self._attachment(found, public, with_facts=True)
+        return {"queued": {"position": found.position, "waiting": len(admission.lines), "reason": found.reason},
+                "versions": versions.ours(), "endpoints": await self._endpoints()}
 
     async def _end(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         reason = str(args.get("reason") or "killed by its user")
         await self._coordinator.end(str(args["session"]), reason)
+        return {"session": args["session"], "reason": reason}
+
+    async def _withdraw(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        reason = str(args.get("reason") or "its client waits no more")
+        await self._coordinator.admission.withdraw(
+            str(args["session"]), agent=public, program=program_of(args.get("program")), reason=reason)
         return {"session": args["session"], "reason": reason}
 
     async def _migrate(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
@@ -196,12 +210,18 @@ class PoolVerbs:
     async def _candidate(self, request: Request) -> Any:
         """Where a session of that size would go: the placement's own answer, to nobody's favour."""
         versions.check(request.args.get("versions"), "the client")
-        options = dict(request.args.get("options") or {})
-        quota = int(request.args.get("memory") or DEFAULT_QUOTA)
+        order = replace(read_order(request.args, request.public), name="a session")
         nodes = await self.daemon.leadership.nodes()
-        sessions = await self.daemon.leadership.sessions()
-        choice = placement.place(placement.Snapshot(tuple(nodes.values()), tuple(sessions)),
-                       placement.Request("a session", quota, host=options.get("host")))
+        snapshot = placement.Snapshot(tuple(nodes.values()), tuple(await self.daemon.leadership.sessions()))
+        wanted = placement.sized(snapshot, order.request(), order.share, DEFAULT_QUOTA)
+        quota = wanted.quota
+        try:
+            choice = place_by_fragmentation(snapshot, wanted)
+        except Refused:
+            if not (request.args.get("options") or {}).get("queue"):
+                raise
+            # It will wait for its place: what that may be, were the pool empty.
+            choice = place_by_fragmentation(placement.Snapshot(snapshot.nodes, ()), wanted)
         return {"host": choice.host, "device": choice.device, "versions": versions.ours(),
                 **_facts(nodes[choice.host], choice.device, quota)}
 
@@ -236,15 +256,22 @@ class PoolVerbs:
 
     async def _list(self, request: Request) -> Any:
         records = await self.daemon.leadership.sessions()
-        views = await self._views()
+        infos = await self._infos()
+        views = newest_views(info.get("sessions", {}) for info in infos)
+        lines = {str(line["name"]): line for info in infos for line in info.get("queue", [])}
         shown = [r for r in records if request.args.get("all") or r.state not in ("ended", "failed")]
-        return {"sessions": [_row(record, views.get(record.name, {})) for record in shown]}
+        waiting = (await self.daemon.leadership.registry.list(QUEUE)).entries
+        return {"sessions": [_row(record, views.get(record.name, {}), lines.get(record.name)) for record in shown],
+                "queue": [_waiting_row(decode(entry.value, QueueRecord, entry.key), lines) for entry in waiting]}
+
+    async def _infos(self) -> list[dict[str, Any]]:
+        """What all nodes say of themselves; nothing of one that does not answer."""
+        nodes = await self.daemon.leadership.nodes()
+        return list(await asyncio.gather(*(self.info_of(node) for node in nodes.values())))
 
     async def _views(self) -> dict[str, dict[str, Any]]:
-        """What the workers of all nodes say of themselves; a node that does not answer is left out."""
-        nodes = await self.daemon.leadership.nodes()
-        infos = await asyncio.gather(*(self.info_of(node) for node in nodes.values()))
-        return newest_views(info.get("sessions", {}) for info in infos)
+        """What the workers of all nodes say of themselves."""
+        return newest_views(info.get("sessions", {}) for info in await self._infos())
 
     async def info_of(self, node: NodeRecord) -> dict[str, Any]:
         """What a node says of itself; nothing if it does not answer."""
@@ -265,6 +292,8 @@ class PoolVerbs:
         coordinator = self.daemon.leadership.coordinator
         return {"host": self.daemon.host, "pid": os.getpid(), "leader": coordinator is not None,
                 "moves": coordinator.moves() if coordinator else {}, "time": time.time(),
+                "queue": await coordinator.admission.rows() if coordinator else [],
+                "rebalancing": coordinator.rebalancing.doing if coordinator else "",
                 "sessions": {**node.ended, **{name: view for (name, _), view in zip(handles, views, strict=True)}}}
 
     async def _describe(self, request: Request) -> Any:
@@ -335,10 +364,26 @@ def newest_views(nodes: Iterable[dict[str, dict[str, Any]]]) -> dict[str, dict[s
     return found
 
 
-def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
-    """One line of ``rgpu ps``."""
+def _waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The line of ``rgpu ps`` of a request that waits; ``lines``: what the leader says of the queue."""
+    line = lines.get(record.name, {})
+    return {"session": record.name, "state": "queued", "host": None, "epoch": 0, "memory_bytes": None, "calls": None,
+            "awaited_calls": None, "pid": record.program.pid, "worker_pid": None, "command": record.program.command,
+            "position": line.get("position"), "priority": record.wants.priority, "quota": record.quota,
+            "reason": str(line.get("reason") or record.reason), "note": _in_line(line) or record.reason,
+            "age_s": max(0.0, time.time() - record.arrived)}
+
+
+def _in_line(line: dict[str, Any] | None) -> str:
+    """Where it stands in the queue."""
+    return f"position {line['position']}: {line['reason']}" if line and line.get("position") else ""
+
+
+def _row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One line of ``rgpu ps``; ``line``: where a parked one stands in the queue."""
     stats = dict(view.get("stats") or {})
-    notes = [record.reason if record.state not in ("running",) else "", str(stats.get("blocked_reason") or ""),
+    notes = [record.reason if record.state not in ("running",) else "", _in_line(line),
+             str(stats.get("blocked_reason") or ""),
              f"diverged: {stats['divergence']}" if stats.get("divergence") else "",
              str(view.get("error_detail") or ""), _pinned(view.get("pins"))]
     return {"session": record.name, "state": record.state, "host": record.owner, "epoch": record.epoch,
@@ -348,7 +393,8 @@ def _row(record: SessionRecord, view: dict[str, Any]) -> dict[str, Any]:
             "module_bytes": stats.get("module_bytes"), "module_bytes_saved": stats.get("module_bytes_saved"),
             "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
             "divergences": stats.get("divergences", 0), "exposure": stats.get("exposure"),
-            "unsupported_calls": _names(stats.get("unsupported_calls")),
+            "unsupported_calls": _names(stats.get("unsupported_calls")), "compute": record.wants.compute or None,
+            "priority": record.wants.priority, "position": line.get("position") if line else None,
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
 
 

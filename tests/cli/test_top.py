@@ -9,7 +9,7 @@ from typing import Any
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from rgpu.cli.top import Picture, bar, headline, move_rows, node_rows
+from rgpu.cli.top import Picture, bar, headline, move_rows, node_rows, queue_rows
 from rgpu.cli.top_app import TopApp
 from rgpu.session.errors import PoolUnavailable
 
@@ -141,3 +141,14 @@ def test_lines() -> None:
         ("x", "", "", "checking", "", "0", "0 B", "")]
     assert node_rows(Picture(nodes=[{"host": "a", "state": "ready", "answers": False, "leader": False,
                                      "devices": []}]))[0][1] == "silent"
+
+
+def test_who_waits_is_shown() -> None:
+    waiting = [{"position": 1, "name": "s", "kind": "request", "priority": 2, "memory_bytes": GIB, "compute": 25,
+                "waited_s": 3.4, "reason": "fits nowhere"},
+               {"position": None, "name": "p", "kind": "parked", "priority": 0, "memory_bytes": GIB, "compute": None,
+                "waited_s": 0.0, "reason": "parked for s"}]
+    shown = Picture(status={"queue": waiting, "rebalancing": "s fits after 2 moves"})
+    assert queue_rows(shown) == [("1", "s", "request", "2", "1.0 GiB, 25 %", "3 s", "fits nowhere"),
+                                 ("", "p", "parked", "0", "1.0 GiB", "0 s", "parked for s")]
+    assert "s fits after 2 moves" in headline(shown) and queue_rows(Picture()) == []

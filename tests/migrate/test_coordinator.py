@@ -74,7 +74,7 @@ def test_a_start_that_fails_is_tried_elsewhere(tmp_path: Path) -> None:
         record = await w.session("s", host=None)
         assert (record.owner, record.epoch) == ("c", 3)
         w.pool.faults = [Fault("worker.start", "before", error=RgpuError("no memory")) for _ in range(3)]
-        with pytest.raises(Refused, match="a: no memory; b: no memory; c: no memory"):
+        with pytest.raises(Refused, match="c: no memory; a: no memory; b: no memory"):  # beside s, that is
             await w.session("t", host=None)
         assert (await w.pool.record("t")).state == "ended"
 

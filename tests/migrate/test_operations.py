@@ -344,7 +344,7 @@ def test_refusals_and_losses_are_decisions_too(tmp_path: Path) -> None:
         await asyncio.sleep(1.0)
         leading.cancel()
         (refused,) = await stories(world, "big")
-        assert refused.decision == "refuse" and "is full" in refused.reason
+        assert refused.decision == "refuse" and "the largest that would fit is 8192 MiB" in refused.reason
         assert [s.decision for s in await stories(world, "s")] == ["create", "started", "refuse_move"]
         assert [s.decision for s in await stories(world, OF_HOST + "c")] == ["lose"]
         assert [s.decision for s in await stories(world, OF_POOL)] == ["elect"]

@@ -21,9 +21,10 @@ from rgpu.migrate.records import (
     SessionRecord,
     decode,
     node_key,
+    queue_key,
     session_key,
 )
-from rgpu.migrate.registry.base import Put, Target
+from rgpu.migrate.registry.base import Delete, Put, Target
 from rgpu.migrate.settle import Holding, settle
 from rgpu.session.errors import AlreadyExists, Fenced, Refused, RgpuError
 
@@ -174,6 +175,63 @@ def test_a_recovery_ends_a_move() -> None:
     assert settle(record, Holding("a", 1, "paused", 1, "m")).action == "forget"
 
 
+def imaged(position: int = 5) -> Held:
+    return after(ownership.publish_image(running(), owner="a", epoch=1, image=image(position), now=1.0, reason="x"))
+
+
+def park(held: Held, **values: Any) -> Decision:
+    values = {"epoch": held.record.epoch, "favour": "q", "leader": LEADERS, "now": 2.0, "reason": "for q", **values}
+    return ownership.park(held, **values)
+
+
+def resume(held: Held, host: str = "b") -> Decision:
+    return ownership.resume(held, epoch=held.record.epoch, node=node(host), device="cpu:0", leader=LEADERS, now=3.0,
+                            reason="room")
+
+
+def test_a_parked_session_keeps_its_epoch_and_comes_back_at_the_next() -> None:
+    decision = park(imaged())
+    record = decision.record
+    assert (record.state, record.owner, record.epoch) == ("parked", None, 1) and record.image == image(5)
+    assert record.parked is not None and (record.parked.host, record.parked.epoch) == ("a", 1)
+    assert compared(decision) == {(session_key("s"), Target.MOD, 20), (LEADER, Target.CREATE, 3)}
+    for holds in ("running", "paused"):
+        assert settle(record, Holding("a", 1, holds, 1)).action == "forget", "whoever has it owns nothing"  # type: ignore[arg-type]
+    back = resume(after(decision))
+    assert (back.record.state, back.record.owner, back.record.epoch, back.record.parked) == ("recovering", "b", 2, None)
+    assert (node_key("b"), Target.CREATE, 5) in compared(back), "the node that gets it is the one that was seen"
+    ended = ownership.end(after(decision), leader=LEADERS, now=3.0, reason="x").record
+    assert (ended.state, ended.parked) == ("ended", None)
+
+
+def test_what_cannot_be_parked() -> None:
+    with pytest.raises(Refused, match="it has no image"):
+        park(running())
+    with pytest.raises(Refused, match="--recover off"):
+        park(after(ownership.publish_image(running(recover=False), owner="a", epoch=1, image=image(5), now=1.0,
+                                           reason="x")))
+    with pytest.raises(Refused, match="move m is not settled"):
+        imaged_move = ownership.publish_image(moving("ready"), owner="a", epoch=1, image=image(5), now=1.0, reason="x")
+        aborted = ownership.abort(after(imaged_move), epoch=1, move="m", leader=LEADERS, now=1.0, reason="x")
+        park(after(aborted))
+    with pytest.raises(Refused, match="of epoch 1, not 2"):
+        again = ownership.started(after(recover(imaged(), "b")), epoch=2, node=node("b"), leader=LEADERS, now=1.0,
+                                  reason="x")
+        park(after(again))
+    with pytest.raises(Fenced):
+        park(imaged(), epoch=2)
+    with pytest.raises(Refused):
+        park(moving())
+
+
+def test_a_session_and_its_request_change_places_in_one_transaction() -> None:
+    decision = ownership.create(None, name="s", node=node("a"), device="cpu:0", quota=1, agent="k", program=Program(),
+                                recover=True, leader=LEADERS, now=1.0, reason="x", queued=17)
+    assert (queue_key("s"), Target.MOD, 17) in compared(decision)
+    assert Delete(queue_key("s")) in decision.operations
+    assert (queue_key("s"), Target.MOD, 0) in compared(create()), "and without a request there must be none"
+
+
 def test_a_registry_that_went_back() -> None:
     assert went_back(seen_cluster="x", cluster="x", seen_revision=9, revision=9) is None
     assert "identity" in str(went_back(seen_cluster="x", cluster="y", seen_revision=0, revision=9))
@@ -221,7 +279,10 @@ class Everything(RuleBasedStateMachine):
         if record.owner is not None and record.owner != before.owner:
             assert record.epoch == before.epoch + 1, "every change of owner raises the epoch by one"
         assert record.epoch in (before.epoch, before.epoch + 1)
-        assert decision.name in ("commit", "recover", "create", "end", "fail") or not changed
+        assert decision.name in ("commit", "recover", "create", "park", "resume", "end", "fail") or not changed
+        assert (record.owner is None) == (record.state in ("parked", "failed", "ended"))
+        if decision.name == "park":
+            assert record.image is not None and record.image.epoch == record.epoch and record.recover
         if decision.name == "commit":
             assert before.move is not None and before.move.state == "ready" and record.owner == before.move.destination
         if before.image is not None and decision.name != "create":
@@ -256,6 +317,14 @@ class Everything(RuleBasedStateMachine):
     @rule(data=st.data(), host=st.sampled_from("abc"))
     def recover(self, data: st.DataObject, host: str) -> None:
         self.attempt(lambda held: recover(held_(held), host), data)
+
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        self.attempt(lambda held: park(held_(held)), data)
+
+    @rule(data=st.data(), host=st.sampled_from("abc"))
+    def resume(self, data: st.DataObject, host: str) -> None:
+        self.attempt(lambda held: resume(held_(held), host), data)
 
     @rule(data=st.data(), position=st.integers(0, 5))
     def publish(self, data: st.DataObject, position: int) -> None:

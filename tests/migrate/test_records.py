@@ -15,6 +15,8 @@ from rgpu.migrate.records import (
     ImageName,
     MoveRecord,
     NodeRecord,
+    PoolRecord,
+    QueueRecord,
     SessionRecord,
     check_host_name,
     check_session_name,
@@ -68,7 +70,7 @@ def test_a_device_stands_once() -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_give_a_record_or_an_error_of_ours(data: bytes) -> None:
-    for kind in (SessionRecord, NodeRecord):
+    for kind in (SessionRecord, NodeRecord, QueueRecord, PoolRecord):
         try:
             decode(data, kind, "k")
         except RgpuError:

@@ -37,13 +37,14 @@ class LocalPool:
     """
 
     def __init__(self, folder: Path, nodes: int = 3, lease: float = 2.0, device: str = "cpu",
-                 registry: str = "") -> None:
+                 registry: str = "", devices: tuple[str, ...] = ()) -> None:
         self.registry = registry
         self.servers: dict[str, subprocess.Popen[bytes]] = {}  #: those started one by one
         self.folder = folder
         self.nodes = nodes
         self.lease = lease
         self.device = device
+        self.devices = devices or (device,)  #: of node-a, node-b … in turn
         self.programs: list[Program] = []
         self._cluster: Any = None
         self.environment = {
@@ -73,7 +74,8 @@ class LocalPool:
         if self.registry:
             self._start_daemons()
         else:
-            self.rgpu("up", "--nodes", str(self.nodes), "--device", self.device, "--lease", str(self.lease), "--detach")
+            each = [part for device in self.devices for part in ("--device", device)]
+            self.rgpu("up", "--nodes", str(self.nodes), *each, "--lease", str(self.lease), "--detach")
         return self
 
     def _start_daemons(self) -> None:

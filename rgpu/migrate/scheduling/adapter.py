@@ -1,20 +1,35 @@
-"""The coordinator's placement by fragmentation: the same snapshot, request and choice as ``placement.place``.
+"""Between the registry's records and the scheduler: placement by fragmentation, and the pool as planners see it.
 
-Records know memory and devices; what they do not know yet (compute shares, several devices) counts
-as nothing. A device is as free as its memory, and the mix is that of the live sessions' quotas.
+:func:`place_by_fragmentation` takes and gives what ``placement.place`` does. :func:`view` makes of
+records what :mod:`.rebalancing` and :mod:`.preempting` plan on: a host is its own "model", so that
+which hosts may have a session at all (kind, capability, driver, a host asked for) is its demand's
+set of models. Memory is rounded so that a plan never counts on a byte too many.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rgpu.migrate.placement import Choice, Request, Snapshot, device_refuses, node_refuses, place
+from rgpu.migrate.placement import (
+    Choice,
+    Claim,
+    Request,
+    Snapshot,
+    candidates,
+    claims_of,
+    place,
+    request_for,
+    unsuitable,
+)
+from rgpu.migrate.records import NodeRecord, SessionRecord
 from rgpu.migrate.scheduling import placing
 from rgpu.migrate.scheduling.index import Index, build
 from rgpu.migrate.scheduling.mix import Mix, mix
-from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Device, Node
+from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Device, Node, Placed
 from rgpu.migrate.scheduling.snapshot import Request as Wanted
 from rgpu.migrate.scheduling.snapshot import Snapshot as Pool
 
@@ -26,40 +41,125 @@ def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
 
     Raises what :func:`rgpu.migrate.placement.place` raises, with the same reasons.
     """
-    place(snapshot, request)  # raises with a reason for each device when there is none
+    fitting = candidates(snapshot, request)  # raises with a reason for each device when there is none
     index = _index(snapshot, request)
     allowed = np.zeros_like(index.usable)
-    for row, node in enumerate(snapshot.nodes):
-        if request.host not in (None, node.host) or node_refuses(node, request) is not None:
-            continue
-        for column, device in enumerate(node.devices):
-            free = snapshot.free(node, device, request.session)
-            allowed[row, column] = (request.device in (None, device.device)
-                                    and device_refuses(node, device, request, free) is None)
+    for found in fitting:
+        allowed[index.rows[found.node.host], found.node.devices.index(found.device)] = True
     # What fits was decided above, to the byte; here a quota of a broken MiB must not say otherwise.
-    wanted = Wanted(request.session, Demand(1, 0, request.quota // MIB))
-    found = placing.place(index, wanted, allowed=allowed)
-    if found is None:
+    wanted = Wanted(request.session, Demand(1, request.compute, request.quota // MIB))
+    chosen = placing.place(index, wanted, allowed=allowed)
+    if chosen is None:
         return place(snapshot, request)
-    node = snapshot.nodes[index.rows[found.host]]
-    device = node.devices[found.devices[0]]
-    return Choice(node.host, device.device, found.reason, snapshot.free(node, device, request.session))
+    node = snapshot.nodes[index.rows[chosen.host]]
+    device = node.devices[chosen.devices[0]]
+    free = snapshot.free(node, device, request.session)
+    reason = (f"{device.device} of {node.host}: fragments the pool least of {len(fitting)} that fit ({free >> 20} MiB "
+              "free)")
+    return Choice(node.host, device.device, reason, free)
 
 
 def _index(snapshot: Snapshot, request: Request) -> Index:
     nodes = tuple(Node(node.host, tuple(Device(d.device, d.memory // MIB, d.healthy) for d in node.devices))
                   for node in snapshot.nodes)
-    index = build(Pool(nodes), _mix(snapshot))
+    index = build(Pool(nodes), mix_of(snapshot))
     for row, node in enumerate(snapshot.nodes):
         for column, device in enumerate(node.devices):
             index.memory[row, column] = snapshot.free(node, device, request.session) // MIB
+            index.compute[row, column] = WHOLE - min(
+                WHOLE, snapshot.compute_promised(node.host, device.device, request.session))
     index.refresh()
     return index
 
 
-def _mix(snapshot: Snapshot) -> Mix:
-    """Classes from the live sessions' quotas, as a share of the pool's most usual device."""
+def mix_of(snapshot: Snapshot) -> Mix:
+    """Classes from what the live sessions hold, as shares of the pool's most usual device."""
     sizes = Counter(device.memory for node in snapshot.nodes for device in node.devices)
-    usual = max(sizes.most_common(1)[0][0], 1)
-    quotas = [session.quota for session in snapshot.sessions if session.live and session.quota > 0]
-    return mix(Demand(1, max(1, min(WHOLE, -(-quota * WHOLE // usual)))) for quota in quotas)
+    usual = max(sizes.most_common(1)[0][0] if sizes else 1, 1)
+    return mix(Demand(1, max(1, min(WHOLE, max(session.wants.compute, -(-session.quota * WHOLE // usual)))))
+               for session in snapshot.sessions if session.live and session.quota > 0)
+
+
+# -- for planners ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class View:
+    """``sessions``: all that hold a place; those that must stay say why in ``pinned``."""
+
+    snapshot: Snapshot
+    index: Index
+    sessions: tuple[Placed, ...]
+    demands: Demands
+
+    def wanted(self, request: Request, priority: int = 0, arrived: float = 0.0) -> Wanted:
+        """The request, for a planner."""
+        return Wanted(request.session, self.demands.of(request), priority, arrived,
+                      anti_affinity=request.anti_affinity)
+
+    def device(self, host: str, column: int) -> str:
+        """The device's name."""
+        return self.index.nodes[self.index.rows[host]].devices[column].name
+
+
+def view(snapshot: Snapshot, pinned: Mapping[str, str]) -> View:
+    """The pool for a planner. ``pinned``: sessions that cannot be moved, and why."""
+    nodes = tuple(Node(node.host, tuple(Device(d.device, d.memory // MIB, d.healthy) for d in node.devices),
+                       model=node.host, ready=node.state == "ready") for node in snapshot.nodes)
+    demands = Demands(snapshot)
+    placed: list[Placed] = []
+    known: set[tuple[str, str, str]] = set()
+    for session in snapshot.sessions:
+        why = pinned.get(session.name) or stays(session, demands.nodes.get(str(session.owner)))
+        for n, claim in enumerate(claims_of(session)):
+            known.add((claim.session, claim.host, claim.device))
+            placed += _placed(demands, claim, session, why, reserved=n > 0)
+    for claim in snapshot.reserved:
+        if (claim.session, claim.host, claim.device) not in known:
+            placed += _placed(demands, claim, None, "", reserved=True)
+    return View(snapshot, build(Pool(nodes, tuple(placed)), mix_of(snapshot)), tuple(placed), demands)
+
+
+class Demands:
+    """Demands of one snapshot; which hosts would do is worked out once for all that need the same."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.nodes = {node.host: node for node in snapshot.nodes}
+        self._hosts: dict[object, frozenset[str]] = {}
+
+    def of(self, request: Request) -> Demand:
+        """Hosts count as models; no models: any host."""
+        key = (request.needs, request.host, request.device, tuple(request.models))
+        if key not in self._hosts:
+            hosts = frozenset(node.host for node in self.nodes.values() if request.host in (None, node.host) and any(
+                unsuitable(node, device, request) is None and request.device in (None, device.device)
+                for device in node.devices))
+            self._hosts[key] = frozenset() if len(hosts) == len(self.nodes) else hosts or frozenset({"(no host)"})
+        # Memory rounded up: a plan must not count on a byte too many.
+        return Demand(1, request.compute, -(-request.quota // MIB), self._hosts[key])
+
+
+def stays(session: SessionRecord, node: NodeRecord | None) -> str:
+    """Why a session cannot be moved now, as far as the records know; empty when it can."""
+    if session.state != "running" or session.move is not None:
+        return f"it is {session.state}"
+    if node is None or node.state in ("draining", "unhealthy"):
+        return "its host is being emptied"
+    return ""
+
+
+def _placed(demands: Demands, claim: Claim, session: SessionRecord | None, pinned: str,
+            reserved: bool) -> list[Placed]:
+    """The claim as planners count it; nothing where the pool does not have that device."""
+    node = demands.nodes.get(claim.host)
+    column = next((n for n, d in enumerate(node.devices) if d.device == claim.device), None) if node else None
+    if node is None or column is None:
+        return []
+    request = request_for(session) if session else Request(claim.session, claim.quota, compute=claim.compute)
+    share = max(claim.compute / WHOLE, claim.quota / max(node.devices[column].memory, 1))
+    found = Placed(claim.session, demands.of(request), claim.host, (column,), pinned=pinned, anti_affinity=claim.group,
+                   reserved=reserved, share=share)
+    if session is not None:
+        found = replace(found, priority=session.wants.priority, started=session.created,
+                        moved=session.moved or float("-inf"))
+    return [found]

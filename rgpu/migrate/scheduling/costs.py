@@ -32,7 +32,7 @@ class Costs:
 
     def gpu_seconds(self, placed: Placed) -> float:
         """Share held twice while it copies, and lost while it stands still; more with the risk."""
-        return placed.demand.gpu_share * (self.seconds(placed) + self.pause) * (1 + self.risk)
+        return placed.weight * (self.seconds(placed) + self.pause) * (1 + self.risk)
 
 
 @dataclass(frozen=True, slots=True)

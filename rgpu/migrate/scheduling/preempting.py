@@ -33,7 +33,7 @@ def preempt(index: Index, sessions: Iterable[Placed], head: Request) -> Preempti
         if found is None:
             continue
         park, room = found
-        key = (max(s.priority for s in park), sum(s.demand.gpu_share for s in park), len(park), host)
+        key = (max(s.priority for s in park), sum(s.weight for s in park), len(park), host)
         if best is None or key < best[0]:
             best = key, park, room
     if best is None:
@@ -50,7 +50,7 @@ def _clear(index: Index, host: str, lower: list[Placed], head: Request) -> tuple
     trial, allowed = index.copy(), index.usable.copy()
     allowed[:] = False
     allowed[row] = index.usable[row]
-    order = sorted(lower, key=lambda s: (s.priority, s.demand.gpu_share, -s.started, s.name))
+    order = sorted(lower, key=lambda s: (s.priority, s.weight, -s.started, s.name))
     park: list[Placed] = []
     for session in order:
         trial.give(session)
@@ -59,7 +59,7 @@ def _clear(index: Index, host: str, lower: list[Placed], head: Request) -> tuple
             break
     else:
         return None
-    for session in sorted(park, key=lambda s: (-s.priority, -s.demand.gpu_share, s.started, s.name)):
+    for session in sorted(park, key=lambda s: (-s.priority, -s.weight, s.started, s.name)):
         trial.take(session, check=False)
         if place(trial, head, allowed=allowed) is None:
             trial.give(session)

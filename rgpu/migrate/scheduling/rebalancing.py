@@ -43,6 +43,10 @@ class Plan:
     room: Place | None = None  #: where the waiting request then fits
 
 
+def _count(moves: list[Move]) -> str:
+    return "1 move" if len(moves) == 1 else f"{len(moves)} moves"
+
+
 def movable(placed: Placed, now: float, limits: Limits) -> bool:
     """Whether a plan may touch the session at all."""
     return (not placed.pinned and not placed.reserved and placed.demand.gpus > 0
@@ -82,8 +86,10 @@ def make_room(index: Index, sessions: Iterable[Placed], head: Request, now: floa
 
 def _fits_in_total(index: Index, head: Request) -> bool:
     """Whether what is free in all would do, were it in one place."""
+    need = head.demand
     usable = np.where(index.usable, index.free(), 0)
-    return bool(usable.sum() >= head.demand.gpus * head.demand.compute)
+    memory = np.where(index.usable, np.maximum(index.memory, 0), 0)
+    return bool(usable.sum() >= need.gpus * need.compute and memory.sum() >= need.gpus * need.memory_mib)
 
 
 def _cheapest_eviction(index: Index, row: int, sessions: list[Placed], head: Request, costs: Costs) -> list[Placed]:
@@ -104,6 +110,11 @@ def _cheapest_eviction(index: Index, row: int, sessions: list[Placed], head: Req
             leaving.append(session)
             compute += session.demand.compute
             memory += session.demand.memory_mib
+        for session in reversed(list(leaving)):  # a later one may have been enough without it
+            rest, kept = compute - session.demand.compute, memory - session.demand.memory_mib
+            if rest >= need.compute and kept >= need.memory_mib:
+                leaving.remove(session)
+                compute, memory = rest, kept
         if compute >= need.compute and memory >= need.memory_mib:
             options.append((sum(map(costs.gpu_seconds, leaving)), tuple(s.name for s in leaving), leaving))
     if len(options) < need.gpus:
@@ -122,7 +133,7 @@ def _relocate(index: Index, row: int, leaving: list[Placed], head: Request, now:
     trial, host = index.copy(), index.nodes[row].host
     used = Counter(busy)
     moves: list[Move] = []
-    for session in sorted(leaving, key=lambda s: (-s.demand.gpu_share, s.name)):
+    for session in sorted(leaving, key=lambda s: (-s.weight, s.name)):
         allowed = trial.usable.copy()
         allowed[row] = False
         for name, count in used.items():
@@ -139,8 +150,8 @@ def _relocate(index: Index, row: int, leaving: list[Placed], head: Request, now:
     room = place(trial, head)
     if room is None:
         return None
-    reason = (f"{head.name} ({head.demand}) fits on {room.host} after {len(moves)} moves that cost {cost:.0f} "
-              "GPU-seconds")
+    reason = (f"{head.name} ({head.demand}) fits on {room.host} after {_count(moves)}, at a cost of "
+              f"{cost:.0f} GPU-seconds")
     return Plan(tuple(moves), reason, cost, room)
 
 
@@ -169,7 +180,7 @@ def consolidate(index: Index, sessions: Iterable[Placed], now: float, costs: Cos
     if not moves:
         return None
     gain, cost = sum(move.gain for move in moves), sum(costs.gpu_seconds(move.session) for move in moves)
-    return Plan(tuple(moves), f"{len(moves)} moves make {gain:.2f} GPUs usable for {cost:.0f} GPU-seconds", cost)
+    return Plan(tuple(moves), f"{gain:.2f} GPUs become usable by {_count(moves)}, for {cost:.0f} GPU-seconds", cost)
 
 
 def _worthwhile(trial: Index, session: Placed, now: float, costs: Costs, limits: Limits,

@@ -47,6 +47,8 @@ class Demand:
         of = f" ({'|'.join(sorted(self.models))})" if self.models else ""
         if self.gpus == 0:
             return f"no GPU, {self.cpu_milli / 1000:g} cores, {self.host_memory_mib} MiB of the host"
+        if self.compute == 0:
+            return f"{self.memory_mib} MiB of {'one GPU' if self.gpus == 1 else f'each of {self.gpus} GPUs'}{of}"
         memory = f", {self.memory_mib} MiB each" if self.memory_mib else ""
         return f"{self.gpus} x {self.compute} % of a GPU{of}{memory}"
 
@@ -116,6 +118,12 @@ class Placed:
     anti_affinity: str = ""
     reserved: bool = False
     used_mib: int | None = None  #: memory that a move would copy; None: what it was promised
+    share: float | None = None  #: devices' worth that it holds, where its compute does not say so
+
+    @property
+    def weight(self) -> float:
+        """Devices' worth that it holds."""
+        return self.demand.gpu_share if self.share is None else self.share
 
 
 @dataclass(frozen=True, slots=True)

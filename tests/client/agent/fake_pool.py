@@ -154,13 +154,15 @@ class FakePool:
         self.lifetime = 3600.0
         self.attached_more: dict[str, Any] = {}  #: what ATTACHED says besides
         self.created_more: dict[str, Any] = {}  #: what session.create answers besides
+        self.line: list[str] = []  #: reasons for which whoever queues has to wait, one after the other
+        self.parked: set[str] = set()
         self.places = 1  #: 0: the pool has no room for a session
         self.server = ControlServer(node, self.files.authorized, "tcp://127.0.0.1:*")
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         for verb, handler in {"session.create": self.create, "session.owner": self.owner, "pool.ping": self.ping,
-                              "session.end": self.note, "session.unreachable": self.note,
+                              "session.end": self.note, "session.withdraw": self.note, "session.unreachable": self.note,
                               "session.candidate": self.candidate, "session.checkpoint": self.note,
                               "session.renew_ticket": self.renew}.items():
             self.server.register(verb, handler)
@@ -181,6 +183,12 @@ class FakePool:
     async def create(self, request: Request) -> Any:
         name = request.args["name"]
         self.log.append((request.verb, request.args))
+        if self.line and request.args["options"].get("queue"):
+            reason = self.line[0]
+            await asyncio.sleep(0.05)
+            if len(self.line) > 1:
+                self.line.pop(0)
+            return {"queued": {"position": 1, "waiting": 1, "reason": reason}}
         if name in self.sessions:
             raise AlreadyExists(f"session {name} is there")
         worker = self.sessions[name] = FakeWorker(self, 1)
@@ -201,6 +209,9 @@ class FakePool:
             return {"session": name, "state": "ended", "reason": "it was killed"}
         if name not in self.sessions:
             raise NotFound(f"no session {name}")
+        if name in self.parked:
+            return {"session": name, "owner": None, "epoch": self.sessions[name].epoch, "state": "parked",
+                    "alive": False}
         worker = self.sessions[name]
         return {"session": name, "owner": "a", "address": list(worker.address), "epoch": worker.epoch,
                 "state": "running", "alive": True}

@@ -8,6 +8,7 @@ import select
 import socket
 import stat
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,69 @@ def test_a_worker_dies_and_its_successor_gets_everything_again(pool: FakePool, a
     time.sleep(0.2)
     answered_once(shim, awaited)
     assert agent.statistics()["heat"]["divergences"] == 0
+
+
+def test_a_parked_session_goes_on_when_it_is_back(pool: FakePool, agent: Agent, complaints: list[str]) -> None:
+    """Its worker says goodbye, nobody owns it for a while, then somebody does at the next epoch."""
+    shim = start(agent)
+    first = pool.sessions["heat"]
+    awaited = busy(shim, 200)
+    shim.wait(lambda: len(shim.answers) > len(awaited) // 2)
+    pool.parked.add("heat")
+    first.notice("moved", reason="moved")
+    first.kill()
+    awaited += busy(shim, 50, 1)
+    time.sleep(0.5)
+    assert shim.eof is False and complaints == []
+    second = pool.sessions["heat"] = FakeWorker(pool, 2)
+    pool.parked.clear()
+    shim.wait(lambda: len(shim.answers) >= len(awaited))
+    eventually(lambda: second.applied == shim.journal.seq)
+    check_applied(shim, second)
+    answered_once(shim, awaited)
+
+
+@pytest.fixture
+def patient(pool: FakePool, complaints: list[str], tmp_path: Path) -> Iterator[Agent]:
+    """The agent of a program that waits for its place."""
+    agent = Agent(Options("heat", extra={"queue": True}), pool.user, pool.endpoints, complain=complaints.append)
+    agent.start()
+    yield agent
+    agent.close()
+
+
+def test_a_process_waits_for_its_place(pool: FakePool, patient: Agent, complaints: list[str]) -> None:
+    pool.line = ["low waits before it", "80 MiB fits nowhere", "80 MiB fits nowhere"]
+    threading.Timer(1.0, pool.line.clear).start()
+    shim = start(patient)
+    assert SessionFacts.decode(shim.welcome).name == "heat"
+    assert complaints == ["rgpu: heat waits at position 1 of 1: low waits before it",
+                          "rgpu: heat waits at position 1 of 1: 80 MiB fits nowhere"]
+    awaited = busy(shim, 50)
+    shim.wait(lambda: len(shim.answers) >= len(awaited))
+    assert pool.said("session.withdraw") == []
+
+
+@pytest.mark.parametrize("how", ["interrupted", "the program ended"])
+def test_whoever_waits_no_more_says_so(pool: FakePool, patient: Agent, complaints: list[str], how: str) -> None:
+    pool.line = ["full"]
+    shim = FakeShim(str(patient.socket_path))
+    end = patient.interrupted if how == "interrupted" else shim.sock.close
+    done = threading.Thread(target=lambda: (eventually(lambda: complaints), end()))
+    done.start()
+    if how == "interrupted":
+        shim.hello()
+        assert "interrupted" in str(shim.refused)
+    else:
+        with pytest.raises((OSError, ValueError, AssertionError)):
+            shim.hello()
+    done.join()
+    eventually(lambda: pool.said("session.withdraw"))
+    (said,) = pool.said("session.withdraw")
+    assert said["session"] == "heat" and said["program"]["pid"] == os.getpid() and how in said["reason"]
+    pool.line = []
+    if how == "interrupted":
+        start(patient).goodbye()  # a later one is not meant
 
 
 def test_divergence_is_reported_and_not_delivered(pool: FakePool, agent: Agent) -> None:

@@ -192,6 +192,30 @@ def test_two_halves_make_room_for_a_whole() -> None:
     assert make_room(index, fresh, head, 1000.0, Costs(), LIMITS) is None
 
 
+def test_nobody_leaves_in_vain() -> None:
+    """The cheapest first, until it is enough; then the small one need not have gone."""
+    nodes = tuple(Node(host, (Device("0", 8),)) for host in "ab")
+    placed = [Placed(name, Demand(1, 0, memory), "a", (0,), share=memory / 8)
+              for name, memory in (("one", 1), ("six", 6))]
+    full = [*placed, Placed("there", Demand(1, 0, 2), "b", (0,), share=0.25, pinned="stays")]
+    index = build(Snapshot(nodes, tuple(full)))
+    plan = make_room(index, full, Request("head", Demand(1, 0, 7)), 1000.0, Costs(), LIMITS)
+    assert plan is not None and [move.session.name for move in plan.moves] == ["six"]
+
+
+def test_a_memory_only_session_costs_what_it_holds() -> None:
+    idle = Placed("s", Demand(1, 0, 4), "a", (0,))
+    assert idle.weight == 0 and Costs().gpu_seconds(idle) == 0
+    assert Costs().gpu_seconds(replace(idle, share=0.5)) > 0
+
+
+def test_memory_that_is_not_there_in_total_moves_nobody() -> None:
+    nodes = tuple(Node(host, (Device("0", 8),)) for host in "ab")
+    placed = [Placed(host, Demand(1, 0, 5), host, (0,), share=0.6) for host in "ab"]
+    index = build(Snapshot(nodes, tuple(placed)))
+    assert make_room(index, placed, Request("head", Demand(1, 0, 7)), 1000.0, Costs(), LIMITS) is None
+
+
 def test_a_full_device_is_not_given_again() -> None:
     index, _ = two_halves()
     with pytest.raises(Conflict, match="does not fit"):
