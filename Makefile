@@ -39,7 +39,7 @@ test: setup
 
 sweep: setup
 	@mkdir -p bench/results
-	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 600 tests/scenarios 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
+	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 900 tests/scenarios 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
 
 fuzz: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
