@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-
 PATIENCE = 600.0  #: s: some programs stand at a gate while a whole module's tests use their session
 
 
