@@ -42,12 +42,12 @@ test: setup
 
 sweep: setup
 	@mkdir -p bench/results
-	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 600 tests/scenarios $(ALONE:%=--ignore=%) 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
+	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 900 tests/scenarios $(ALONE:%=--ignore=%) 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
 	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -m "slow or not slow" $(ALONE) 2>&1 | tee -a bench/results/$$(date +%F)-sweep.txt
 
 sweep-etcd: setup
 	@mkdir -p bench/results/etcd
-	RGPU_SWEEP=1 RGPU_TEST_REGISTRY=etcd RGPU_SWEEP_OUT=bench/results/etcd $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) --timeout 600 $(addprefix tests/scenarios/test_,$(addsuffix .py,moves_under_fire faults leader_dies kill_sweep)) 2>&1 | tee bench/results/etcd/$$(date +%F)-sweep.txt
+	RGPU_SWEEP=1 RGPU_TEST_REGISTRY=etcd RGPU_SWEEP_OUT=bench/results/etcd $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) --timeout 900 $(addprefix tests/scenarios/test_,$(addsuffix .py,moves_under_fire faults leader_dies kill_sweep)) 2>&1 | tee bench/results/etcd/$$(date +%F)-sweep.txt
 
 fuzz: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'

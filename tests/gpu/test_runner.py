@@ -72,6 +72,8 @@ def test_failures_are_short_and_name_the_error() -> None:
     text = failure(said("", 1, "\n".join(["Traceback", *["  frame"] * 50, "ValueError: the reason",
                                           *["later noise"] * 30])))
     assert len(text.splitlines()) <= 5 and "ValueError: the reason" in text and "exit 1" in text
+    told = failure(said("", 1, f'File "{Path(__file__)}", line 1\nFile "/a/lib/python3/site-packages/x/y.py", line 2'))
+    assert '"tests/gpu/test_runner.py"' in told and '"x/y.py"' in told, "no path of this machine"
     assert failure(said("", -11)).startswith("signal 11") and "limit" in failure(said("", None))
 
 

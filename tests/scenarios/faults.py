@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import Any
 
 from tests.scenarios.fire import OTHER, Fire, Outcome
 from tests.scenarios.pool import ROOT, LocalPool, VerbError
-from tests.scenarios.proxy import Proxy
+from tests.scenarios.proxy import Proxy, free_port
 
 #: Of the steps of a good move, in their order; whoever reaches it waits there for HOLD seconds.
 POINTS = ("connected", "round", "paused", "state", "verify", "rebuild", "verified", "sent", "mover.write_ready",
@@ -53,7 +52,7 @@ class WatchedPool(LocalPool):
         self.rgpu("keys", "init")
         for host in sorted(OTHER):
             self._start_behind_proxy(host)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(VerbError):
                 if len(self.rgpu("nodes")) == len(OTHER):
@@ -62,8 +61,7 @@ class WatchedPool(LocalPool):
             time.sleep(0.1)
 
     def _start_behind_proxy(self, host: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         proxy = self.proxies[host] = Proxy(("127.0.0.1", port))
         with open(self.folder / f"{host}.log", "ab") as log:
             self._daemons.append(subprocess.Popen(

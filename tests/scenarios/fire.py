@@ -54,7 +54,12 @@ class Fire:
         self.row: dict[str, Any] = {}
 
     def __enter__(self) -> Fire:
-        self.pool.__enter__()
+        try:
+            self.pool.__enter__()
+        except BaseException:  # nobody calls __exit__ then
+            for pid in self.processes():
+                os.kill(pid, signal.SIGKILL)
+            raise
         self.program = self.pool.run(sys.executable, "-W", "ignore", PACED, self.released,
                                      *(part for key, value in HEAT.items() for part in (f"--{key}", str(value))),
                                      name="fire")

@@ -61,11 +61,11 @@ def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> N
     pytest.fail("the program always ended before it could be moved")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600 if SWEEP else 900)
 @pytest.mark.parametrize(("example", "sampled"), [("heat", 6), ("numba_life", 2), ("cudart_saxpy", 2)])
 def test_moves_at_random_moments(pool: LocalPool, example: str, sampled: int) -> None:
     """Moves to and fro while it computes; the digest does not change. 50 of each example in a sweep."""
-    line = command(example, 1.5)
+    line = command(example, 4.0 if SWEEP else 1.5)  # more moves of each run, where there are many
     undisturbed = pool.run(*line, name=f"{example}-not-moved").finish()
     moves, done, run = 50 if SWEEP else sampled, 0, 0
     chance = random.Random(20)

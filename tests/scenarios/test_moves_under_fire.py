@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ import pytest
 from tests.scenarios.conftest import SWEEP, sample
 from tests.scenarios.fire import FROZEN_SECONDS, HEAT, OTHER, Fire, Outcome
 from tests.scenarios.pool import ROOT, LocalPool
-from tests.scenarios.proxy import Proxy
+from tests.scenarios.proxy import Proxy, free_port
 from tests.scenarios.table import record
 
 SOURCE_WORKER = ("connected", "page", "round", "paused", "state", "verify", "sent")
@@ -127,15 +126,14 @@ class ProxiedPool(LocalPool):
         self.proxies: dict[str, Proxy] = {}
         self.daemons = []
         for host in sorted(OTHER):
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
+            port = free_port()
             proxy = self.proxies[host] = Proxy(("127.0.0.1", port))
             log = open(self.folder / f"{host}.log", "ab")
             self.daemons.append(subprocess.Popen(
                 [sys.executable, "-m", "rgpu.cli.main", "server", "--host", host, "--lease", str(self.lease),
                  "--data-port", str(port), "--advertise-data", f"127.0.0.1:{proxy.address[1]}"], env=self.environment,
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             try:
                 if len(self.rgpu("nodes")) == 3:

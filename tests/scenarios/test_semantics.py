@@ -150,8 +150,8 @@ def test_time_goes_on(pool: LocalPool, tmp_path: Path, how: str) -> None:
 # -- the examples ------------------------------------------------------------------------------
 def examples() -> list[tuple[str, tuple[str, ...], str]]:
     return [("numba_life", ("--n", "64", "--steps", "3000"), ""),
-            ("cudart_saxpy", ("--n", "65536", "--rounds", "6000"), "12.8.90"),
-            ("cudart_saxpy", ("--n", "65536", "--rounds", "6000"), "13.0.96")]
+            ("cudart_saxpy", ("--n", "65536", "--rounds", "12000"), "12.8.90"),
+            ("cudart_saxpy", ("--n", "65536", "--rounds", "12000"), "13.0.96")]
 
 
 @pytest.mark.parametrize(("example", "arguments", "runtime"), examples(), ids=["numba", "cudart-12.8", "cudart-13.0"])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 SKIPPED = 77  #: exit status of a program that printed ``skip``
 _DIGEST = re.compile(r"digest ([0-9a-f]{16,64})(?: (\S+))?")
@@ -142,11 +143,15 @@ def compare(native: Run, remote: Run, refusal: str = "") -> Verdict:
     return Verdict("FAIL", "\n".join(found[:5])) if found else Verdict("same")
 
 
+#: Where this tree and the packages lie on the machine: no part of a result.
+_PLACES = re.compile(rf"{re.escape(str(Path(__file__).resolve().parents[3]))}/|/[^\s\"]*/site-packages/")
+
+
 def failure(run: Run, lines: int = 4) -> str:
     """How a run failed: its status and the end of what it said, in at most ``lines`` + 1 lines."""
     how = "ran past its limit" if run.status is None else \
         f"signal {-run.status}" if run.status < 0 else f"exit {run.status}"
-    said = [line.strip() for line in (run.err or run.out).splitlines() if line.strip()]
+    said = [_PLACES.sub("", line.strip()) for line in (run.err or run.out).splitlines() if line.strip()]
     errors = [line for line in said if re.match(r"(\w+\.)*\w*(Error|Exception|Assert\w*)\b", line)]
     tail = said[-lines:]
     if errors and errors[-1] not in tail:

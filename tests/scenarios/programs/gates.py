@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+PATIENCE = 600.0  #: s: some programs stand at a gate while a whole module's tests use their session
+
 
 def gate(name: object) -> None:
     print("gate", name, flush=True)
     opened = Path(sys.argv[1]) / str(name)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not opened.exists():
         if time.monotonic() > deadline:
             raise SystemExit(f"gate {name} was not opened")
