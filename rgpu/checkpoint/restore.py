@@ -55,7 +55,8 @@ def compare_regions(present: list[Region], state: SessionState) -> None:
 
 
 def _compare_globals(present: list[Region], wanted: list[Region]) -> None:
-    here, there = _globals(present), _globals(wanted)
+    named = all(region.name for region in wanted if region.kind == "global")  # an older image has no names
+    here, there = _globals(present, named), _globals(wanted, named)
     for identity in sorted(there.keys() | here.keys()):
         module, name = identity
         now, before = here.get(identity), there.get(identity)
@@ -70,12 +71,13 @@ def _compare_globals(present: list[Region], wanted: list[Region]) -> None:
             module=module, variable=name, reason="global address")
 
 
-def _globals(regions: list[Region]) -> dict[tuple[int, str], list[tuple[int, int]]]:
+def _globals(regions: list[Region], named: bool) -> dict[tuple[int, str], list[tuple[int, int]]]:
+    """(module, name) → its (address, size) in ascending order: a module has many of one name, and none is the first."""
     found: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for region in regions:
         if region.kind == "global":
-            found.setdefault((region.owner, region.name), []).append((region.address, region.size))
-    return found
+            found.setdefault((region.owner, region.name if named else ""), []).append((region.address, region.size))
+    return {identity: sorted(places) for identity, places in found.items()}
 
 
 def _places(places: list[tuple[int, int]]) -> str:

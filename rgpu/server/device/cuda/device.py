@@ -406,7 +406,7 @@ class CudaDevice:
     def regions(self) -> list[Region]:
         found = [Region(address, size, "mapped") for address, (size, _) in sorted(self.memory.maps.items())]
         for number, module in sorted(self._modules.items()):
-            found.extend(Region(g.address, g.size, "global", number) for g in module.table.globals)
+            found.extend(Region(g.address, g.size, "global", number, g.name) for g in module.table.globals)
         found.extend(Region(address, size, "pinned") for address, size in sorted(self.shadows.ranges.items()))
         return found
 
