@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import os
 import signal
 import socket
@@ -345,6 +346,7 @@ def main() -> None:
     options = parser.parse_args()
     fixed = without_randomisation()
     configure_logging(level=options.log_level)
+    faulthandler.enable()  # a driver that crashes leaves every thread's stack in the worker's log
     structlog.contextvars.bind_contextvars(pid=os.getpid())
     if not fixed:
         log.warning("address randomisation cannot be switched off here: module addresses may differ after a move")

@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.gpu.suite.outputs import parse
 from tests.scenarios.fire import HEAT, OTHER, PACED
-from tests.scenarios.pool import ROOT, LocalPool, Program
+from tests.scenarios.pool import ROOT, LocalPool, Program, VerbError
 from tests.scenarios.staged import Staged, moved_or_refused
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a CUDA GPU")]
@@ -32,6 +33,17 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
         yield pool
 
 
+def moved(pool: LocalPool, name: str, mode: str) -> dict[str, Any]:
+    """The result of a move to the next node; one that fails shows every log of the pool."""
+    target = OTHER[pool.wait_state(name, "running")["host"]]
+    try:
+        result: dict[str, Any] = pool.rgpu("migrate", name, target, "--mode", mode, timeout=300)
+    except VerbError as error:
+        raise AssertionError(f"{error}\n{pool.logs()}") from None
+    print({key: result.get(key) for key in SHOWN})
+    return result
+
+
 @pytest.mark.parametrize("mode", ["copy", "replay", "auto"])
 def test_a_deterministic_program_moves_bit_for_bit(pool: LocalPool, tmp_path: Path, mode: str) -> None:
     expected = pool.heat(f"still-{mode}", **HEAT).finish()
@@ -40,9 +52,7 @@ def test_a_deterministic_program_moves_bit_for_bit(pool: LocalPool, tmp_path: Pa
                        *(part for key, value in HEAT.items() for part in (f"--{key}", str(value))), name=f"m-{mode}")
     program.wait_lines(4)
     for _ in range(2):
-        result = pool.rgpu("migrate", f"m-{mode}", OTHER[pool.wait_state(f"m-{mode}", "running")["host"]],
-                           "--mode", mode)
-        print({key: result.get(key) for key in SHOWN})
+        result = moved(pool, f"m-{mode}", mode)
         assert result["outcome"] == "committed" and result["verified"], result
         assert mode == "auto" or result["mode"] == mode, f"{result['why']}; {result.get('fell_back')}\n{pool.logs()}"
         if result["mode"] == "replay":
@@ -57,9 +67,7 @@ def test_what_a_replay_cannot_repeat_is_repaired(pool: LocalPool, tmp_path: Path
     program.wait_lines(6)
     wrong = 0
     for _ in range(2):
-        result = pool.rgpu("migrate", "witness", OTHER[pool.wait_state("witness", "running")["host"]],
-                           "--mode", "replay")
-        print({key: result.get(key) for key in SHOWN})
+        result = moved(pool, "witness", "replay")
         assert result["mode"] == "replay", f"the replay was given up: {result.get('fell_back')}\n{pool.logs()}"
         wrong += result["mismatched_pages"]
         program.wait_lines(len(program.lines) + 2)
@@ -109,9 +117,7 @@ def test_pytorch_in_mid_training_with_graph_mapped_memory_and_two_streams(pool: 
     program = moving(pool, tmp_path / "moved", name)
     for gate in TORCH_GATES:
         wait_gate(program, gate)
-        result = pool.rgpu("migrate", name, OTHER[pool.wait_state(name, "running")["host"]], "--mode", mode,
-                           timeout=300)
-        print({key: result.get(key) for key in SHOWN})
+        result = moved(pool, name, mode)
         assert result["outcome"] == "committed" and result["verified"], f"{result}\n{pool.logs()}"
         assert result["mode"] == mode, f"{result.get('fell_back')}\n{pool.logs()}"
         (tmp_path / "moved" / str(gate)).touch()
@@ -142,9 +148,7 @@ def test_an_irreproducible_program_is_repaired_or_copied(pool: LocalPool, tmp_pa
                        name="unrepeatable")
     program.wait_lines(3)
     for mode in ("replay", "auto"):
-        result = pool.rgpu("migrate", "unrepeatable", OTHER[pool.wait_state("unrepeatable", "running")["host"]],
-                           "--mode", mode)
-        print({key: result.get(key) for key in SHOWN})
+        result = moved(pool, "unrepeatable", mode)
         assert result["outcome"] == "committed" and result["verified"], result
         if mode == "replay" and "fell_back" not in result:
             assert result["mismatched_pages"] >= 64 and result["repaired_bytes"] >= 64 << 16, result

@@ -43,7 +43,7 @@ def moved_or_refused(pool: LocalPool, name: str, host: str, mode: str) -> bool:
     try:
         result = pool.rgpu("migrate", name, host, "--mode", mode)
     except VerbError as error:
-        assert "module variable" in error.text or "address" in error.text, error.text
+        assert "module variable" in error.text or "address" in error.text, f"{error.text}\n{pool.logs()}"
         after = pool.session(name)
         assert (after["host"], after["state"], after["epoch"]) == (before["host"], "running", before["epoch"])
         return False
