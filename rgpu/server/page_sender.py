@@ -46,8 +46,12 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 def lanes_here() -> int:
-    """Connections worth opening: sealing keeps a processor busy for each, and the other side opens on as many."""
-    return max(1, min(LANES, (os.cpu_count() or 1) // 2))
+    """Connections worth opening: sealing keeps a processor busy for each, and the other side opens on as many.
+
+    ``$RGPU_PAGE_LANES`` says another number (1 to 4): a test on few processors wants several.
+    """
+    given = os.environ.get("RGPU_PAGE_LANES", "")
+    return max(1, min(LANES, int(given) if given.isdigit() else (os.cpu_count() or 1) // 2))
 
 
 @dataclass
@@ -99,6 +103,9 @@ class PageSender:
         """Raises :class:`LinkError`. A further connection that is refused is done without."""
         self.connection.send(BEGIN, _encode({"session": session, "move": move, "hash_key": self.table.key,
                                              "lanes": self._wanted - 1}))
+        if self._wanted > 1:  # the destination takes what comes first for the first connection: it has to be
+            self.connection.send(ROUND, _encode({"round": 0}))
+            self._expect(ACK)
         for number in range(1, self._wanted):
             try:
                 self._lanes.append(self._open_lane(move, number))

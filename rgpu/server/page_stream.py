@@ -10,7 +10,8 @@ type       body                                                        direction
 33 LAYOUT  {regions: [[address, size, kind, owner], …]}; answered by   source → dest
            READY when the memory is mapped
 34 PAGES   :mod:`.page_frames`; on any lane; answered by a credit      source → dest
-35 ROUND   {round}: answered by ACK when all before it was taken       source → dest
+35 ROUND   {round}: answered by ACK when all before it was taken; 0:   source → dest
+           before the further connections are opened
 36 STATE   piece of the msgpack of SessionState (u8 last, bytes)       source → dest
 37 LANE    {move, number}: first on each further connection;           source → dest
            answered by READY

@@ -51,8 +51,10 @@ class LocalPool:
             **os.environ, "RGPU_POOL": str(folder / "pool"), "RGPU_JOURNAL_DIR": str(folder / "journal"),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONUNBUFFERED": "1", "RGPU_CONFIG": "",
-            "RGPU_SPARES": os.environ.get("RGPU_SPARES", "0"),  # on two cores they cost more than they save
+            "RGPU_PAGE_LANES": os.environ.get("RGPU_PAGE_LANES", "2"),  # one, by itself, where there are few processors
         }
+        if "RGPU_SPARES" not in os.environ and (os.cpu_count() or 1) < 8:
+            self.environment["RGPU_SPARES"] = "0"  # on two cores they cost more than they save
 
     def begin_registry(self) -> None:
         """Start the etcd that a sweep asked for; daemons find it in their environment."""

@@ -121,6 +121,31 @@ def test_a_slow_receiver_holds_the_sender(monkeypatch: pytest.MonkeyPatch) -> No
         link.close()
 
 
+def test_further_connections_wait_until_the_first_one_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts admit connections side by side: one opened at once could come first, and be taken for the first."""
+    link = Link(filled(), PlainDevice(), lanes=3)
+    begun: list[bool] = []
+    more = link._more
+
+    def opened() -> Any:
+        begun.append(link.receiver._begun.is_set())
+        return more()
+
+    link.sender._more = opened
+    receive = link.receiver.device.page_ring  # the receiver is slow to take what came
+
+    def slow() -> Any:
+        time.sleep(0.3)
+        return receive()
+
+    monkeypatch.setattr(link.receiver.device, "page_ring", slow)
+    try:
+        link.sender.begin("s", "m")
+        assert begun == [True, True] and len(link.sender.lanes) == 3
+    finally:
+        link.close()
+
+
 def test_a_page_with_another_hash_is_refused_by_name(link: Link) -> None:
     """The device lies about what it copied, as faulty memory would: the error names the page's address."""
     source = link.sender.device
