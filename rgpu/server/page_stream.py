@@ -35,8 +35,11 @@ Here is the receiving end; the sending one is :mod:`.page_sender`.
 from __future__ import annotations
 
 import bisect
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -62,6 +65,7 @@ log = structlog.get_logger(__name__)
 MOST_REGIONS = 1 << 20
 LONGEST_STATE = 1 << 32  #: bytes
 LANE_WAIT = 10.0  #: seconds that a further connection waits for BEGIN
+LINGER = 2.0  #: seconds that a connection stays open for its other side to read why it ends
 
 T = TypeVar("T")
 
@@ -96,6 +100,22 @@ class Received:
     state: SessionState | None = None
 
 
+def _last_words(connection: SealedConnection, error: dict[str, Any]) -> None:
+    """FAILED, and the other side's end of the connection awaited.
+
+    A socket closed over bytes that nobody read resets the connection, and the
+    other side loses what it had not read yet: the reason (RFC 1122, 4.2.2.13).
+    """
+    connection.send(FAILED, _encode(error))
+    with suppress(OSError):
+        connection.sock.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + LINGER
+        while (left := deadline - time.monotonic()) > 0:
+            connection.sock.settimeout(left)
+            if not connection.sock.recv(1 << 16):
+                return
+
+
 class PageReceiver:
     """The destination's side: maps memory as the layout says and writes pages as they come."""
 
@@ -109,20 +129,22 @@ class PageReceiver:
         self._begun = threading.Event()
         self._lanes: dict[int, SealedConnection] = {}
         self._most_lanes = 0
-        self._error: RgpuError | None = None
+        self._error: Exception | None = None
 
     # -- the first connection ---------------------------------------------------------
     def receive(self) -> Received:
-        """Take everything up to the state. Raises :class:`LinkError`, :class:`Corrupt`, :class:`DeviceError`."""
+        """Take everything up to the state. Raises :class:`LinkError`, :class:`Corrupt`, :class:`DeviceError`.
+
+        After an error the caller says it with :meth:`failed`, which ends the further connections, too.
+        """
         try:
             return self._receive()
-        except LinkError:
-            if self._error is not None:  # a lane broke it, and says why
-                raise self._error from None
+        except Exception as error:
+            with self._lock:
+                said, self._error = self._error, self._error or error
+            if said is not None and isinstance(error, LinkError):  # a lane broke it, and says why
+                raise said from None
             raise
-        finally:
-            if self.received.state is None:
-                self.close_lanes()
 
     def _receive(self) -> Received:
         pieces: list[bytes] = []
@@ -160,7 +182,11 @@ class PageReceiver:
         self.connection.send(DONE, _encode({"pages": pages}))
 
     def failed(self, error: dict[str, Any]) -> None:
-        self.connection.send(FAILED, _encode(error))
+        """Tell the source. Returns once it heard, or after :data:`LINGER`. Raises :class:`LinkError`."""
+        try:
+            _last_words(self.connection, error)
+        finally:
+            self.close_lanes()
 
     # -- further connections ------------------------------------------------------------
     def join(self, connection: SealedConnection) -> None:
@@ -201,13 +227,13 @@ class PageReceiver:
     def _lane_ended(self, connection: SealedConnection, error: RgpuError) -> None:
         """The end of the connection is how a stream ends, too: only what the state lacks then is an error."""
         ended = isinstance(error, LinkError) and error.detail.get("reason") == "end of file"
-        if not ended:
-            with self._lock:
-                self._error = self._error or error
-            try:
-                connection.send(FAILED, _encode(error.as_dict()))
-            except RgpuError:
-                pass
+        with self._lock:
+            first = not ended and self._error is None
+            if first:
+                self._error = error
+        if first:
+            with suppress(RgpuError):
+                _last_words(connection, error.as_dict())
             if self.received.state is None:
                 self.connection.close()  # wakes the thread in receive(), which says why
         connection.close()

@@ -48,7 +48,12 @@ class Blow:
 
 
 def run(pool: WatchedPool, name: str) -> Program:
-    return pool.run(sys.executable, "-W", "ignore", PROGRAM, ROUNDS, name=name)
+    return pool.run(sys.executable, "-W", "ignore", PROGRAM, ROUNDS, released(pool, name), name=name)
+
+
+def released(pool: WatchedPool, name: str) -> Path:
+    """The file that lets a program into its last round."""
+    return Path(pool.folder / f"{name}.released")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +65,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedPool]:
 
 @pytest.fixture(scope="module")
 def expected(killed: WatchedPool) -> str:
+    released(killed, "undisturbed").touch()
     return run(killed, "undisturbed").finish()
 
 
@@ -149,6 +155,7 @@ def test_a_blow_at_any_moment(case: str, killed: WatchedPool, expected: str) -> 
     assert program.process.poll() is None, "the program was over before the blow"
     began = time.monotonic()
     revived = strike(killed, actor, row)
+    released(killed, name).touch()
     if revived:
         revive(killed, revived)
     watch(program, blow, began)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.handshake.conftest import stock_runtime
-from tests.scenarios.pool import EXAMPLES, LocalPool, VerbError
+from tests.scenarios.pool import EXAMPLES, LocalPool, Program, VerbError
 from tests.scenarios.staged import OTHER, Staged, run_to_end, wait_end
 
 #: program → how its session is disturbed at each of its gates, in order
@@ -154,23 +154,40 @@ def examples() -> list[tuple[str, tuple[str, ...], str]]:
             ("cudart_saxpy", ("--n", "65536", "--rounds", "12000"), "13.0.96")]
 
 
+def moved_and_killed(pool: LocalPool, program: Program) -> int | None:
+    """Move it, kill its worker; the epoch until then, or None if it was over before."""
+    try:
+        row = pool.wait_state(program.name, "running")
+        moved = pool.rgpu("migrate", program.name, OTHER[row["host"]])
+        assert moved["outcome"] == "committed" and moved["verified"] is True
+        row = pool.wait_state(program.name, "running")
+        os.kill(row["worker_pid"], signal.SIGKILL)
+    except (AssertionError, ProcessLookupError, VerbError):
+        if pool.session(program.name)["state"] == "ended":
+            return None
+        raise
+    return int(row["epoch"])
+
+
 @pytest.mark.parametrize(("example", "arguments", "runtime"), examples(), ids=["numba", "cudart-12.8", "cudart-13.0"])
 def test_examples_moved_and_killed(pool: LocalPool, example: str, arguments: tuple[str, ...], runtime: str,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """Moved, then its worker killed: the digest of an undisturbed run."""
     if runtime:
         monkeypatch.setitem(pool.environment, "CUDART", str(stock_runtime(runtime)))
-    command = (sys.executable, str(EXAMPLES / f"{example}.py"), *arguments)
-    still = pool.run(*command, name=f"{example}{runtime}-still")
-    wait_end(still)
-    program = pool.run(*command, name=f"{example}{runtime}")
-    program.wait_lines(1)
-    row = pool.wait_state(program.name, "running")
-    moved = pool.rgpu("migrate", program.name, OTHER[row["host"]])
-    assert moved["outcome"] == "committed" and moved["verified"] is True
-    row = pool.wait_state(program.name, "running")
-    os.kill(row["worker_pid"], signal.SIGKILL)
-    assert program.finish() == still.finish()
-    assert pool.session(program.name)["epoch"] == row["epoch"] + 1
+    *others, steps = arguments
+    for scale in (1, 4, 16):  # on a busy machine a command may take longer than the program
+        command = (sys.executable, str(EXAMPLES / f"{example}.py"), *others, str(int(steps) * scale))
+        still = pool.run(*command, name=f"{example}{runtime}-still-{scale}")
+        wait_end(still)
+        program = pool.run(*command, name=f"{example}{runtime}-{scale}")
+        program.wait_lines(1)
+        epoch = moved_and_killed(pool, program)
+        assert program.finish() == still.finish()
+        if epoch is not None:
+            break
+    else:
+        pytest.fail("every program ended before its worker could be killed")
+    assert pool.session(program.name)["epoch"] == epoch + 1
     if runtime:
         assert program.lines[0] == f"runtime {runtime.rpartition('.')[0]}"

@@ -1,12 +1,16 @@
-"""Every kind of call in turn, with a line before each. usage: phases.py ROUNDS
+"""Every kind of call in turn, with a line before each. usage: phases.py ROUNDS RELEASED
 
 A line ``at PHASE ROUND`` is printed as the phase begins: whoever watches knows
-what is under way. The last line is the digest of everything that was computed.
+what is under way. The last round waits for the file RELEASED: whatever is done
+to the program comes before its end. The last line is the digest of everything
+that was computed.
 """
 
 import ctypes
 import hashlib
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 from common import check, kernels, ptx, start
@@ -87,7 +91,10 @@ def phase_graph(number):
 
 PHASES = {"launch": phase_launch, "copy_in": phase_copy_in, "copy_out": phase_copy_out, "load": phase_load,
           "wait": phase_wait, "graph": phase_graph}
-for number in range(int(sys.argv[1])):
+rounds, released = int(sys.argv[1]), Path(sys.argv[2])
+for number in range(rounds):
+    while number == rounds - 1 and not released.exists():
+        time.sleep(0.005)
     for name, phase in PHASES.items():
         print(f"at {name} {number}", flush=True)
         phase(number)
