@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a script: programs would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def gpu_count() -> int:

@@ -22,15 +22,16 @@ def line(name: str, *arguments: object) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("how", ["killed", "moved"])
-def test_threads_ordered_only_on_the_host(pool: LocalPool, how: str) -> None:
+def test_threads_ordered_only_on_the_host(pool: LocalPool, tmp_path: Path, how: str) -> None:
     """The program checks its own sum: a replay in another order would fail it."""
-    program = pool.run(*line("two_threads", 1500), name=f"threads-{how}")
+    program = pool.run(*line("two_threads", 1500, tmp_path / "released"), name=f"threads-{how}")
     program.wait_lines(3)
     row = pool.wait_state(program.name, "running")
     if how == "killed":
         os.kill(row["worker_pid"], signal.SIGKILL)
     else:
         pool.rgpu("migrate", program.name, "node-c" if row["host"] != "node-c" else "node-a")
+    (tmp_path / "released").touch()
     program.finish()
 
 

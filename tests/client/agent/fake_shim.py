@@ -30,6 +30,9 @@ class FakeSegment:
         struct.pack_into("<8sIIQQQQ", self.map, 0, b"RGPUSEG1", index, kind, size, 64, 0, first_seq)
         self.used = 64
 
+    def __del__(self) -> None:
+        os.close(self.fd)  # many tests of one process make many segments
+
     def set(self, offset: int, value: int) -> None:
         struct.pack_into("<Q", self.map, offset, value)
 

@@ -37,7 +37,7 @@ PTX = rb"""
     ret;
 }
 """
-COUNT = 1 << 14  #: a batch is 64 KiB, which travels in a log segment
+COUNT = 1 << 16  #: a batch is 256 KiB, which has a segment of its own
 BLOCK = 256
 BATCHES = 16  #: made once; another one is uploaded every 10 steps
 LOOK = 256  #: weights that are compared on the way
