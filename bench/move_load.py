@@ -23,8 +23,11 @@ computes without any device.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +203,10 @@ def expected_digest(kind: str, mib: int, steps: int) -> str:
         for number in range(1, steps + 1):
             factor, slope, constant = ((one * FACTOR + more) % 2**32 for one, more in
                                        ((factor, 0), (slope, 1), (constant, number)))
-    for chunk, count in enumerate(words_of):
-        index = np.arange(count, dtype=np.uint32)
+
+    def memory(chunk: int) -> Any:
+        data: Any
+        index = np.arange(words_of[chunk], dtype=np.uint32)
         if kind == "weights":
             data = index + np.uint32(FACTOR + FIRST)
             for number in range(1, steps + 1):
@@ -211,10 +216,19 @@ def expected_digest(kind: str, mib: int, steps: int) -> str:
                     part *= np.uint32(FACTOR)
                     part += index[:words]
                     part += np.uint32(number)
-        else:
-            data = index * np.uint32((factor + slope) % 2**32)
-            data += np.uint32((factor * (FACTOR + FIRST) + constant) % 2**32)
-        digest.update(data.view(np.uint8))
+            return data
+        data = index * np.uint32((factor + slope) % 2**32)
+        data += np.uint32((factor * (FACTOR + FIRST) + constant) % 2**32)
+        return data
+
+    workers = min(8, os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers) as pool:  # numpy computes beside others; 64 GiB one after the other take minutes
+        ahead = deque(pool.submit(memory, chunk) for chunk in range(min(workers, len(words_of))))
+        for following in range(len(ahead), len(words_of) + len(ahead)):
+            data: Any = ahead.popleft().result()
+            if following < len(words_of):
+                ahead.append(pool.submit(memory, following))
+            digest.update(data.view(np.uint8))
     return digest.hexdigest()
 
 

@@ -17,7 +17,8 @@ BEFORE = 2.0  #: seconds of running that the speed before the move is taken from
 ALIKE = 1.10
 ALIKE_SECONDS = 0.05  #: of the cost, for moves whose cost is next to nothing
 COLUMNS = ("name", "size_gib", "link", "asked", "mode", "downtime_ms", "brownout_ms", "lost_ms", "total_ms",
-           "bytes_sent", "mismatched_pages", "repaired_bytes", "slowdown", "driver_ms", "auto_right")
+           "bytes_sent", "pages_by", "gb_per_s", "mismatched_pages", "repaired_bytes", "slowdown", "driver_ms",
+           "auto_right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def judge(rows: Sequence[dict[str, Any]]) -> None:
         if row.get("asked") != "auto" or row.get("error"):
             continue
         rivals = {other["asked"]: cost(other) for other in rows if not other.get("error")
-                  and all(other.get(key) == row.get(key) for key in ("name", "size_gib", "link"))
+                  and all(other.get(key) == row.get(key) for key in ("name", "size_gib", "link", "asked_pages"))
                   and other.get("asked") in ("copy", "replay")}
         if len(rivals) < 2:
             continue
@@ -94,6 +95,24 @@ def table(rows: Sequence[dict[str, Any]], head: bool = True) -> str:
         error = f"  {row['error']}"[:160] if row.get("error") else ""
         lines.append("  ".join(f"{_text(row.get(column)):>12s}" for column in COLUMNS) + error)
     return "\n".join(lines)
+
+
+def details(row: dict[str, Any]) -> list[str]:
+    """Where a move's time went: its phases in order, each layout's mapping, each round of pulls."""
+    lines = []
+    if row.get("pages_why"):
+        lines.append(f"pages over the connection: {row['pages_why']}")
+    if phases := row.get("phases_ms"):
+        lines.append("phases, ms: " + ", ".join(f"{name} {ms:.1f}" for name, ms in phases.items() if ms >= 0.05))
+    for number, found in enumerate(row.get("page_rounds") or [], 1):
+        lines.append(f"pull {number}: " + ", ".join(f"{name} {value:g}" for name, value in found.items()))
+    return [f"             {line}" for line in lines]
+
+
+def pulled_gb_per_s(moved: dict[str, Any]) -> float | None:
+    """Of the round that pulled most, while it pulled; None: nothing was pulled."""
+    most = max(moved.get("page_rounds") or [], key=lambda one: float(one.get("bytes", 0)), default=None)
+    return float(most["gb_per_s"]) if most and most.get("bytes") else None
 
 
 def _text(value: Any) -> str:

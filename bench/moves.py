@@ -3,14 +3,17 @@
 
     python bench/moves.py --device cpu --sizes-mib 16 --link-gbit 0.5
     python bench/moves.py --device cuda:0 --sizes-mib 10240 --link-gbit 10 --modes copy,replay,auto --budget 500
-    python bench/moves.py --device cuda:0,cuda:1 --sizes-mib 1024,16384 --links loopback --budget 900
+    python bench/moves.py --device cuda:0,cuda:1 --sizes-mib 1024,16384,65536 --links loopback --modes copy \
+        --loads weights,train --budget 540
 
 The program is bench/move_load.py; its memory is touched before anything is
 timed. Each row starts it anew on one node, lets it run, moves it, and lets it
 end (where one device has to run and to replay it, it rests 70 % of its time:
 --share). Of a deterministic one the digest has to be what so many steps give,
 computed without a device. Links: `loopback`, or a rate as `10g`, shaped by
-bench/shaper.py; `--link-gbit 10` is `--links 10g`. The driver's own figure is
+bench/shaper.py; `--link-gbit 10` is `--links 10g`. Between the workers of one host
+pages are pulled out of device memory (pages_by: peer), unless the link is shaped
+or --pages says `stream`; `--pages auto,stream` measures both. The driver's own figure is
 that of the same program run natively in the same run: lock, checkpoint,
 restore, unlock (cuCheckpointProcess*).
 
@@ -19,7 +22,8 @@ one fell back), downtime_ms, brownout_ms (what the program lost while the move
 went on, apart from the stop, in milliseconds of its own speed before), lost_ms
 (both together), total_ms, bytes_sent, mismatched_pages and repaired_bytes (of a
 replay), steps_before and steps_during (a second), slowdown (the share lost while
-pages were copied), driver_ms, auto_right: whether the mode that `auto` took was
+pages were copied), pages_by, pages_why, gb_per_s (of the largest pull), phases_ms and page_rounds (printed below
+each row), spare (whether a worker stood ready), driver_ms, auto_right: whether the mode that `auto` took was
 no worse than the other one, both measured in this run, as `auto` weighs them.
 """
 
@@ -125,10 +129,10 @@ def driver_ms(kind: str, mib: int) -> tuple[float | None, str]:
         program.wait()
 
 
-def measure(pool: MovesPool, kind: str, mib: int, link: str, mode: str, options: argparse.Namespace,
+def measure(pool: MovesPool, kind: str, mib: int, link: str, mode: str, pages: str, options: argparse.Namespace,
             timeout: float) -> dict[str, Any]:
     """One program, one move. Raises what failed."""
-    name = f"{kind}-{mib}-{link}-{mode}".replace(".", "-")
+    name = f"{kind}-{mib}-{link}-{mode}-{pages}".replace(".", "-")
     until = pool.folder / f"{name}.stop"
     program = pool.run(*load(kind, mib, until, options.share), name=name,
                        options=("--host", "origin", "--memory", f"{mib + 64}MiB"))
@@ -137,6 +141,7 @@ def measure(pool: MovesPool, kind: str, mib: int, link: str, mode: str, options:
         time.sleep(move_rows.BEFORE)
         began = time.time()
         moved = pool.rgpu("migrate", name, host_of(link), "--mode", mode, "--max-downtime", options.max_downtime,
+                          "--pages", pages,
                           timeout=timeout)
         ended = time.time()
         time.sleep(0.5)
@@ -154,19 +159,23 @@ def measure(pool: MovesPool, kind: str, mib: int, link: str, mode: str, options:
            "slowdown": pace.slowdown if pace else None, "steps": len(at),
            "longest_gap_ms": max((b - a for a, b in zip(at, at[1:], strict=False)), default=0.0) * 1000,
            **{key: moved.get(key) for key in ("total_ms", "bytes_sent", "rounds", "mismatched_pages", "repaired_bytes",
-                                              "sampled_pages", "sampled_mismatches", "why", "fell_back", "expected")}}
+                                              "sampled_pages", "sampled_mismatches", "why", "fell_back", "expected",
+                                              "bytes_pulled", "pages_by", "pages_why", "spare", "phases_ms",
+                                              "page_rounds")},
+           "asked_pages": pages, "gb_per_s": move_rows.pulled_gb_per_s(moved)}
     if kind in move_load.DETERMINISTIC:
         row["equal"] = digest == move_load.expected_digest(kind, mib, len(at))
     return row
 
 
-def cases(options: argparse.Namespace, links: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
-    """(size, load, link, mode), those first that the rest can do without."""
+def cases(options: argparse.Namespace, links: Sequence[str]) -> Iterator[tuple[int, str, str, str, str]]:
+    """(size, load, link, mode, how pages go), those first that the rest can do without."""
     for mib in map(int, options.sizes_mib.split(",")):
         for kind in options.loads.split(","):
             for link in links:
                 for mode in options.modes.split(","):
-                    yield mib, kind, link, mode
+                    for pages in options.pages.split(","):
+                        yield mib, kind, link, mode, pages
 
 
 def arguments() -> argparse.Namespace:
@@ -176,6 +185,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--loads", help=f"of {', '.join(move_load.KINDS)}; by default those that fit the device")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--links", default="loopback,10g,25g")
+    parser.add_argument("--pages", default="auto", help="how pages may go: auto, stream, or both one after the other")
     parser.add_argument("--link-gbit", type=float, help="one link of so many gigabits a second, instead of --links")
     parser.add_argument("--max-downtime", default="60s", help="as `rgpu migrate` takes it")
     parser.add_argument("--budget", type=float, default=900, help="seconds after which no further row begins")
@@ -196,12 +206,10 @@ def arguments() -> argparse.Namespace:
 def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
     """(rows, what was left out and why)."""
     began, rows, skipped = time.monotonic(), [], []
-    links = [link for link in options.links.split(",") if link != "peer"]
-    if "peer" in options.links.split(","):
-        skipped.append("peer: pulls between GPUs of one host are not built yet")
+    links = options.links.split(",")
     own: dict[tuple[str, int], float | None] = {}
     with MovesPool(Path(tempfile.mkdtemp(prefix="rgpu-moves-")), options.device.split(","), links) as pool:
-        for mib, kind, link, mode in cases(options, links):
+        for mib, kind, link, mode, pages in cases(options, links):
             left = options.budget - (time.monotonic() - began)
             if left < 10:
                 skipped.append(f"{kind} {mib} MiB over {link} by {mode}: the budget of {options.budget:.0f} s is used "
@@ -212,11 +220,12 @@ def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
                 if why:
                     skipped.append(f"driver's own, {kind} {mib} MiB: {why}")
             try:
-                row = measure(pool, kind, mib, link, mode, options, left)
+                row = measure(pool, kind, mib, link, mode, pages, options, left)
             except Exception as error:  # noqa: BLE001 - one row's failure is a line of the table
-                row = {"name": kind, "size_gib": mib / 1024, "link": link, "asked": mode, "error": str(error)[:400]}
+                row = {"name": kind, "size_gib": mib / 1024, "link": link, "asked": mode, "asked_pages": pages,
+                       "error": str(error)[:400]}
             rows.append(row | {"driver_ms": own[kind, mib]})
-            print(move_rows.table(rows[-1:], head=len(rows) == 1), flush=True)
+            print(move_rows.table(rows[-1:], head=len(rows) == 1), *move_rows.details(rows[-1]), sep="\n", flush=True)
     move_rows.judge(rows)
     return rows, skipped
 

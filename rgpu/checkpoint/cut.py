@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from rgpu.checkpoint import pagehash
@@ -19,8 +19,10 @@ def new_hash_key() -> bytes:
 
 
 def take(device: Device, *, session: str, epoch: int, position: int, hash_key: bytes, live: Any, answers: Any = None,
-         drain_seconds: float = 0.1) -> SessionState:
+         drain_seconds: float = 0.1, without: Collection[tuple[int, int]] = ()) -> SessionState:
     """Everything but the pages' bytes, with the hash of each page.
+
+    ``without``: (address, size) of mapped regions whose hashes are left out, because the reader knows them.
 
     The caller applies no call meanwhile. Raises :class:`TimedOut` if the
     device does not drain (apply further calls and try again, SEMANTICS 19),
@@ -32,6 +34,7 @@ def take(device: Device, *, session: str, epoch: int, position: int, hash_key: b
         raise DeviceError(f"the session has failed: {device.error_detail()}", device.error)
     regions = [
         RegionState(region.address, region.size, region.kind, region.owner, region.name,
+                    b"" if region.kind == "mapped" and (region.address, region.size) in without else
                     pagehash.pack(device.hash_pages(region, hash_key)))
         for region in sorted(device.regions(), key=lambda region: region.address)
     ]

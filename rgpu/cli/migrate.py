@@ -34,12 +34,15 @@ def parse_share(text: str | float) -> float:
 @click.option("--max-downtime", metavar="TIME", help="The longest stop allowed (default: 10s).")
 @click.option("--on-timeout", type=click.Choice(["abort", "freeze"]), default="abort", show_default=True,
               help="What to do when the stop gets longer: give the move up, or let the program wait.")
+@click.option("--pages", type=click.Choice(["auto", "stream"]), default="auto", show_default=True,
+              help="auto: between workers of one host out of the source's memory, else over the connection; "
+                   "stream: always over the connection.")
 @click.option("--dry-run", is_flag=True, help="Run every check, print the plan, change nothing.")
 @common.pool_option
 @common.output_option
 @common.verb
 def command(session: str, host: str, mode: str, max_slowdown: str, max_downtime: str | None, on_timeout: str,
-            dry_run: bool, pool: str | None, output: str) -> None:
+            pages: str, dry_run: bool, pool: str | None, output: str) -> None:
     """Move SESSION to HOST. `rgpu migrate status SESSION` and `rgpu migrate abort SESSION` work from anywhere.
 
     Every check runs before anything stops. The move is committed in one step:
@@ -47,7 +50,7 @@ def command(session: str, host: str, mode: str, max_slowdown: str, max_downtime:
     """
     settings = common.settings(pool=pool, max_downtime=max_downtime)
     options = {"mode": mode, "max_downtime": settings.max_downtime, "max_slowdown": parse_share(max_slowdown),
-               "on_timeout": on_timeout}
+               "on_timeout": on_timeout, "pages": pages}
     with connect(settings) as client:
         if session == "status":
             common.emit(client.call("session.move_status", {"session": host}), output, _show_status)
@@ -91,6 +94,8 @@ def _show(result: dict[str, Any]) -> None:
         f"{result['total_ms']:.1f} ms, {result['rounds']} rounds, "
         f"{result['pages_sent']} pages sent ({result['pages_total']} in all, {common.size(result['bytes_sent'])}), "
         f"verified: {result['verified']}\n  {result['reason']}", markup=False)
+    if result.get("pages_by") == "peer":
+        common.out.print(f"  {common.size(result['bytes_pulled'])} pulled out of the source's memory", markup=False)
     if result["mode"] == "replay":
         common.out.print(
             f"  after the replay {result['mismatched_pages']} pages differed and were sent again "

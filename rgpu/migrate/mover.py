@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from rgpu.checkpoint.phases import Phases
 from rgpu.link.faults import fault
 from rgpu.migrate import ownership
 from rgpu.migrate.checks import MoveCheck
@@ -36,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 READ_AGAIN_SECONDS = 0.2
 SETTLE_TRIES = 3
-STATISTICS = ("rounds", "pages_total", "pages_sent", "bytes_sent", "mismatched_pages", "repaired_bytes",
+STATISTICS = ("rounds", "pages_total", "pages_sent", "bytes_sent", "bytes_pulled", "mismatched_pages", "repaired_bytes",
               "sampled_pages", "sampled_mismatches")
 
 
@@ -62,6 +63,7 @@ class Mover:
         self._epoch = 0
         self._source = self._destination = ""
         self._began = desk.clock.monotonic()
+        self._phases = Phases(desk.clock.monotonic)
         self._offered_at = self._settled_at = 0.0
 
     def cancel(self, reason: str) -> None:
@@ -94,7 +96,8 @@ class Mover:
     async def _do(self, command: Command) -> Event | None:
         done: Callable[[Command], Awaitable[Event | None]] = getattr(self, f"_{command.do}")
         fault(f"mover.{command.do}")
-        event = await done(command)
+        with self._phases.phase(command.do):
+            event = await done(command)
         if fault(f"mover.{command.do}.done") == "lost":
             return Event("unknown", reason="a test lost the answer")
         return event
@@ -298,6 +301,12 @@ class Mover:
             raise Fenced(f"another leader was elected and finishes the move of {self.name}", **result)
         raise MoveFailed(f"{self.name} was not moved: {self._why or self.role.reason}", **result)
 
+    def _phases_ms(self) -> dict[str, float]:
+        """The move's steps in order, and below `send.` and `receive.` what the two workers say of theirs."""
+        inner = {f"{side}.{name}": float(ms) for side, said in (("receive", self._receiver), ("send", self._statistics))
+                 for name, ms in (said.get("phases_ms") or {}).items()}
+        return {**self._phases.ms(), **inner}
+
     def _how(self) -> str:
         """For the history: the mode, and what a replay got wrong. Empty for a leader that only finishes the move."""
         found = self._statistics
@@ -326,4 +335,7 @@ class Mover:
             "downtime_ms": round(downtime, 3), "brownout_ms": round(float(found.get("brownout_ms", 0.0)), 3),
             "total_ms": round((self.desk.clock.monotonic() - self._began) * 1000, 3),
             **{key: int(found.get(key, 0)) for key in STATISTICS}, "verified": bool(found.get("verified", False)),
+            "pages_by": str(found.get("pages_by") or "stream"), "pages_why": str(found.get("pages_why") or ""),
+            "spare": bool(self._receiver.get("spare")), "phases_ms": self._phases_ms(),
+            "page_rounds": list(found.get("page_rounds") or []),
         }

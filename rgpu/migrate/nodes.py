@@ -11,12 +11,13 @@ worker.start     session, epoch, quota, device, image      position, worker_pid
                  (name or None), recover
 worker.describe  session, forecast                         state, epoch, position, pins: [reason, …], move: progress,
                                                            forecast: what a move would cost
-move.receive     session, move, epoch (the one it would    address, ticket, secret
+move.receive     session, move, epoch (the one it would    address, ticket, secret, spare, phases_ms
                  get), quota, device, source
 move.send        session, move, address, ticket, secret,   rounds, pages_total, pages_sent, bytes_sent, verified,
                  host, wishes (``wishes.py``)              position, mode, why, expected, mismatched_pages,
                                                            repaired_bytes, sampled_pages, sampled_mismatches,
-                                                           brownout_ms,
+                                                           brownout_ms, bytes_pulled, pages_by, pages_why,
+                                                           phases_ms, page_rounds,
                                                            pause_ms (from the pause to this answer, and the cut's)
 move.settle      session, move                             done: what ``settle.py`` said
 session.image    session, image                            image, position, epoch, pages, bytes, unchanged_pages,

@@ -8,6 +8,7 @@ from typing import Any
 from rgpu.session.errors import UsageError
 
 MODES = ("auto", "copy", "replay")
+PAGES = ("auto", "stream")
 ABORT, FREEZE = "abort", "freeze"
 AS_LONG_AS_IT_TAKES = 3600.0  #: seconds
 
@@ -22,12 +23,16 @@ class Wishes:
     on_timeout: str = ABORT  #: or freeze: the stop may last as long as it takes
     #: Share of its pages that an earlier replay of the session got wrong: the leader's knowledge, not a wish.
     mismatched: float = 0.0
+    #: auto: a destination on the same host pulls them out of the source's memory if it can; stream: never.
+    pages: str = "auto"
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UsageError(f"there is no mode {self.mode!r}; there are {', '.join(MODES)}")
         if self.on_timeout not in (ABORT, FREEZE):
             raise UsageError(f"--on-timeout is abort or freeze, not {self.on_timeout!r}")
+        if self.pages not in PAGES:
+            raise UsageError(f"pages do not go by {self.pages!r}; there are {', '.join(PAGES)}")
         if not 0 <= self.max_slowdown < 1:
             raise UsageError(f"a slowdown of {self.max_slowdown:.0%} cannot be: 0 % to 99 %")
         if not 0 < self.max_downtime < AS_LONG_AS_IT_TAKES:
@@ -45,7 +50,11 @@ class Wishes:
         return self.on_timeout == ABORT
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For the source's worker. One of an earlier version knows no ``pages``, and is not told of the default."""
+        found = asdict(self)
+        if self.pages == "auto":
+            del found["pages"]
+        return found
 
     @staticmethod
     def from_options(options: dict[str, Any]) -> Wishes:

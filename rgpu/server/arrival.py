@@ -22,7 +22,8 @@ import structlog
 from rgpu.checkpoint import pagehash, restore
 from rgpu.checkpoint.device import PAGE
 from rgpu.checkpoint.frozen import MomentView, look
-from rgpu.checkpoint.pages import differing
+from rgpu.checkpoint.pages import differing, unequal
+from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.state import SessionState
 from rgpu.link.faults import fault
 from rgpu.link.frames import SealedConnection
@@ -47,7 +48,7 @@ class Arrival:
         self.worker = worker
         self.runtime = worker.runtime
         self.connection = connection
-        self.receiver = PageReceiver(connection, self.runtime.device)
+        self.receiver = PageReceiver(connection, self.runtime.device, worker.folder, fault)
 
     def run(self) -> None:
         """Everything that goes wrong is told to the source, and ends this worker."""
@@ -59,6 +60,8 @@ class Arrival:
         except Exception as error:  # noqa: BLE001 - the source must hear that nothing comes of it
             log.exception("receiving failed", session=self.runtime.session)
             self._failed(RgpuError(f"the destination failed: {error}"))
+        finally:
+            self.receiver.peer.close()
 
     def _failed(self, error: RgpuError) -> None:
         try:
@@ -75,9 +78,10 @@ class Arrival:
         if received.session != self.runtime.session:
             raise Fenced(f"pages of {received.session} came for {self.runtime.session}")
         fault("rebuild")
-        pages = self.worker.tasks.rebuild(state, received)
+        phases = Phases()
+        pages = self.worker.tasks.rebuild(state, received, self.receiver.peer.mend, phases)
         fault("verified")
-        self.receiver.done(pages)
+        self.receiver.done(pages, phases.ms())
         self.worker.report("received", **self.worker.describe())
         try:
             kind, body = self.connection.recv()
@@ -194,7 +198,7 @@ def compare_pages(present: MomentView, last: SessionState) -> dict[int, list[int
         if now.shape != hashes.shape:
             raise Corrupt(f"{len(hashes)} page hashes for a region of {len(now)} pages", offset=region.address,
                           reason="hash count")
-        if indices := np.flatnonzero((now != hashes).any(axis=1)).tolist():
+        if indices := np.flatnonzero(unequal(now, hashes)).tolist():
             wanted[region.address] = indices
     return wanted
 

@@ -25,7 +25,8 @@ import structlog
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Device
 from rgpu.checkpoint.frozen import HOST_LIMIT, RESERVE, FrozenPages, MomentView, freeze, look
-from rgpu.checkpoint.pages import PageTable, page_size
+from rgpu.checkpoint.pages import PageTable, page_size, unequal
+from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.state import SessionState
 from rgpu.link.faults import fault
 from rgpu.link.frames import SealedConnection
@@ -54,6 +55,8 @@ SAMPLE_SECONDS = 0.1  #: between two looks at what changes
 PACE_SECONDS = 0.15  #: of running that the program's own speed is taken from, before its pages are copied
 ARM_SECONDS = 10.0  #: for the agent to begin a new stream
 LOOKS = 3  #: tries to measure
+SHORT_ROUND = 0.004  #: seconds: pages that take no longer are as well copied in the pause, over a link of any speed
+MOST_ROUNDS_TOLD = 12
 
 
 def last_page_hashes(table: PageTable, view: MomentView, wanted: dict[int, list[int]]) -> tuple[int, int]:
@@ -77,13 +80,15 @@ class Departure:
     """One move of this worker's session. Make one for each; :meth:`run` it once."""
 
     def __init__(self, worker: Worker, sending: Sending, wishes: Wishes,
-                 more: Callable[[], SealedConnection] | None = None) -> None:
+                 more: Callable[[], SealedConnection] | None = None, phases: Phases | None = None) -> None:
         """``more`` opens a further connection to the destination, for pages."""
+        self.phases = phases or Phases()
         self.worker = worker
         self.runtime = worker.runtime
         self.sending = sending
         self.wishes = wishes
-        self.sender = PageSender(sending.connection, self.runtime.device, self.runtime.hash_key, fault, more)
+        self.sender = PageSender(sending.connection, self.runtime.device, self.runtime.hash_key, fault, more,
+                                 peer=wishes.pages != "stream")
         self.mode = wishes.mode
         self.reason = f"{wishes.mode} was asked for"
         self.brownout = 0.0
@@ -112,21 +117,31 @@ class Departure:
     def _run(self, session: str) -> dict[str, Any]:
         fault("connected")
         before = self.runtime.applied, time.monotonic()
-        self.sender.begin(session, self.sending.move)
-        self._govern(*before)
-        self._first_round()
-        self._choose()
+        with self.phases.phase("begin"):
+            self.sender.begin(session, self.sending.move)
+            self._govern(*before)
+        with self.phases.phase("first_round"):
+            self._first_round()
+        with self.phases.phase("choose"):
+            self._choose()
         if self.mode == "replay":
             statistics = self._by_replay()
         else:
-            self._further_rounds()
+            with self.phases.phase("further_rounds"):
+                self._further_rounds()
             self._check_promise()
             statistics = self._last_pause_of_copy()
+        self.phases.add("layouts", sum(self.sender.map_seconds))  # within the rounds
+        pulled = self.sender.statistics.bytes_pulled > 0
         return {**self.sender.statistics.as_dict(), "verified": True, "position": self.runtime.applied,
                 "mode": self.mode, "why": self.reason, "expected": self.expected,
                 "mismatched_pages": self.mismatched, "repaired_bytes": self.repaired,
                 "sampled_pages": self.sampled.compared, "sampled_mismatches": self.sampled.differing,
                 "brownout_ms": self.brownout * 1000, "cut_ms": self.cut_pause * 1000, "call_bytes": self.call_bytes,
+                "pages_by": "peer" if pulled else "stream", "pages_why": self.sender.by_stream,
+                "phases_ms": {**self.phases.ms(), **{f"destination.{name}": ms
+                                                     for name, ms in self.sender.destination.items()}},
+                "page_rounds": self.sender.page_rounds[:MOST_ROUNDS_TOLD],
                 **statistics}
 
     # -- while the program runs ----------------------------------------------------
@@ -169,6 +184,8 @@ class Departure:
         self._round()
         seconds = time.monotonic() - began - (self._governor.rested if self._governor else 0.0)
         sent = self.sender.statistics.bytes_sent
+        if pulls := self.sender.page_rounds:  # mapping and granting are done once
+            sent, seconds = self.sender.statistics.bytes_pulled, pulls[0].get("pulls_ms", 0.0) / 1000
         if sent > 1 << 20:
             self._speed = sent / max(seconds, 1e-6)
         self._first_seconds = seconds
@@ -197,7 +214,7 @@ class Departure:
         """Until few pages are left or they do not become fewer."""
         left = self.sender.statistics.last_round_pages
         for _ in range(1, MAX_ROUNDS):
-            if left <= SMALL_ROUND:
+            if left <= SMALL_ROUND or left * PAGE / self._speed <= SHORT_ROUND:
                 return
             dirty = self._round()
             if dirty > left * SHRINK:
@@ -219,7 +236,8 @@ class Departure:
 
         Gives the time of the pause's beginning.
         """
-        self.runtime.quiesce(DRAIN_SECONDS)
+        with self.phases.phase("pause.drain"):
+            self.runtime.quiesce(DRAIN_SECONDS)
         began = time.monotonic()
         try:
             fault("paused")
@@ -238,9 +256,25 @@ class Departure:
     def _last_pause_of_copy(self) -> dict[str, Any]:
         with self._standing_still() as began:
             self._tell("stopped")
-            self.sender.round()
-            self.sender.finish(self.worker.tasks.take())
+            with self.phases.phase("pause.hash"):
+                view = look(self.runtime.device, self.runtime.hash_key)
+            with self.phases.phase("pause.pages"), self._seeing(view):
+                self.sender.round()
+            with self.phases.phase("pause.state"):
+                state = self.worker.tasks.take(view, self.sender.known)
+            with self.phases.phase("pause.verify"):
+                self.sender.finish(state)
         return {"pause_ms": (time.monotonic() - began) * 1000}
+
+    @contextmanager
+    def _seeing(self, view: MomentView) -> Iterator[None]:
+        """Pages are those of a moment: a view in the device's place, with all that a page stream asks for."""
+        device = self.sender.device
+        self.sender.device = view  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            self.sender.device = device
 
     # -- by replay ---------------------------------------------------------------------
     def _by_replay(self) -> dict[str, Any]:
@@ -249,15 +283,18 @@ class Departure:
         try:
             with Brake(self.runtime) as brake:
                 try:
-                    self._stream_cut(prober)
-                    replay = self._catch_up(tap, brake, prober)
+                    with self.phases.phase("cut"):
+                        self._stream_cut(prober)
+                    with self.phases.phase("replay"):
+                        replay = self._catch_up(tap, brake, prober)
                 finally:
                     prober.stop()
                     brake.stop()
                     self.brownout = brake.stood + prober.stood
             with self._standing_still() as began:
                 self._tell("stopped")
-                self._settle(tap, replay, began)
+                with self.phases.phase("pause.settle"):
+                    self._settle(tap, replay, began)
             return {"pause_ms": (time.monotonic() - began) * 1000 + self.cut_pause * 1000}
         except MoveFailed as error:
             if self.sampled.compared:
@@ -289,16 +326,11 @@ class Departure:
         """The cut, and its pages, while the program runs on; returns when the destination has verified all of it."""
         frozen, state = self._cut()
         prober.start()
-        with frozen:
-            device = self.sender.device
-            self.sender.device = frozen  # type: ignore[assignment]  # a view: all that a page stream asks for
-            try:
-                self._tell("cut", position=state.position)
-                self.sender.round()
-                fault("replay.cut.sent")
-                self.sender.finish(state)
-            finally:
-                self.sender.device = device
+        with frozen, self._seeing(frozen):
+            self._tell("cut", position=state.position)
+            self.sender.round()
+            fault("replay.cut.sent")
+            self.sender.finish(state)
         self.connection.send(wire.REPLAY, msgspec.msgpack.encode({"position": state.position}))
         fault("replay.cut.verified")
 
@@ -368,16 +400,12 @@ class Departure:
         if not forecast.repair_fits(self.mismatched, self._speed, left):
             raise replay_failed(f"{self.mismatched} pages differ after the replay, more than can be sent in what is "
                                 f"left of the promised {self.wishes.max_downtime:.2f} s")
-        device = self.sender.device
-        self.sender.device = view  # type: ignore[assignment]  # a view: all that a page stream asks for
-        try:
+        with self._seeing(view):
             fault("replay.repair")
             self.sender.round()
             state.regions = []
             state.live = state.answers = None
             self.sender.finish(state)
-        finally:
-            self.sender.device = device
 
 
 def measure(device: Device, table: PageTable, speed: float, since_seconds: float) -> forecast.Measured:
@@ -416,5 +444,5 @@ def _compare_twice(device: Device, table: PageTable) -> tuple[float, int, int, i
         pages += len(hashes)
         differing += len(table.dirty(region, hashes))
         known = before.get((region.address, region.size))
-        moved += len(hashes) if known is None else int((known != hashes).any(axis=1).sum())
+        moved += len(hashes) if known is None else int(unequal(known, hashes).sum())
     return seconds, pages, differing, moved

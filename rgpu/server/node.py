@@ -7,6 +7,7 @@ decides who owns a session: `settle` reads the record and obeys it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.device import DeviceFacts
+from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.store import BAD_IMAGE
 from rgpu.link import tickets
 from rgpu.link.faults import fault
@@ -34,6 +36,7 @@ log = structlog.get_logger(__name__)
 RECEIVE_SECONDS = 120.0
 #: Ended sessions whose last figures a node keeps.
 REMEMBERED = 256
+END_SECONDS = 3.0  #: that a worker may take to go before it is ended
 
 
 @dataclass
@@ -92,6 +95,8 @@ class Node:
     listeners: dict[str, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
     #: have the record looked at until it decides about a session that a move left here
     watch_move: Callable[[str, str], None] = lambda session, move: None
+    ending: set[WorkerHandle] = field(default_factory=set)  #: they own nothing any more and are on their way out
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     checkpoint_bandwidth: float = 0.0  #: bytes/s for all checkpoints of this node together, 0: no limit
 
     def __post_init__(self) -> None:
@@ -104,7 +109,16 @@ class Node:
         return self.slots[spec].memory - used - (self.spares.memory(spec) if self.spares is not None else 0)
 
     def _handles(self) -> list[WorkerHandle]:
-        return list(self.running.values()) + [i.handle for i in self.incoming.values()]
+        """Of workers that take a part of a device, as long as their processes live."""
+        return list(self.running.values()) + [i.handle for i in self.incoming.values()] + list(self.ending)
+
+    async def _wait_for_room(self, device: str | None, quota: int) -> None:
+        """Workers that are on their way out may have the room that is asked for."""
+        for handle in [one for one in self.ending if device in (None, one.device)]:
+            if self.free(handle.device) < quota:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(handle.closed.wait(), 2 * END_SECONDS)
+                self.ending.discard(handle)
 
     def choose(self, device: str | None, quota: int) -> str:
         """A healthy device with room. Raises :class:`Refused` with the reason."""
@@ -168,6 +182,7 @@ class Node:
         self.bases.pop(session, None)
         await self._drop(session)
         epoch = claim.epoch
+        await self._wait_for_room(device, quota)
         spec = self.choose(device, quota)
         await self.checkpoints.recall(spec, quota)
         tried = await self.images.candidates(session, image) if image else [""]
@@ -228,22 +243,27 @@ class Node:
             raise Refused(f"{session} runs on {self.host} already")
         fault("daemon.receive")
         self.receiving[session] = move
-        await self._discard(session)
-        spec = self.choose(device, quota)
-        await self.checkpoints.recall(spec, quota)
-        handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="incoming",
-                                     on_event=self.on_event, log_level=self.log_level,
-                                     module_cache_size=self.module_cache_size, spares=self.spares)
+        phases = Phases()
+        with phases.phase("room"):
+            await self._discard(session)
+            await self._wait_for_room(device, quota)
+            spec = self.choose(device, quota)
+            await self.checkpoints.recall(spec, quota)
+        with phases.phase("worker"):
+            handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota,
+                                         state="incoming", on_event=self.on_event, log_level=self.log_level,
+                                         module_cache_size=self.module_cache_size, spares=self.spares)
         if self.receiving.get(session) != move:  # another move has begun, or the session ended
             await self._end_handle(handle, "discarded")
             raise Fenced(f"{self.host} was told something newer of {session} while its worker started for move {move}")
         del self.receiving[session]
         self.incoming[session] = Incoming(move, handle, epoch)
         self.watch_move(session, move)  # who began the move may be gone before it ends
-        await handle.give_deadline(self.deadline())
+        with phases.phase("deadline"):
+            await handle.give_deadline(self.deadline())
         granted = tickets.issue(self.pool_secret, session, move, "pages", lifetime=600)
         return {"address": list(self.data_address), "ticket": granted.ticket, "secret": granted.secret, "device": spec,
-                "worker_pid": handle.pid}
+                "worker_pid": handle.pid, "spare": handle.spare, "phases_ms": phases.ms()}
 
     async def move_send(self, *, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,
                         wishes: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
@@ -304,7 +324,7 @@ class Node:
             self.paused.pop(session, None)
             handle = self.running.pop(session, None)
             if handle is not None:
-                await self._end_handle(handle, "moved")
+                await self._dismiss(handle, "moved")
         elif action == "discard":
             await self._discard(session, move)
 
@@ -404,10 +424,33 @@ class Node:
     async def _end_handle(self, handle: WorkerHandle, reason: str) -> None:
         """Ask the worker to go; end it if it does not."""
         try:
-            await handle.request("forget", reason=reason, timeout=3.0)
-            await asyncio.wait_for(handle.closed.wait(), 3.0)
+            await handle.request("forget", reason=reason, timeout=END_SECONDS)
+            await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
         except (TimeoutError, LinkError, RgpuError):
             handle.kill()
+
+    async def _dismiss(self, handle: WorkerHandle, reason: str) -> None:
+        """Ask the worker to go, and wait no longer than until its agent was told.
+
+        The end of a process that has a context on a GPU takes seconds, which a move that is over need not last.
+        """
+        try:
+            await handle.request("forget", reason=reason, timeout=END_SECONDS)
+        except RgpuError:
+            handle.kill()
+        self.ending.add(handle)
+        task = asyncio.get_running_loop().create_task(self._see_off(handle))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _see_off(self, handle: WorkerHandle) -> None:
+        try:
+            await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
+        except TimeoutError:
+            handle.kill()
+            await handle.closed.wait()
+        finally:
+            self.ending.discard(handle)
 
     def died(self, session: str, pid: int) -> str | None:
         """A worker process has gone: "running" or "incoming" when it mattered, and it is forgotten."""

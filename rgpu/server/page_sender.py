@@ -13,7 +13,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,14 +24,16 @@ import structlog
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Device, Region
-from rgpu.checkpoint.pagehash import PageHashes
-from rgpu.checkpoint.pages import PageTable, page_size, read_page
+from rgpu.checkpoint.frozen import FrozenPages, MomentView
+from rgpu.checkpoint.pages import PageTable, hash_present, page_size, read_page
 from rgpu.checkpoint.ring import FRAME_PAGES
 from rgpu.checkpoint.state import SessionState
 from rgpu.link.frames import SealedConnection
 from rgpu.server import page_frames
+from rgpu.server import peer_plan as plan
 from rgpu.server.page_lanes import STALL, SendLane
 from rgpu.server.page_messages import ACK, BEGIN, DONE, FAILED, LANE, LAYOUT, READY, ROUND, STATE
+from rgpu.server.peer_source import NoPeer, PeerSource, ask
 from rgpu.session.errors import DeviceError, LinkError, MoveFailed, RgpuError, from_dict
 
 log = structlog.get_logger(__name__)
@@ -63,6 +65,7 @@ class Statistics:
     pages_sent: int = 0
     bytes_sent: int = 0
     last_round_pages: int = 0
+    bytes_pulled: int = 0  #: of those sent: out of the source's memory, by the destination
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -85,32 +88,59 @@ class PageSender:
 
     def __init__(self, connection: SealedConnection, device: Device, key: bytes,
                  fault: Callable[[str], object] = lambda point: None,
-                 more: Callable[[], SealedConnection] | None = None, lanes: int | None = None) -> None:
+                 more: Callable[[], SealedConnection] | None = None, lanes: int | None = None,
+                 peer: bool = True) -> None:
+        """``peer``: a destination on the same host may pull pages out of the device's memory."""
         self.connection = connection
+        self._own = device
         self.device = device  #: or a view of one: what :mod:`rgpu.checkpoint.frozen` offers is enough
         self.fault = fault
         self.pace: Callable[[float], None] = lambda busy: None  #: told how long each piece took; may rest
+        self.peer: PeerSource | None = None
+        self.by_stream = "" if peer else "stream was asked for"  #: why pages are not pulled
+        self.rounds_pulled: list[dict[str, float]] = []  #: before pulls were given up
+        self.map_seconds: list[float] = []  #: that the other side took for each layout
+        self.destination: dict[str, float] = {}  #: what it said in DONE that its phases took, ms
         self.table = PageTable(key)
         self.statistics = Statistics()
         self._ring = device.page_ring()
         self._more = more
         self._wanted = (lanes_here() if lanes is None else lanes) if more is not None else 1
         self._lanes = [SendLane(connection)]
+        self._no_more = False  #: lanes
+        self._move = ""
         self._lock = threading.Lock()
 
     # -- the messages -------------------------------------------------------------------
     def begin(self, session: str, move: str) -> None:
-        """Raises :class:`LinkError`. A further connection that is refused is done without."""
-        self.connection.send(BEGIN, _encode({"session": session, "move": move, "hash_key": self.table.key,
-                                             "lanes": self._wanted - 1}))
-        if self._wanted > 1:  # the destination takes what comes first for the first connection: it has to be
-            self.connection.send(ROUND, _encode({"round": 0}))
-            self._expect(ACK)
-        for number in range(1, self._wanted):
+        """Raises :class:`LinkError`. Whether pages will be pulled is known after the first :meth:`round`."""
+        asked = None if self.by_stream else ask(self.connection, self.device)
+        values = {"session": session, "move": move, "hash_key": self.table.key, "lanes": self._wanted - 1}
+        self.connection.send(BEGIN, _encode(values if asked is None else {**values, "peer": asked}))
+        self._move = move
+        if asked is None:
+            self._use_stream(self.by_stream or "this device's memory cannot be given to another worker")
+            if self._wanted > 1:  # the destination takes what comes first for the first connection: it has to be
+                self.connection.send(ROUND, _encode({"round": 0}))
+                self._expect(ACK)
+            self._open_lanes()
+
+    def _use_stream(self, why: str) -> None:
+        """Pages go over the connection from here on. A further connection that is refused is done without."""
+        self.by_stream = why
+        if self.peer is not None:
+            self.peer.close()
+            self.peer = None
+        log.info("pages go over the connection", reason=why)
+
+    def _open_lanes(self) -> None:
+        """The further connections, when they are needed first; the destination has answered on the first one."""
+        for number in range(len(self._lanes), 0 if self._no_more else self._wanted):
             try:
-                self._lanes.append(self._open_lane(move, number))
+                self._lanes.append(self._open_lane(self._move, number))
             except RgpuError as error:
                 log.warning("a page stream does with fewer connections", lanes=number, reason=error.message)
+                self._no_more = True
                 break
 
     def _open_lane(self, move: str, number: int) -> SendLane:
@@ -133,16 +163,54 @@ class PageSender:
         :class:`LinkError`, what the destination reports, :class:`DeviceError`.
         """
         regions = self.device.regions()
+        began = time.monotonic()
         self.connection.send(LAYOUT, _encode({"regions": [[r.address, r.size, r.kind, r.owner] for r in regions]}))
-        self._expect(READY)
+        self._agree(self._expect(READY))
+        self.map_seconds.append(time.monotonic() - began)
         self.statistics.pages_total = sum(pagehash.page_count(region.size) for region in regions)
         before = self.statistics.pages_sent
-        _Round(self, regions).run()
+        self.table.follow(regions)
+        rest = self._pulled(regions)
+        if rest:
+            if any(region.kind == "mapped" for region in rest):
+                self._open_lanes()
+            _Round(self, rest).run()
         self.statistics.rounds += 1
         self.statistics.last_round_pages = self.statistics.pages_sent - before
-        self.connection.send(ROUND, _encode({"round": self.statistics.rounds}))
+        known = {} if self.peer is None else self.peer.known
+        self.connection.send(ROUND, _encode({"round": self.statistics.rounds,
+                                             **({"known": plan.known(known)} if known else {})}))
         self._expect(ACK)
         return self.statistics.last_round_pages
+
+    def _agree(self, body: Any) -> None:
+        """Whether the other side will pull pages: it says so once, in its first answer."""
+        if self.peer is None and not self.by_stream:
+            said = _decode(body)
+            try:
+                answer = msgspec.convert(said.get("peer") or {}, plan.Answer)
+                self.peer = PeerSource(self.connection, self._own, answer, fault=self.fault)
+            except (NoPeer, msgspec.ValidationError, AttributeError) as error:
+                self._use_stream(str(error))
+            else:
+                self.peer.count = lambda pages, size: self.count(pages, size, pulled=True)
+                self.peer.pace = lambda busy: self.pace(busy)
+
+    def _pulled(self, regions: list[Region]) -> list[Region]:
+        """Have pulled what can be; the regions that are left for the connection."""
+        view = self.device
+        if self.peer is None:
+            return regions
+        if isinstance(view, FrozenPages):  # copies aside are no memory of the session
+            self.peer.forget_told()
+            return regions
+        try:
+            self.peer.round(view, regions, self.table, still=isinstance(view, MomentView))
+        except NoPeer as error:
+            self.rounds_pulled = self.peer.rounds
+            self._use_stream(str(error))
+            return regions
+        return [region for region in regions if region.kind != "mapped" or region.size % PAGE]
 
     def finish(self, state: SessionState) -> None:
         """Send the rest of the session; returns once the other side verified every page.
@@ -155,19 +223,34 @@ class PageSender:
             last = at + PIECE >= len(data)
             self.connection.send(STATE, bytes([last]), data[at:at + PIECE])
         self.fault("verify")
-        self._expect(DONE)
+        said = _decode(self._expect(DONE))
+        phases = said.get("phases_ms") if isinstance(said, dict) else None
+        self.destination = {str(name): float(ms) for name, ms in (phases or {}).items()}
+
+    @property
+    def known(self) -> Collection[tuple[int, int]]:
+        """Mapped regions whose hashes, as the last round saw them, the other side has: a state need not repeat them."""
+        return self.peer.known if self.peer is not None else ()
+
+    @property
+    def page_rounds(self) -> list[dict[str, float]]:
+        """What each round of pulls took."""
+        return self.rounds_pulled if self.peer is None else self.peer.rounds
 
     def close(self) -> None:
         """Close the further connections; the first one is the caller's."""
+        if self.peer is not None:
+            self.peer.close()
         for lane in self._lanes[1:]:
             lane.connection.close()
 
-    def _expect(self, wanted: int) -> None:
+    def _expect(self, wanted: int) -> Any:
         kind, body = self.connection.recv()
         if kind == FAILED:
             raise from_dict(_decode(body))
         if kind != wanted:
             raise MoveFailed(f"the destination answered with message type {kind} instead of {wanted}")
+        return body
 
     @property
     def compression(self) -> list[str]:
@@ -183,10 +266,11 @@ class PageSender:
     def ring(self) -> Any:
         return self._ring
 
-    def count(self, pages: int, size: int) -> None:
+    def count(self, pages: int, size: int, pulled: bool = False) -> None:
         with self._lock:
             self.statistics.pages_sent += pages
             self.statistics.bytes_sent += size
+            self.statistics.bytes_pulled += size if pulled else 0
 
 
 class _Round:
@@ -275,9 +359,8 @@ class _Round:
     # -- filling ----------------------------------------------------------------------------
     def _fill(self) -> None:
         sender, table = self.sender, self.sender.table
-        table.follow(self.regions)
         kept = getattr(sender.device, "kept", {})  # a frozen view has some pages in host memory
-        for region, found in self._hashed():
+        for region, found in hash_present(sender.device, self.regions, table.key):
             dirty = table.dirty(region, found.hashes)
             zeros = found.zero[dirty]
             self._zeros(region, dirty[zeros], found.hashes)
@@ -287,25 +370,6 @@ class _Round:
                 self._still_there(self._frame, region, staged[at:at + FRAME_PAGES])
             if len(staged) < len(rest):
                 self._still_there(self._one_by_one, region, sorted(set(rest) - set(staged)))
-
-    def _hashed(self) -> Iterator[tuple[Region, PageHashes]]:
-        """Every region with its hashes; what was unmapped meanwhile is left out, as the next round will."""
-        device, key = self.sender.device, self.sender.table.key
-        try:
-            yield from zip(self.regions, device.hash_regions(self.regions, key), strict=True)
-            return
-        except DeviceError:
-            gone = set(self.regions) - set(device.regions())
-            if not gone:
-                raise
-        for region in self.regions:
-            try:
-                found = device.hash_regions([region], key)[0]
-            except DeviceError:
-                if region in device.regions():
-                    raise
-                continue
-            yield region, found
 
     def _still_there(self, send: Callable[[Region, Sequence[int]], None], region: Region,
                      indices: Sequence[int]) -> None:

@@ -15,12 +15,16 @@ type       body                                                        direction
 36 STATE   piece of the msgpack of SessionState (u8 last, bytes)       source → dest
 37 LANE    {move, number}: first on each further connection;           source → dest
            answered by READY
-40 ACK     {round}                                                     dest → source
+40 ACK     empty                                                       dest → source
 41 DONE    {pages}: every page was verified                            dest → source
 42 FAILED  an error's dict                                             dest → source
 43 READY   {}                                                          dest → source
 44 CREDIT  u32: so many PAGES of this lane are verified and written    dest → source
 =========  ==========================================================  ===============
+
+BEGIN may ask for pages to be pulled (``peer``), READY answers that; what then
+goes over the link (types 38, 39, 45 to 47) is in :mod:`.peer_plan`. DONE says what the
+destination's phases took (``phases_ms``).
 
 A page is hashed from the very bytes that are sent, so one that a kernel changed
 meanwhile is found dirty by the next round (DESIGN decision 6). Pages travel on
@@ -38,9 +42,10 @@ import bisect
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -55,6 +60,8 @@ from rgpu.server.page_frames import LZ4, RAW, ZERO, unpack
 from rgpu.server.page_lanes import credit
 from rgpu.server.page_messages import ACK, BEGIN, CREDIT, DONE, FAILED, LANE, LAYOUT, PAGES, READY, ROUND, STATE
 from rgpu.server.page_sender import PageSender, Statistics
+from rgpu.server.peer_plan import GRANT, GRANTED, PULL, Answer, Ask, encode
+from rgpu.server.peer_target import PeerTarget
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
 
 __all__ = ["ACK", "BEGIN", "DONE", "FAILED", "LAYOUT", "LZ4", "PAGES", "RAW", "ROUND", "STATE", "ZERO",
@@ -77,6 +84,7 @@ class _Begin(msgspec.Struct):
     move: str
     hash_key: bytes
     lanes: int = 0
+    peer: Ask | None = None
 
 
 class _Layout(msgspec.Struct):
@@ -119,9 +127,13 @@ def _last_words(connection: SealedConnection, error: dict[str, Any]) -> None:
 class PageReceiver:
     """The destination's side: maps memory as the layout says and writes pages as they come."""
 
-    def __init__(self, connection: SealedConnection, device: Device) -> None:
+    def __init__(self, connection: SealedConnection, device: Device, folder: Path | None = None,
+                 fault: Callable[[str], object] = lambda point: None) -> None:
+        """``folder``: where a source on the same host may hand its memory over; without it that is refused."""
         self.connection = connection
         self.device = device
+        self.peer = PeerTarget(connection, device, folder, fault)
+        self._answer: Answer | None = None  #: due in the next READY
         self.received = Received()
         self._layout: list[Region] = []
         self._starts: list[int] = []  #: of the layout, which is sorted
@@ -157,9 +169,15 @@ class PageReceiver:
                 self._begin(_decode(body, _Begin))
             elif kind == LAYOUT:
                 self._apply_layout([Region(*row) for row in _decode(body, _Layout).regions])
-                self.connection.send(READY, _encode({}))
+                answer, self._answer = self._answer, None
+                self.connection.send(READY, _encode({} if answer is None else {"peer": answer}))
+            elif kind == GRANT:
+                self.connection.send(GRANTED, encode(self.peer.grant(body)))
+            elif kind == PULL:
+                self.peer.pull(body, self.received.mapped, self.received.hash_key)
             elif kind == ROUND:
-                self.connection.send(ACK, bytes(body))
+                self.peer.round(body)
+                self.connection.send(ACK, b"")
             elif kind == STATE:
                 size += len(body)
                 if not len(body) or size > LONGEST_STATE:
@@ -167,6 +185,7 @@ class PageReceiver:
                 pieces.append(bytes(body[1:]))
                 if body[0]:
                     self.received.state = SessionState.decode(b"".join(pieces))
+                    self.peer.complete(self.received.state)
                     return self.received
             else:
                 raise LinkError(f"unknown message type {kind} on a page link", reason="protocol")
@@ -176,10 +195,12 @@ class PageReceiver:
             raise Corrupt("a page stream begins twice, or with an impossible key or number of lanes", reason="begin")
         self.received.session, self.received.move = value.session, value.move
         self.received.hash_key, self._most_lanes = value.hash_key, value.lanes
+        if value.peer is not None:
+            self._answer = self.peer.answer(value.peer)
         self._begun.set()
 
-    def done(self, pages: int) -> None:
-        self.connection.send(DONE, _encode({"pages": pages}))
+    def done(self, pages: int, phases_ms: dict[str, float] | None = None) -> None:
+        self.connection.send(DONE, _encode({"pages": pages, "phases_ms": phases_ms or {}}))
 
     def failed(self, error: dict[str, Any]) -> None:
         """Tell the source. Returns once it heard, or after :data:`LINGER`. Raises :class:`LinkError`."""
@@ -254,6 +275,7 @@ class PageReceiver:
                 raise Corrupt(f"a layout with the region {region.address:#x}+{region.size:#x}", reason="region")
             end = region.address + region.size
         wanted = {(r.address, r.size) for r in regions if r.kind == "mapped"}
+        self.peer.follow(wanted)
         for address, size in self.received.mapped - wanted:
             self.device.unmap(address, size)
         for address, size in wanted - self.received.mapped:

@@ -18,6 +18,7 @@ import structlog
 
 from rgpu.checkpoint import restore
 from rgpu.checkpoint.device import Device
+from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.state import SessionState
 from rgpu.link.effects import EffectsLog
 from rgpu.server import lookahead
@@ -320,13 +321,15 @@ class SessionRuntime:
         self._interrupt(True)
 
     # -- rebuilding -------------------------------------------------------------
-    def restore(self, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]] | restore.Deliver) -> None:
+    def restore(self, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]] | restore.Deliver,
+                mend: restore.Mend | None = None, phases: Phases | None = None) -> None:
         """Become the session that ``state`` describes, on an unused device; every page is verified.
 
-        Raises :class:`RecoveryFailed`, :class:`Corrupt`.
+        ``mend``, ``phases``: as :func:`rgpu.checkpoint.restore.restore` takes them. Raises :class:`RecoveryFailed`,
+        :class:`Corrupt`.
         """
         live = LiveObjects.from_dict(state.live)
-        restore.restore(self.device, state, live.structural_calls(), self.executor.replay, pages)
+        restore.restore(self.device, state, live.structural_calls(), self.executor.replay, pages, mend, phases)
         self.executor.premapped = []
         self.executor.restored = state.position
         self.live = live

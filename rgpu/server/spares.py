@@ -52,6 +52,8 @@ class Spares:
         self._ready: dict[str, list[_Spare]] = {}
         self._starting: dict[str, int] = {}
         self._failures: dict[str, int] = {}
+        self._begun: dict[str, int] = {}  #: processes that are on their way
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}  #: who would take the next of them
         self._tasks: set[asyncio.Task[None]] = set()
         self._number = 0
         self._closed = False
@@ -88,6 +90,25 @@ class Spares:
 
     async def become(self, device: str, assignment: spare.Assignment, socket: Path) -> subprocess.Popen[bytes] | None:
         """A spare as the session's worker, listening at ``socket``; None when there is none to be had."""
+        for again in (True, False):
+            process = await self._take(device, assignment, socket)
+            if process is not None:
+                return process
+            if again and not await self._soon(device):
+                break
+        self.missed += bool(self._wanted)
+        return None
+
+    async def _soon(self, device: str) -> bool:
+        """Wait for one that is being started: it is ahead of any that would be started now. False: none is."""
+        if not self._begun.get(device):
+            return False
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(device, []).append(waiter)
+        await waiter
+        return True
+
+    async def _take(self, device: str, assignment: spare.Assignment, socket: Path) -> subprocess.Popen[bytes] | None:
         while items := self._ready.get(device):
             item = items.pop(0)
             self._unwatch(item)
@@ -104,7 +125,6 @@ class Spares:
             log.info("a spare worker takes the session", session=assignment.session, device=device,
                      pid=item.process.pid)
             return item.process
-        self.missed += bool(self._wanted)
         return None
 
     def close(self) -> None:
@@ -129,6 +149,16 @@ class Spares:
 
     async def _start(self, device: str, delay: float) -> None:
         await asyncio.sleep(delay)
+        self._begun[device] = self._begun.get(device, 0) + 1
+        try:
+            await self._start_now(device)
+        finally:
+            self._begun[device] -= 1
+            for waiter in self._waiters.pop(device, []):
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def _start_now(self, device: str) -> None:
         try:
             if device.startswith("cuda") and self._room(device) < CONTEXT_MEMORY:
                 raise OSError("the device has no room for another context")

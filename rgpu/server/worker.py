@@ -93,7 +93,9 @@ class Worker:
     """The worker's control side; one thread for each long task."""
 
     def __init__(self, session: str, epoch: int, device: Device, state: str, spec: str = "", quota: int = 0,
-                 modules: ModuleCache | None = None, host: str = "") -> None:
+                 modules: ModuleCache | None = None, host: str = "", folder: Path | None = None) -> None:
+        """``folder``: of this session's workers on this host; a source may hand its memory over there."""
+        self.folder = folder
         self.runtime = SessionRuntime(session, epoch, device)
         self.runtime.effects = effects.open_log("worker", session, host)
         self.runtime.effect(Kind.BEGUN, state)
@@ -243,6 +245,7 @@ class Worker:
                 raise Fenced(f"cannot activate: the session is {self.state} here")
             if epoch < self.runtime.epoch:
                 raise Fenced(f"cannot activate epoch {epoch} after {self.runtime.epoch}")
+            self.tasks.let_go()
             self.runtime.epoch = epoch
             self.state = "running"
             self.runtime.effect(Kind.ACTIVE)
@@ -324,6 +327,15 @@ def adopt(fds: list[int], handover: bytes) -> SealedConnection:
     return Handover.unpack(handover).connection(socket.socket(fileno=fds[0]))
 
 
+def since_exec_ms() -> int:
+    """How long ago this process began, as its parent waits for it (proc(5): starttime); -1 where it is not told."""
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return round(1000 * (time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")))
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
 def end_process() -> None:
     log.info("worker ends")
     sys.stderr.flush()
@@ -352,7 +364,9 @@ def main() -> None:
         log.warning("address randomisation cannot be switched off here: module addresses may differ after a move")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(options.socket)
+    began = time.monotonic()
     device = make_device(options.device, options.quota, options.host)
+    device_ms = round((time.monotonic() - began) * 1000)
     if options.spare:
         warm(options.device)
         found = spare.wait(listener, device)
@@ -360,10 +374,12 @@ def main() -> None:
             os._exit(0)
         options.session, options.epoch, options.quota, options.state = (found.session, found.epoch, found.quota,
                                                                         found.state)
+        options.socket = Path(found.socket)
     structlog.contextvars.bind_contextvars(session=options.session)
     worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota,
-                    ModuleCache(options.module_cache, options.module_cache_size), options.host)
-    log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch)
+                    ModuleCache(options.module_cache, options.module_cache_size), options.host, options.socket.parent)
+    log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch,
+             spare=bool(options.spare), device_ms=device_ms, since_exec_ms=since_exec_ms())
     worker.serve(listener)
     end_process()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,8 @@ from rgpu.checkpoint.grants import granted
 from rgpu.checkpoint.imaging import Imaging
 from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.pages import PageTable
+from rgpu.checkpoint.phases import Phases
+from rgpu.checkpoint.restore import Mend
 from rgpu.checkpoint.state import SessionState
 from rgpu.checkpoint.writer import STAGING
 from rgpu.link.faults import fault
@@ -91,13 +93,16 @@ class Tasks:
             sock = connect((str(address[0]), int(address[1])))
             return client_preamble(sock, "pages", ticket, secret, runtime.session)
 
-        connection = more()
+        phases = Phases()
+        with phases.phase("connect"):
+            connection = more()
         self.call_off("")
         with self._lock:
             sending = self._sending = Sending(move, connection)
         try:
-            self._end_image("a move of the session begins")
-            statistics = Departure(worker, sending, wishes, more).run(runtime.session)
+            with phases.phase("end_image"):
+                self._end_image("a move of the session begins")
+            statistics = Departure(worker, sending, wishes, more, phases).run(runtime.session)
         finally:
             self.progress = {}
             if self._sending is sending:
@@ -125,12 +130,15 @@ class Tasks:
             sending.called_off = True
             sending.connection.close()
 
-    def take(self, view: MomentView | None = None) -> SessionState:
-        """The state of the quiesced session, pages apart. ``view``: of this very moment, hashed already."""
+    def take(self, view: MomentView | None = None, without: Collection[tuple[int, int]] = ()) -> SessionState:
+        """The state of the quiesced session, pages apart. ``view``: of this very moment, hashed already.
+
+        ``without``: as :func:`rgpu.checkpoint.cut.take` takes it.
+        """
         runtime = self.worker.runtime
         device = runtime.device if view is None else cast(Device, view)
         return cut.take(device, session=runtime.session, epoch=runtime.epoch, position=runtime.applied,
-                        hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers())
+                        hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers(), without=without)
 
     # -- a move, as the destination ---------------------------------------------------
     def do_receive(self, fds: list[int], handover: bytes) -> None:
@@ -148,11 +156,17 @@ class Tasks:
         arrival = self._arrival = Arrival(self.worker, connection)
         threading.Thread(target=arrival.run, name="receive", daemon=True).start()
 
-    def rebuild(self, state: SessionState, received: Received) -> int:
+    def let_go(self) -> None:
+        """Nothing of the source's memory is held any more when this returns (SEMANTICS 15)."""
+        if self._arrival is not None:
+            self._arrival.receiver.peer.close()
+
+    def rebuild(self, state: SessionState, received: Received, mend: Mend | None = None,
+                phases: Phases | None = None) -> int:
         """Replay the live objects, write the pages that waited for them, verify all; returns how many."""
         runtime = self.worker.runtime
         runtime.executor.premapped = sorted(received.mapped)
-        runtime.restore(state, staged(state, received.pages))
+        runtime.restore(state, staged(state, received.pages), mend, phases)
         return sum(pagehash.page_count(region.size) for region in state.regions)
 
     # -- images -------------------------------------------------------------------------

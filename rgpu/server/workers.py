@@ -46,6 +46,7 @@ class WorkerHandle:
         self.view: dict[str, Any] = {}  #: what it said of itself last
         self.device = ""
         self.quota = 0
+        self.spare = False  #: it stood ready when the session came
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
@@ -170,6 +171,7 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     if spares is not None:
         process = await spares.become(device, Assignment(session, epoch, quota, state, str(log_path),
                                                            str(socket_path)), socket_path)
+    spare = process is not None
     if process is None:
         # A worker that is on its way out listens there until it is gone: nobody must reach it instead of the new one.
         socket_path.unlink(missing_ok=True)
@@ -186,7 +188,7 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
         process.kill()
         raise
     handle = WorkerHandle(session, channel, on_event, log_path)
-    handle.device, handle.quota = device, quota
+    handle.device, handle.quota, handle.spare = device, quota, spare
     return handle
 
 

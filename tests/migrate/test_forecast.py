@@ -81,9 +81,11 @@ def test_repairs_fit_or_not() -> None:
 
 def test_wishes_are_checked() -> None:
     assert Wishes.from_options({}) == Wishes() and Wishes.from_options({"max_downtime": "2"}).limit == 2.0
+    assert "pages" not in Wishes().as_dict(), "a worker of an earlier version does not know it"
+    assert Wishes(**Wishes(pages="stream").as_dict()).pages == "stream"
     assert Wishes(on_timeout="freeze").limit > 60 and not Wishes(on_timeout="freeze").abort_on_timeout
     for options in ({"mode": "fast"}, {"max_slowdown": 1.0}, {"max_downtime": 0}, {"max_downtime": []},
-                    {"on_timeout": "shrug"}, {"max_slowdown": -0.1}, {"mismatched": 1.5}):
+                    {"on_timeout": "shrug"}, {"max_slowdown": -0.1}, {"mismatched": 1.5}, {"pages": "pigeon"}):
         with pytest.raises(UsageError):
             Wishes.from_options(options)
 

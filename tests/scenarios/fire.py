@@ -41,8 +41,8 @@ class Outcome:
 class Fire:
     """A pool of its own in which one fault happens during one move."""
 
-    def __init__(self, case: str, fault: str = "", mode: str = "copy", **pool: Any) -> None:
-        self.mode = mode
+    def __init__(self, case: str, fault: str = "", mode: str = "copy", pages: str = "auto", **pool: Any) -> None:
+        self.mode, self.pages = mode, pages
         self.folder = Path(tempfile.mkdtemp(prefix="rgpu-fire-"))
         self.outcome = Outcome(case)
         self._fault = fault
@@ -81,7 +81,7 @@ class Fire:
     def start_move(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "rgpu.cli.main", "migrate", "fire", OTHER[self.row["host"]], "--mode", self.mode,
-             "-o", "json"],
+             "--pages", self.pages, "-o", "json"],
             env=self.pool.environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def wait_fired(self, seconds: float = 45.0) -> bool:

@@ -35,6 +35,9 @@ LOST_CASES = [f"mover.{name}.done:lost" for name in ("write_begin", "write_ready
 NODE_CASES = [f"{point}/{side}" for point in ("connected", "round", "paused", "verify", "rebuild", "verified",
                                               "mover.write_commit", "mover.write_commit.done")
               for side in ("source", "destination")]
+#: Where pages are pulled out of the source's memory: grants and pulls, in both workers.
+PEER_CASES = [f"{point}:{action}" for point in ("peer.grant", "peer.pull", "peer.import", "peer.pulled")
+              for action in ("kill", "stop", "fail")]
 #: Those of a move by replay, in the order in which they are reached.
 REPLAY_SOURCE = ("replay.cut", "replay.sample", "replay.cut.sent", "replay.cut.verified", "replay", "replay.caught_up",
                  "replay.last", "replay.repair")
@@ -54,7 +57,7 @@ def table() -> Iterator[None]:
     yield
     for outcome in OUTCOMES if SWEEP else ():
         record("moves-under-fire", WORKER_CASES + DAEMON_CASES + LOST_CASES + NODE_CASES + LINK_CASES
-               + REPLAY_CASES, outcome)
+               + REPLAY_CASES + PEER_CASES, outcome)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +66,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
         return pool.heat("still", **HEAT).finish()
 
 
-def disturb(case: str, expected: str, *, frozen: bool, workers: bool = True, mode: str = "copy") -> None:
-    with Fire(case, case, mode) as fire:
+def disturb(case: str, expected: str, *, frozen: bool, workers: bool = True, mode: str = "copy",
+            pages: str = "auto") -> None:
+    with Fire(case, case, mode, pages) as fire:
         OUTCOMES.append(fire.outcome)
         fire.arm()
         move = fire.start_move()
@@ -78,6 +82,13 @@ def disturb(case: str, expected: str, *, frozen: bool, workers: bool = True, mod
 
 @pytest.mark.parametrize("case", sample(WORKER_CASES, 3, seed=3))
 def test_a_worker_breaks(case: str, expected: str) -> None:
+    """With pages on the connection, as between hosts."""
+    disturb(case, expected, frozen=case.endswith(":stop"), pages="stream")
+
+
+@pytest.mark.parametrize("case", sample(PEER_CASES, 3, seed=8))
+def test_a_worker_breaks_while_pages_are_pulled(case: str, expected: str) -> None:
+    """Memory of a process that has just died, or that was frozen in the middle of a pull, gives no wrong page."""
     disturb(case, expected, frozen=case.endswith(":stop"))
 
 

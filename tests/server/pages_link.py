@@ -37,13 +37,16 @@ class Link:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = relay(self.listener.getsockname()[:2])
         first, far = self.connect()
-        self.receiver = PageReceiver(far, destination)
+        self.receiver = self.receiver_of(far, destination)
         self.result: list[Received] = []
         self.errors: list[RgpuError] = []
         self.lane_threads: list[threading.Thread] = []
         self.thread = threading.Thread(target=self._receive, daemon=True)
         self.thread.start()
         self.sender = PageSender(first, source, KEY, more=self._more, lanes=lanes)
+
+    def receiver_of(self, connection: SealedConnection, device: Device) -> PageReceiver:
+        return PageReceiver(connection, device)
 
     def connect(self) -> tuple[SealedConnection, SealedConnection]:
         near = socket.create_connection(self.address, 5)

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from rgpu.link.sealing import TO_NODE
 from rgpu.migrate.wishes import Wishes
 from rgpu.server import departure as departures
 from rgpu.server.departure import Departure
+from rgpu.server.device.cpu import peer as cpu_peer
 from rgpu.server.device.cpu.device import CpuDevice
+from rgpu.server.peer_source import PeerSource
 from rgpu.server.worker import Worker
 from rgpu.server.worker_tasks import Sending
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
-from rgpu.session.errors import MoveFailed
+from rgpu.session.errors import LinkError, MoveFailed, RecoveryFailed
 from tests.server.arriving import digest
 from tests.server.test_parts import Journal
 
@@ -37,16 +40,19 @@ TOUCH, STAMP, MIX = 0, 2, 3  #: functions of the load's module, in its order
 class Leaving:
     """A session whose program calls on and on, and a process that it may go to. ``irreproducible``: no replay helps."""
 
-    def __init__(self, irreproducible: bool) -> None:
+    def __init__(self, irreproducible: bool, *options: str) -> None:
+        """``options``: of the destination, see :mod:`tests.server.arriving`."""
         self.device = CpuDevice(memory=128 << 20)
         self.worker = Worker("s", 1, self.device, "running")
+        self.folder = Path(options[0]) if options else Path()
         self.irreproducible = irreproducible
         self.journal = Journal()
         near, far = socket.socketpair()
         keys = secrets.token_bytes(32), secrets.token_bytes(32)
         self.connection = Handover(keys[0], keys[1], TO_NODE, "s", 1, "pages").connection(near)
         self.arriving = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.arriving", str(far.fileno()), keys[0].hex(), keys[1].hex()],
+            [sys.executable, "-m", "tests.server.arriving", str(far.fileno()), keys[0].hex(), keys[1].hex(),
+             *options],
             pass_fds=[far.fileno()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         far.close()
         self._over = threading.Event()
@@ -176,4 +182,103 @@ def test_a_copy_is_governed_and_arrives(leaving: Leaving, monkeypatch: pytest.Mo
     _, said = leaving.leave(mode="copy")
     assert said["mode"] == "copy" and said["sampled_pages"] == 0 and said["mismatched_pages"] == 0
     assert len(rests) >= PAGES // 32, "every frame is told to the governor"
+    assert leaving.held() == [digest(leaving.device), str(leaving.worker.runtime.applied)]
+
+
+# -- pages pulled out of the source's memory ---------------------------------------------------
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Iterator[Callable[..., Leaving]]:
+    """A session that may go to a process of the same host: both know a folder."""
+    made: list[Leaving] = []
+
+    def make(irreproducible: bool = False, *options: str) -> Leaving:
+        made.append(Leaving(irreproducible, str(tmp_path), *options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    assert not list(tmp_path.iterdir()), "a socket was left behind"
+
+
+def test_a_session_goes_from_memory_to_memory(beside: Callable[..., Leaving]) -> None:
+    """Every step dirties all its pages, so the last pause pulls them all; the program runs until then."""
+    leaving = beside()
+    _, said = leaving.leave(mode="copy")
+    assert (said["mode"], said["pages_by"], said["pages_why"]) == ("copy", "peer", ""), said
+    assert said["bytes_pulled"] >= 2 * PAGES << 16 and said["bytes_sent"] - said["bytes_pulled"] < 1 << 20
+    assert {"begin", "first_round", "pause.hash", "pause.pages", "pause.verify", "destination.compare"} <= set(
+        said["phases_ms"])
+    assert said["page_rounds"][0]["bytes"] == 2 * GRANULE and said["page_rounds"][-1]["bytes"] >= GRANULE
+    assert leaving.held() == [digest(leaving.device), str(leaving.worker.runtime.applied)]
+
+
+def test_stream_is_taken_when_asked_for(beside: Callable[..., Leaving]) -> None:
+    leaving = beside()
+    _, said = leaving.leave(mode="copy", pages="stream")
+    assert (said["pages_by"], said["pages_why"], said["bytes_pulled"]) == ("stream", "stream was asked for", 0)
+    assert leaving.held() == [digest(leaving.device), str(leaving.worker.runtime.applied)]
+
+
+@pytest.mark.parametrize("irreproducible", [False, True])
+def test_a_replay_beside_pulls_what_it_got_wrong(irreproducible: bool, beside: Callable[..., Leaving]) -> None:
+    """The cut's copies go over the connection; before and behind it pages are pulled."""
+    leaving = beside(irreproducible)
+    _, said = leaving.leave(mode="replay")
+    assert said["mode"] == "replay" and said["pages_by"] == "peer", said
+    assert (said["mismatched_pages"] >= PAGES) == irreproducible
+    if irreproducible:
+        assert said["page_rounds"][-1]["bytes"] >= said["repaired_bytes"] - (1 << 16)
+    assert leaving.held() == [digest(leaving.device), str(leaving.worker.runtime.applied)]
+
+
+def test_a_pull_that_goes_wrong_is_mended_before_anything_is_promised(beside: Callable[..., Leaving]) -> None:
+    leaving = beside(False, "2")
+    _, said = leaving.leave(mode="copy")
+    assert said["pages_by"] == "peer" and said["verified"]
+    assert leaving.held() == [digest(leaving.device), str(leaving.worker.runtime.applied)]
+
+
+def test_memory_that_stays_wrong_ends_the_move_and_not_the_session(beside: Callable[..., Leaving]) -> None:
+    leaving = beside(False, "99")
+    with pytest.raises(RecoveryFailed, match="differ"):
+        leaving.leave(mode="copy")
+    before = leaving.worker.runtime.applied
+    deadline = time.monotonic() + 10
+    while leaving.worker.runtime.applied <= before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert leaving.worker.runtime.applied > before and not leaving.worker.runtime.paused
+
+
+@pytest.mark.parametrize("when", ["first_round", "last"])
+def test_a_destination_killed_while_it_pulls_leaves_the_session_running(when: str, beside: Callable[..., Leaving],
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    leaving = beside()
+    honest = PeerSource._pull
+
+    def kill(source: PeerSource, runs: Any, table: Any, phases: Any, *, tell: bool) -> None:
+        if tell == (when == "first_round"):
+            leaving.arriving.kill()
+        honest(source, runs, table, phases, tell=tell)
+
+    monkeypatch.setattr(PeerSource, "_pull", kill)
+    with pytest.raises(LinkError):
+        leaving.leave(mode="copy")
+    before = leaving.worker.runtime.applied
+    deadline = time.monotonic() + 10
+    while leaving.worker.runtime.applied <= before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert leaving.worker.runtime.applied > before and not leaving.worker.runtime.paused
+    for socket_path in leaving.folder.iterdir():  # of a process that had no time to remove it
+        socket_path.unlink()
+
+
+def test_a_device_that_cannot_export_uses_the_connection(beside: Callable[..., Leaving],
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_peer, "MEMORY", "/nonexistent/mem")
+    leaving = beside()
+    _, said = leaving.leave(mode="copy")
+    assert said["pages_by"] == "stream" and "cannot be exported" in said["pages_why"] and said["verified"]
     assert leaving.held() == [digest(leaving.device), str(leaving.worker.runtime.applied)]

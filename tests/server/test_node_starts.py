@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.server import workers
+from rgpu.server import node, workers
 from rgpu.server.node import DeviceSlot, Node
 from rgpu.session.errors import Fenced, LinkError, RgpuError
 
@@ -19,7 +19,8 @@ class Handle:
 
     def __init__(self, epoch: int, gates: dict[str, asyncio.Event]) -> None:
         self.pid, self.epoch, self.gates = 1000 + epoch, epoch, gates
-        self.device, self.quota, self.view = "cpu:0", 1, {}
+        self.device, self.quota, self.view, self.spare = "cpu:0", 1, {}, False
+        self.lingers = False  #: its process has not gone when it has said that it will
         self.closed = asyncio.Event()
         self.asked: list[str] = []
 
@@ -29,7 +30,8 @@ class Handle:
     async def request(self, do: str, **values: Any) -> dict[str, Any]:
         self.asked.append(do)
         if do == "forget":
-            self.closed.set()
+            if not self.lingers:
+                self.closed.set()
         elif (gate := self.gates.get(f"{do} {self.epoch}")) is not None:
             await gate.wait()
         if self.closed.is_set() and do != "forget":
@@ -153,5 +155,42 @@ def test_of_two_moves_that_arrive_the_newer_is_received(monkeypatch: pytest.Monk
             await first
         await second
         assert here.node.incoming["s"].move == "m2" and len(here.alive()) == 1
+
+    asyncio.run(test())
+
+
+def test_a_move_is_over_before_its_sources_process_has_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The end of a context on a GPU takes seconds. Until then its room is not given to anybody else."""
+    async def test() -> None:
+        here = Here(monkeypatch, tmp_path)
+        await here.begin(2)
+        (source,) = here.made
+        source.quota, source.lingers = 80, True
+        await asyncio.wait_for(here.node.obey("s", "m", "forget", 2), 1.0)
+        assert "forget" in source.asked and not source.closed.is_set() and "s" not in here.node.running
+        assert here.node.free("cpu:0") == 20
+        small = await asyncio.wait_for(here.node.worker_start(session="small", epoch=1, quota=20), 1.0)
+        assert small["device"] == "cpu:0", "what fits beside it does not wait"
+        large = asyncio.ensure_future(here.node.worker_start(session="large", epoch=1, quota=60))
+        await settled()
+        assert not large.done(), "it waits for the room, and is not refused"
+        source.closed.set()
+        await settled()
+        assert (await large)["device"] == "cpu:0" and here.node.ending == set()
+
+    asyncio.run(test())
+
+
+def test_a_process_that_does_not_go_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(node, "END_SECONDS", 0.05)
+        here = Here(monkeypatch, tmp_path)
+        await here.begin(2)
+        (source,) = here.made
+        source.lingers = True
+        await here.node.obey("s", "m", "forget", 2)
+        assert not source.closed.is_set()
+        await asyncio.sleep(0.2)
+        assert source.closed.is_set() and here.node.ending == set()
 
     asyncio.run(test())

@@ -87,6 +87,46 @@ def test_a_killed_spare_is_replaced_and_none_is_needed(tmp_path: Path) -> None:
     run(work)
 
 
+def test_whoever_comes_while_one_is_being_started_waits_for_it(tmp_path: Path) -> None:
+    """It is ahead of any that would be started now; the next one finds none on its way and starts its own."""
+    async def work() -> None:
+        spares = make(tmp_path)
+        spares.start(["cpu:0"])
+        try:
+            await until(lambda: spares._begun.get("cpu:0"))
+            options: Any = {"epoch": 1, "device": "cpu:0", "quota": 1 << 20, "state": "empty", "on_event": nobody,
+                            "spares": spares}
+            first, second = await asyncio.gather(workers.start(tmp_path, "a", **options),
+                                                 workers.start(tmp_path, "b", **options))
+            assert sorted((first.spare, second.spare)) == [False, True]
+            assert (spares.used, spares.missed) == (1, 1)
+            for handle in (first, second):
+                handle.kill()
+        finally:
+            spares.close()
+
+    run(work)
+
+
+def test_nobody_waits_for_one_that_does_not_start(tmp_path: Path) -> None:
+    async def work() -> None:
+        spares = make(tmp_path)
+
+        async def fails(device: str) -> Any:
+            await asyncio.sleep(0.05)
+            raise OSError("no room")
+
+        spares._make = fails  # type: ignore[method-assign]
+        spares.start(["cpu:0"])
+        await until(lambda: spares._begun.get("cpu:0"))
+        assignment: Any = None
+        assert await asyncio.wait_for(spares.become("cpu:0", assignment, tmp_path / "x.sock"), 5.0) is None
+        assert spares.missed == 1
+        spares.close()
+
+    run(work)
+
+
 def test_spares_end_with_their_daemon(tmp_path: Path) -> None:
     path = tmp_path / "one.sock"
     process = subprocess.Popen([sys.executable, "-m", "rgpu.server.worker", "--device", "cpu:0", "--socket", str(path),

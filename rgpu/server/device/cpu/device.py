@@ -25,6 +25,7 @@ from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
 from rgpu.server.device.cpu.memory import Memory
 from rgpu.server.device.cpu.modules import Engine, Modules
+from rgpu.server.device.cpu.peer import CpuPeer
 from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Fault, Streams
@@ -58,6 +59,7 @@ class CpuDevice:
         self.threads = threads
         self._engine: Any = engine or importlib.import_module("rgpu.server.device.cpu.ptx")
         self._memory = Memory(memory, index)
+        self.peer = CpuPeer(self._memory)
         self._modules = Modules(self._memory, self._engine)
         self._staged: dict[int, np.ndarray[Any, Any]] = {}
         self._staged_lock = threading.Lock()

@@ -70,6 +70,8 @@ class Memory:
             raise
         self._lock = threading.Lock()
         self._mappings: dict[int, int] = {}
+        self._serials: dict[int, int] = {}  #: by address of a mapping
+        self._mapped_ever = 0
         self._mapped = RangeTable()
         self._allocations: dict[int, int] = {}
         self._pinned: dict[int, int] = {}
@@ -100,6 +102,8 @@ class Memory:
             self._device.back(address, size)
             self.used += size
             self._mappings[address] = size
+            self._mapped_ever += 1
+            self._serials[address] = self._mapped_ever
             self._mapped = self._mapped.added(address, size)
 
     def unmap(self, address: int, size: int) -> None:
@@ -108,10 +112,15 @@ class Memory:
                 raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
             if self.valid.overlaps(address, size):
                 raise DeviceError(f"mapping {address:#x}+{size:#x} still holds allocations", INVALID_VALUE)
-            del self._mappings[address]
+            del self._mappings[address], self._serials[address]
             self._mapped = self._mapped.removed(address, size)
             self.used -= size
             self._device.release(address, size)
+
+    def serial(self, address: int, size: int) -> int | None:
+        """Tells one mapping from others that were at the same address; None if nothing is mapped so."""
+        with self._lock:
+            return self._serials[address] if self._mappings.get(address) == size else None
 
     # -- what the program may use -------------------------------------------------
     def allocate(self, address: int, size: int) -> None:

@@ -26,6 +26,7 @@ from rgpu.server.device.cuda.graphs import Graphs
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
+from rgpu.server.device.cuda.peer import CudaPeer
 from rgpu.server.device.cuda.ring import CudaRing
 from rgpu.server.device.cuda.staging import Staging
 from rgpu.server.device.cuda.streams import Completion
@@ -65,6 +66,7 @@ class CudaDevice:
         self.zeroing = Zeroing(lambda: [state.handle for state in list(self.completion.streams.values())])
         self.memory = Memory(ordinal, self.engine, self.zeroing)
         self.staging = Staging(ordinal)
+        self.peer = CudaPeer(self._use, ordinal, self.memory, self.zeroing)
         self.shadows = pinned.Shadows()
         self._detail = ""
         self._lock = threading.RLock()
@@ -524,6 +526,7 @@ class CudaDevice:
         self._ring.close()
         self.engine.close()
         self.staging.close()
+        self.peer.close()
         self.memory.close()
         self.zeroing.close()
         driver.cuDevicePrimaryCtxRelease(self._device)

@@ -6,6 +6,8 @@ each mapping, created exportable as a POSIX descriptor (SEMANTICS 15).
 
 from __future__ import annotations
 
+import itertools
+import threading
 from typing import Protocol
 
 from cuda.bindings import driver
@@ -40,6 +42,9 @@ class Memory:
                               "in this process?", 2)
         self.maps: dict[int, tuple[int, object]] = {}  #: address → (size, physical handle)
         self.allocations: dict[int, int] = {}
+        self._serials: dict[int, int] = {}  #: address → which physical allocation is mapped there
+        self._next_serial = itertools.count(1)
+        self._lock = threading.Lock()  #: a move exports while the session's thread unmaps
 
     def map(self, address: int, size: int) -> None:
         if size <= 0 or address % GRANULE or size % GRANULE:
@@ -62,16 +67,34 @@ class Memory:
             driver.cuMemRelease(handle)
             raise
         self.zeroing.fill(address, size)
-        self.maps[address] = (size, handle)
+        with self._lock:
+            self._serials[address] = next(self._next_serial)
+            self.maps[address] = (size, handle)
+
+    def serial(self, address: int, size: int) -> int | None:
+        """Names the physical memory of a mapping; None if nothing is mapped so."""
+        with self._lock:
+            return self._serials[address] if self.maps.get(address, (0, None))[0] == size else None
+
+    def export(self, address: int, size: int) -> tuple[int, int]:
+        """(serial, descriptor) of a mapping's physical memory. Raises DeviceError."""
+        with self._lock:
+            held, handle = self.maps.get(address, (0, None))
+            if held != size:
+                raise DeviceError(f"export of 0x{address:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
+            kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+            fd = check(driver.cuMemExportToShareableHandle(handle, kind, 0), "cuMemExportToShareableHandle")
+            return self._serials[address], int(fd)
 
     def unmap(self, address: int, size: int) -> None:
         entry = self.maps.get(address)
         if entry is None or entry[0] != size:
             raise DeviceError(f"unmap of 0x{address:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
         self.zeroing.settle()
-        check(driver.cuMemUnmap(address, size), "cuMemUnmap")
-        check(driver.cuMemRelease(entry[1]), "cuMemRelease")
-        del self.maps[address]
+        with self._lock:
+            check(driver.cuMemUnmap(address, size), "cuMemUnmap")
+            check(driver.cuMemRelease(entry[1]), "cuMemRelease")
+            del self.maps[address], self._serials[address]
         for start in [at for at in self.allocations if address <= at < address + size]:
             self.free(start)
 

@@ -10,6 +10,7 @@ Source: CUDA driver API, "Virtual Memory Management".
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -46,7 +47,7 @@ class Staging:
         with self._lock:
             if not self._base:
                 self._base = int(check(driver.cuMemAddressReserve(SPAN, GRANULE, BASE, 0), "cuMemAddressReserve"))
-            address = self._room(size)
+            address = first_gap(self._base, SPAN, {at: held for at, (held, _) in self._blocks.items()}, size)
             handle = check(driver.cuMemCreate(size, self._properties, 0), "cuMemCreate")
             try:
                 check(driver.cuMemMap(address, size, 0, handle, 0), "cuMemMap")
@@ -60,17 +61,6 @@ class Staging:
                 raise
             self._blocks[address] = size, handle
             return address
-
-    def _room(self, size: int) -> int:
-        """The first gap between blocks that is large enough."""
-        at = self._base
-        for address in sorted(self._blocks):
-            if address - at >= size:
-                return at
-            at = address + self._blocks[address][0]
-        if at + size > self._base + SPAN:
-            raise DeviceError(f"no addresses are left for {size} bytes of copies", OUT_OF_MEMORY)
-        return at
 
     def unstage(self, address: int) -> None:
         with self._lock:
@@ -86,3 +76,15 @@ class Staging:
         if self._base:
             driver.cuMemAddressFree(self._base, SPAN)
             self._base = 0
+
+
+def first_gap(base: int, span: int, blocks: Mapping[int, int], size: int) -> int:
+    """The first ``size`` free addresses of a range; ``blocks``: address → bytes. Raises DeviceError (2)."""
+    at = base
+    for address in sorted(blocks):
+        if address - at >= size:
+            return at
+        at = address + blocks[address]
+    if at + size > base + span:
+        raise DeviceError(f"no addresses are left for {size} bytes of copies", OUT_OF_MEMORY)
+    return at
