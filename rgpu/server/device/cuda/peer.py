@@ -51,7 +51,7 @@ class CudaPeer:
         self._zeroing = zeroing
         self._lock = threading.Lock()
         self._base = 0
-        self._blocks: dict[int, int] = {}  #: address → bytes, of what is mapped here
+        self._blocks: dict[int, Imported] = {}  #: by the address where it is mapped
         self._readable = driver.CUmemAccessDesc()
         self._readable.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         self._readable.location.id = ordinal
@@ -77,13 +77,14 @@ class CudaPeer:
             if not self._base:
                 self._base = int(check(driver.cuMemAddressReserve(SPAN, GRANULE, BASE, 0), "cuMemAddressReserve"))
             total = sum(size for _, size, _, _ in granted)
-            start = first_gap(self._base, SPAN, self._blocks, total)
+            start = first_gap(self._base, SPAN, {place: one.size for place, one in self._blocks.items()}, total)
             taken: list[Imported] = []
             try:
                 at = start
                 for address, size, serial, fd in granted:
                     self._map(at, size, fd)
-                    taken.append(Imported(address, size, serial, at))
+                    self._blocks[at] = Imported(address, size, serial, at)
+                    taken.append(self._blocks[at])
                     at += size
                 self._allow(start, total)
             except DeviceError:
@@ -98,7 +99,6 @@ class CudaPeer:
         handle = check(driver.cuMemImportFromShareableHandle(fd, POSIX), "cuMemImportFromShareableHandle")
         try:
             check(driver.cuMemMap(place, size, 0, handle, 0), "cuMemMap of imported memory")
-            self._blocks[place] = size
         finally:
             driver.cuMemRelease(handle)
 
@@ -128,17 +128,17 @@ class CudaPeer:
 
     def _unmap(self, imports: Sequence[Imported]) -> None:
         for one in imports:
-            if one.place in self._blocks:
-                check(driver.cuMemUnmap(one.place, self._blocks[one.place]), "cuMemUnmap of imported memory")
+            if self._blocks.get(one.place) is one:
+                check(driver.cuMemUnmap(one.place, one.size), "cuMemUnmap of imported memory")
                 del self._blocks[one.place]
 
     def close(self) -> None:
         """Give everything back; of a context that a fault has destroyed nothing is left to give."""
         self._use()
         with self._lock:
-            for place, size in list(self._blocks.items()):
+            for one in list(self._blocks.values()):
                 with suppress(DeviceError):
-                    check(driver.cuMemUnmap(place, size), "cuMemUnmap")
+                    self._unmap([one])
             self._blocks.clear()
             if self._base:
                 driver.cuMemAddressFree(self._base, SPAN)

@@ -1,0 +1,179 @@
+"""What the ``cuda`` device asks of the driver to give memory away and to take it in, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cuda.bindings import driver
+
+from rgpu.server.device.cuda import memory as memories
+from rgpu.server.device.cuda import peer as peers
+from rgpu.server.device.cuda.staging import first_gap
+from rgpu.session.addresses import DEVICE_BASE, GRANULE
+from rgpu.session.errors import DeviceError
+
+READ = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+BOTH = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+ROWS = [(DEVICE_BASE, 2 * GRANULE, 7, 40), (DEVICE_BASE + 8 * GRANULE, GRANULE, 9, 41)]
+
+
+class Driver:
+    """Types are the bindings' own; functions note their calls, keep handles and mappings, and fail when told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails: dict[str, Callable[[tuple[Any, ...]], int]] = {}
+        self.handles: set[int] = set()
+        self.mapped: dict[int, int] = {}
+        self._next = 100
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            return getattr(driver, name)
+
+        def function(*args: Any) -> tuple[Any, ...]:
+            self.calls.append((name, *args))
+            code = self.fails.get(name, lambda args: 0)(args)
+            return (driver.CUresult(code), *(() if code else getattr(self, f"_{name}", lambda *args: ())(*args)))
+
+        return function
+
+    def _new(self) -> tuple[int]:
+        self._next += 1
+        self.handles.add(self._next)
+        return (self._next,)
+
+    def _cuMemCreate(self, *args: Any) -> tuple[int]:
+        return self._new()
+
+    def _cuMemImportFromShareableHandle(self, *args: Any) -> tuple[int]:
+        return self._new()
+
+    def _cuMemExportToShareableHandle(self, handle: int, *args: Any) -> tuple[int]:
+        assert handle in self.handles
+        return (handle + 1000,)
+
+    def _cuMemRelease(self, handle: int) -> tuple[()]:
+        self.handles.remove(handle)
+        return ()
+
+    def _cuMemMap(self, address: int, size: int, *args: Any) -> tuple[()]:
+        assert all(address + size <= at or at + held <= address for at, held in self.mapped.items()), "overlap"
+        self.mapped[address] = size
+        return ()
+
+    def _cuMemUnmap(self, address: int, size: int) -> tuple[()]:
+        assert self.mapped.pop(address) == size
+        return ()
+
+    def _cuMemAddressReserve(self, size: int, granule: int, wish: int, flags: int) -> tuple[int]:
+        return (wish,)
+
+    def _cuStreamCreate(self, flags: int) -> tuple[int]:
+        return (5,)
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        return [call[1:] for call in self.calls if call[0] == name]
+
+
+class Zeros:
+    settled = 0
+
+    def fill(self, address: int, size: int) -> None: ...
+
+    def settle(self) -> None:
+        self.settled += 1
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    for module in (peers, memories):
+        monkeypatch.setattr(module, "driver", made)
+    return made
+
+
+def made(fake: Driver) -> peers.CudaPeer:
+    zeros: Any = Zeros()
+    ranges: Any = None
+    return peers.CudaPeer(lambda: None, 1, memories.Memory(0, ranges, zeros), zeros)
+
+
+def test_what_is_exported_is_the_handle_that_is_mapped_there_now(fake: Driver) -> None:
+    peer = made(fake)
+    memory = peer._memory
+    memory.map(DEVICE_BASE, GRANULE)
+    assert fake.of("cuMemCreate")[0][1].requestedHandleTypes == peers.POSIX
+    first = peer.export(DEVICE_BASE, GRANULE)
+    assert first == (peer.serial(DEVICE_BASE, GRANULE), 1101) and peer.serial(DEVICE_BASE, 2 * GRANULE) is None
+    memory.unmap(DEVICE_BASE, GRANULE)
+    assert peer.serial(DEVICE_BASE, GRANULE) is None
+    with pytest.raises(DeviceError, match="nothing was mapped so"):
+        peer.export(DEVICE_BASE, GRANULE)
+    memory.map(DEVICE_BASE, GRANULE)
+    again = peer.export(DEVICE_BASE, GRANULE)
+    assert again[0] != first[0] and again[1] == 1102
+
+
+def test_memory_is_taken_in_side_by_side_for_reading_and_let_go(fake: Driver) -> None:
+    peer = made(fake)
+    one, two = peer.admit(ROWS)
+    assert (one.address, one.size, one.serial, one.place) == (DEVICE_BASE, 2 * GRANULE, 7, peers.BASE)
+    assert two.place == peers.BASE + 2 * GRANULE and not fake.handles, "the mapping keeps the memory, not the handle"
+    assert [fd for fd, _ in fake.of("cuMemImportFromShareableHandle")] == [40, 41]
+    ((place, size, (access,), count),) = fake.of("cuMemSetAccess")
+    assert (place, size, access.location.id, access.flags, count) == (peers.BASE, 3 * GRANULE, 1, READ, 1)
+    peer.pull([(two, two.address + 65536, 131072), (one, one.address, one.size)])
+    assert fake.of("cuMemcpyDtoDAsync") == [(two.address + 65536, two.place + 65536, 131072, 5),
+                                            (one.address, one.place, one.size, 5)]
+    assert fake.calls[-1] == ("cuStreamSynchronize", 5) and peer._zeroing.settled == 1
+    peer.dismiss([one])
+    assert peer.admit([(DEVICE_BASE + 32 * GRANULE, GRANULE, 3, 42)])[0].place == peers.BASE, "its place is used again"
+    peer.dismiss([one, two])
+    assert fake.mapped == {peers.BASE: GRANULE}, "the first one's place is somebody else's by now"
+    peer.close()
+    assert not fake.mapped
+
+
+def test_a_driver_that_knows_no_access_for_reading_alone_gives_both(fake: Driver) -> None:
+    peer = made(fake)
+    fake.fails["cuMemSetAccess"] = lambda args: 801 if args[2][0].flags == READ else 0
+    peer.admit(ROWS[:1])
+    peer.admit(ROWS[1:])
+    assert len(fake.of("cuMemSetAccess")) == 3, "it is not asked twice"
+    assert peer._readable.flags == BOTH
+
+
+@pytest.mark.parametrize(("name", "fails"), [
+    ("cuMemImportFromShareableHandle", lambda args: 801 if args[0] == 41 else 0),
+    ("cuMemMap", lambda args: 1 if args[0] == peers.BASE + 2 * GRANULE else 0), ("cuMemSetAccess", lambda args: 217)])
+def test_what_cannot_be_taken_in_leaves_nothing_behind(name: str, fails: Any, fake: Driver) -> None:
+    peer = made(fake)
+    fake.fails[name] = fails
+    with pytest.raises(DeviceError, match=name):
+        peer.admit(ROWS)
+    assert not fake.mapped and not fake.handles and not peer._blocks
+
+
+@pytest.mark.parametrize("size", [0, GRANULE - 65536, -GRANULE])
+def test_sizes_that_cannot_be_are_refused(size: int, fake: Driver) -> None:
+    with pytest.raises(DeviceError, match="granules"):
+        made(fake).admit([(DEVICE_BASE, size, 1, 40)])
+
+
+def test_a_pull_that_the_driver_refuses_is_an_error(fake: Driver) -> None:
+    peer = made(fake)
+    (one,) = peer.admit(ROWS[:1])
+    for name in ("cuMemcpyDtoDAsync", "cuStreamSynchronize"):
+        fake.fails = {name: lambda args: 719}
+        with pytest.raises(DeviceError, match="pulling pages"):
+            peer.pull([(one, one.address, one.size)])
+
+
+def test_gaps() -> None:
+    assert first_gap(100, 50, {}, 50) == 100 and first_gap(100, 50, {100: 10, 120: 10}, 10) == 110
+    assert first_gap(100, 50, {100: 10, 120: 10}, 20) == 130
+    with pytest.raises(DeviceError):
+        first_gap(100, 50, {100: 10, 120: 10}, 21)
