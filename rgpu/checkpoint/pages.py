@@ -7,6 +7,7 @@ shadows, unknown for module variables (their initial values are not zero).
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,7 @@ class PageTable:
     def __init__(self, key: bytes) -> None:
         self.key = key
         self._sent: dict[tuple[int, int, str], np.ndarray[Any, Any]] = {}
+        self._mapped: list[tuple[int, int, str]] = []  #: those of mapped memory by address, once they were asked for
 
     def follow(self, regions: Iterable[Region]) -> tuple[list[Region], list[Region]]:
         """Adopt the present list of regions: (appeared, gone as regions without names).
@@ -72,6 +74,7 @@ class PageTable:
         the same here; its pages then differ by content, as all others do.
         """
         present = {_identity(region): region for region in regions}
+        self._mapped = []
         gone = [Region(*identity) for identity in self._sent.keys() - present.keys()]
         for region in gone:
             del self._sent[_identity(region)]
@@ -103,11 +106,12 @@ class PageTable:
 
         Of a region that :meth:`follow` dropped nothing is kept.
         """
-        for (start, size, kind), sent in self._sent.items():
-            if kind == "mapped" and start <= address < start + size:
-                first = (address - start) // PAGE
-                sent[first:first + count] = 2**64 - 1 if hashes is None else hashes
-                return
+        if not self._mapped:
+            self._mapped = sorted(identity for identity in self._sent if identity[2] == "mapped")
+        number = bisect.bisect_right(self._mapped, address, key=lambda identity: identity[0]) - 1
+        if number >= 0 and address < self._mapped[number][0] + self._mapped[number][1]:
+            first = (address - self._mapped[number][0]) // PAGE
+            self._sent[self._mapped[number]][first:first + count] = 2**64 - 1 if hashes is None else hashes
 
     def forget(self, region: Region, index: int) -> None:
         """The page was not delivered after all: it is dirty whatever it holds."""

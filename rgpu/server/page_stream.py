@@ -283,9 +283,7 @@ class PageReceiver:
         self.received.mapped = wanted
         self._layout = sorted(regions, key=lambda region: region.address)
         self._starts = [region.address for region in self._layout]
-        alive = {r.address: r.size for r in regions}
-        self.received.pages = {a: p for a, p in self.received.pages.items()
-                               if any(b <= a < b + s for b, s in alive.items())}
+        self.received.pages = {a: p for a, p in self.received.pages.items() if self._region_at(a) is not None}
 
     def _pages(self, connection: SealedConnection, body: Any) -> None:
         self._take(body)
@@ -309,14 +307,18 @@ class PageReceiver:
         """A run cut where regions end: (address, size, mapped). Raises :class:`Corrupt` outside the layout."""
         end = address + size
         while address < end:
-            index = bisect.bisect_right(self._starts, address) - 1
-            region = self._layout[index] if index >= 0 else None
-            if region is None or address >= region.address + region.size:
+            region = self._region_at(address)
+            if region is None:
                 raise Corrupt(f"a page for {address:#x}, where the session has no region", address=address,
                               reason="no region")
             stop = min(end, region.address + region.size)
             yield address, stop - address, region.kind == "mapped"
             address = stop
+
+    def _region_at(self, address: int) -> Region | None:
+        index = bisect.bisect_right(self._starts, address) - 1
+        region = self._layout[index] if index >= 0 else None
+        return region if region is not None and address < region.address + region.size else None
 
     def _keep(self, address: int, size: int, data: Any) -> None:
         with self._lock:

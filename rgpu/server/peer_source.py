@@ -92,12 +92,12 @@ class PeerSource:
         self._pulled &= mapped.keys()
         fresh = [] if still else [region for identity, region in mapped.items() if identity not in self._pulled]
         known = [region for identity, region in mapped.items() if still or identity in self._pulled]
-        wanted = [(region, plan.whole(region)) for region in fresh]
         with phases.phase("hash_ms"):
-            found = list(hash_present(view, known, table.key))
+            hashed = list(hash_present(view, known, table.key)) if known else []
         with phases.phase("compare_ms"):
-            wanted += [(region, plan.runs_of(region, table.dirty(region, now.hashes))) for region, now in found]
-            wanted = [(region, runs) for region, runs in wanted if len(runs)]
+            found = [(region, now.hashes, table.dirty(region, now.hashes)) for region, now in hashed]
+            wanted = [(region, plan.whole(region)) for region in fresh]
+            wanted += [(region, plan.runs_of(region, changed)) for region, _, changed in found if len(changed)]
         self._grant([region for region, _ in wanted], phases)
         runs = self._still_granted(np.concatenate([np.zeros(0, plan.RUN), *(runs for _, runs in wanted)]))
         for piece in plan.pieces(runs, self._piece):
@@ -105,12 +105,11 @@ class PeerSource:
         self.known = {}
         if still:
             room = plan.MOST_KNOWN
-            for region, now in found:
-                changed = table.dirty(region, now.hashes)
-                if _identity(region) in self._pulled and len(changed) <= min(room, len(now.hashes) // plan.FEW):
-                    self.known[_identity(region)] = changed, now.hashes[changed]
+            for region, hashes, changed in found:
+                if _identity(region) in self._pulled and len(changed) <= min(room, len(hashes) // plan.FEW):
+                    self.known[_identity(region)] = changed, hashes[changed]
                     room -= len(changed)
-                table.assume(region, now.hashes)
+                table.assume(region, hashes)
         self._pulled |= self._granted.keys() & {_identity(region) for region in fresh}
         self._note(runs, phases)
 
