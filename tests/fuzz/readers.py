@@ -26,6 +26,7 @@ from rgpu.checkpoint.snapshot import Snapshot
 from rgpu.checkpoint.state import RegionState, SessionState
 from rgpu.link.sealing import Opener, Sealer
 from rgpu.server import page_frames
+from rgpu.server import peer_plan as plan
 from rgpu.server import replay_stream as wire
 from rgpu.server.page_stream import BEGIN, LAYOUT, LZ4, PAGES, RAW, ROUND, STATE, ZERO, PageReceiver
 from rgpu.session import graphs
@@ -315,8 +316,18 @@ def _page_seeds() -> list[bytes]:
              page((1 << 45) + PAGE, zeros, LZ4, packed)]
     body = page_frames.head(np.concatenate([entries for entries, _ in parts])) + b"".join(data for _, data in parts)
     pages = message(PAGES, body)
+    asking = message(BEGIN, encode({"session": "fuzz", "move": "m", "hash_key": _KEY, "lanes": 0,
+                                    "peer": plan.Ask("boot", "cpu", "here", "there")}))
+    run = np.array([(1 << 45, 2 * PAGE)], plan.RUN)
+    known = plan.known({(1 << 45, 2 * PAGE): (np.array([1]), np.zeros((1, 2), np.uint64))})
+    bare = SessionState(session="fuzz", epoch=1, position=3, hash_key=_KEY, live=None, answers=[],
+                        regions=[RegionState(1 << 45, 2 * PAGE, "mapped")])
+    pulled = [asking + layout + message(plan.GRANT, plan.encode(plan.Grant([(1 << 45, 2 * PAGE, 1)]))),
+              asking + layout + message(plan.PULL, plan.pull(run, True)),
+              asking + layout + message(ROUND, encode({"round": 1, "known": known}))
+              + message(STATE, b"\1" + bare.encode())]
     return [begin + layout + pages + message(ROUND, encode({"round": 1})) + message(STATE, b"\1" + _state().encode()),
-            layout + pages, begin]
+            layout + pages, begin, *pulled]
 
 
 def _live_seeds() -> list[bytes]:

@@ -24,7 +24,8 @@ from tests.scenarios.staged import Staged, moved_or_refused
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a CUDA GPU")]
 SHOWN = ("mode", "downtime_ms", "brownout_ms", "total_ms", "bytes_sent", "rounds", "mismatched_pages", "repaired_bytes",
-         "sampled_pages", "sampled_mismatches", "expected", "why", "fell_back")
+         "sampled_pages", "sampled_mismatches", "expected", "why", "fell_back", "pages_by", "pages_why", "spare",
+         "phases_ms", "page_rounds")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,23 @@ def test_a_deterministic_program_moves_bit_for_bit(pool: LocalPool, tmp_path: Pa
         assert mode == "auto" or result["mode"] == mode, f"{result['why']}; {result.get('fell_back')}\n{pool.logs()}"
         if result["mode"] == "replay":
             assert result["mismatched_pages"] == 0, "a deterministic program was replayed to other bytes"
+    released.touch()
+    assert program.finish() == expected, "the moved program computed something else"
+
+
+def test_pages_are_pulled_between_workers_of_one_host(pool: LocalPool, tmp_path: Path) -> None:
+    """Out of exported device memory, three times; and over the connection when that is asked for."""
+    expected = pool.heat("still-peer", **HEAT).finish()
+    released = tmp_path / "released"
+    program = pool.run(sys.executable, "-W", "ignore", str(PACED), str(released),
+                       *(part for key, value in HEAT.items() for part in (f"--{key}", str(value))), name="peer")
+    program.wait_lines(4)
+    for pages, by in (("auto", "peer"), ("auto", "peer"), ("stream", "stream"), ("auto", "peer")):
+        result = pool.rgpu("migrate", "peer", OTHER[pool.wait_state("peer", "running")["host"]], "--mode", "copy",
+                           "--pages", pages)
+        print({key: result.get(key) for key in SHOWN})
+        assert result["outcome"] == "committed" and result["verified"], f"{result}\n{pool.logs()}"
+        assert result["pages_by"] == by, f"{result['pages_why']}\n{pool.logs()}"
     released.touch()
     assert program.finish() == expected, "the moved program computed something else"
 
