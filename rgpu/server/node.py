@@ -434,11 +434,11 @@ class Node:
 
         The end of a process that has a context on a GPU takes seconds, which a move that is over need not last.
         """
+        self.ending.add(handle)
         try:
             await handle.request("forget", reason=reason, timeout=END_SECONDS)
         except RgpuError:
             handle.kill()
-        self.ending.add(handle)
         task = asyncio.get_running_loop().create_task(self._see_off(handle))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
