@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 BASE = STAGING_BASE + SPAN  #: a wish; the driver may choose another place
 POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-INVALID_VALUE = 1
+INVALID_VALUE, NOT_SUPPORTED = 1, 801
 
 
 class CudaPeer:
@@ -50,7 +50,9 @@ class CudaPeer:
         self._memory = memory
         self._zeroing = zeroing
         self._lock = threading.Lock()
-        self._base = 0
+        # Like all that the driver places: in every worker, before anything of the session (SEMANTICS 12).
+        reserved = driver.cuMemAddressReserve(SPAN, GRANULE, BASE, 0)
+        self._base = 0 if int(reserved[0]) else int(reserved[1])
         self._blocks: dict[int, Imported] = {}  #: by the address where it is mapped
         self._readable = driver.CUmemAccessDesc()
         self._readable.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -75,7 +77,7 @@ class CudaPeer:
         began = time.monotonic()
         with self._lock:
             if not self._base:
-                self._base = int(check(driver.cuMemAddressReserve(SPAN, GRANULE, BASE, 0), "cuMemAddressReserve"))
+                raise DeviceError("the driver gave no addresses for memory of another worker", NOT_SUPPORTED)
             total = sum(size for _, size, _, _ in granted)
             start = first_gap(self._base, SPAN, {place: one.size for place, one in self._blocks.items()}, total)
             taken: list[Imported] = []

@@ -163,6 +163,14 @@ def test_sizes_that_cannot_be_are_refused(size: int, fake: Driver) -> None:
         made(fake).admit([(DEVICE_BASE, size, 1, 40)])
 
 
+def test_without_addresses_nothing_is_taken_in(fake: Driver) -> None:
+    fake.fails["cuMemAddressReserve"] = lambda args: 2 if args[2] == peers.BASE else 0
+    peer = made(fake)
+    with pytest.raises(DeviceError, match="no addresses"):
+        peer.admit(ROWS)
+    peer.close()
+
+
 def test_a_pull_that_the_driver_refuses_is_an_error(fake: Driver) -> None:
     peer = made(fake)
     (one,) = peer.admit(ROWS[:1])
