@@ -432,7 +432,7 @@ class Node:
     async def _dismiss(self, handle: WorkerHandle, reason: str) -> None:
         """Ask the worker to go, and wait no longer than until its agent was told.
 
-        The end of a process that has a context on a GPU takes seconds, which a move that is over need not last.
+        A process that has a context on a GPU does not end at once, and a move that is over need not last so long.
         """
         self.ending.add(handle)
         try:
@@ -444,6 +444,7 @@ class Node:
         task.add_done_callback(self._tasks.discard)
 
     async def _see_off(self, handle: WorkerHandle) -> None:
+        began = asyncio.get_running_loop().time()
         try:
             await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
         except TimeoutError:
@@ -451,6 +452,8 @@ class Node:
             await handle.closed.wait()
         finally:
             self.ending.discard(handle)
+        log.info("a dismissed worker has gone", session=handle.session, pid=handle.pid,
+                 ms=round((asyncio.get_running_loop().time() - began) * 1000))
 
     def died(self, session: str, pid: int) -> str | None:
         """A worker process has gone: "running" or "incoming" when it mattered, and it is forgotten."""
