@@ -142,11 +142,12 @@ class PeerSource:
             self._granted.update({(address, size): serial for address, size, serial in rows})
 
     def _export(self, region: Region, rows: list[tuple[int, int, int]], fds: list[int]) -> None:
+        before = self._memory.serial(region.address, region.size)
         try:
             serial, fd = self._memory.export(region.address, region.size)
         except DeviceError as error:
-            if self._memory.serial(region.address, region.size) is None:
-                return  # the program has just unmapped it
+            if before is None or self._memory.serial(region.address, region.size) != before:
+                return  # the program has just unmapped it: the next round sees what is there then
             raise NoPeer(f"memory cannot be exported: {error.message}") from error
         rows.append((region.address, region.size, serial))
         fds.append(fd)

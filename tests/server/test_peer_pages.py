@@ -22,7 +22,7 @@ from rgpu.server import channel, peer_link, peer_source, peer_target
 from rgpu.server import peer_plan as plan
 from rgpu.server.page_messages import BEGIN, LAYOUT, READY
 from rgpu.server.page_stream import PageReceiver
-from rgpu.session.errors import Corrupt, LinkError, MoveFailed, RecoveryFailed
+from rgpu.session.errors import Corrupt, DeviceError, LinkError, MoveFailed, RecoveryFailed
 from tests.scenarios.proxy import Proxy
 from tests.server.pages_device import PlainDevice
 from tests.server.pages_link import KEY, Link, state
@@ -125,13 +125,18 @@ def test_memory_that_is_unmapped_while_it_is_pulled_stays_until_it_is_let_go(lin
     assert BASE not in destination.memory
 
 
-def test_a_region_unmapped_before_it_was_exported_is_left_out(link: PeerLink) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_a_region_unmapped_before_it_was_exported_is_left_out(again: bool, link: PeerLink) -> None:
     source = link.sender.device
     honest = source.export
 
     def gone(address: int, size: int) -> tuple[int, int]:
         if address == BASE:
+            source.export = honest
             source.unmap(BASE, MAPPED)
+            if again:  # and another one takes its place at once
+                source.add(Region(BASE, MAPPED, "mapped"), 5)
+            raise DeviceError("no such mapping", 1)
         return honest(address, size)
 
     source.export = gone
