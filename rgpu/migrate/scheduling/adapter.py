@@ -8,7 +8,6 @@ set of models. Memory is rounded so that a plan never counts on a byte too many.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -28,19 +27,20 @@ from rgpu.migrate.placement import (
 from rgpu.migrate.records import NodeRecord, SessionRecord
 from rgpu.migrate.scheduling import placing
 from rgpu.migrate.scheduling.index import Index, build
-from rgpu.migrate.scheduling.mix import Mix, mix
+from rgpu.migrate.scheduling.shares import MIB, mix_of, node_of, reason_of
 from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Device, Node, Placed
 from rgpu.migrate.scheduling.snapshot import Request as Wanted
 from rgpu.migrate.scheduling.snapshot import Snapshot as Pool
-
-MIB = 1 << 20
 
 
 def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
     """The device where the pool fragments least; best-fit among equals.
 
-    Raises what :func:`rgpu.migrate.placement.place` raises, with the same reasons.
+    By the snapshot's decider where it has one (:mod:`.kept`: the same answer, sooner), else worked out from the
+    records alone. Raises what :func:`rgpu.migrate.placement.place` raises, with the same reasons.
     """
+    if snapshot.decider is not None:
+        return snapshot.decider.place(snapshot, request)
     fitting = candidates(snapshot, request)  # raises with a reason for each device when there is none
     index = _index(snapshot, request)
     allowed = np.zeros_like(index.usable)
@@ -54,15 +54,11 @@ def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
     node = snapshot.nodes[index.rows[chosen.host]]
     device = node.devices[chosen.devices[0]]
     free = snapshot.free(node, device, request.session)
-    reason = (f"{device.device} of {node.host}: fragments the pool least of {len(fitting)} that fit ({free >> 20} MiB "
-              "free)")
-    return Choice(node.host, device.device, reason, free)
+    return Choice(node.host, device.device, reason_of(node, device, len(fitting), free), free)
 
 
 def _index(snapshot: Snapshot, request: Request) -> Index:
-    nodes = tuple(Node(node.host, tuple(Device(d.device, d.memory // MIB, d.healthy) for d in node.devices))
-                  for node in snapshot.nodes)
-    index = build(Pool(nodes), mix_of(snapshot))
+    index = build(Pool(tuple(map(node_of, snapshot.nodes))), mix_of(snapshot))
     for row, node in enumerate(snapshot.nodes):
         for column, device in enumerate(node.devices):
             index.memory[row, column] = snapshot.free(node, device, request.session) // MIB
@@ -70,14 +66,6 @@ def _index(snapshot: Snapshot, request: Request) -> Index:
                 WHOLE, snapshot.compute_promised(node.host, device.device, request.session))
     index.refresh()
     return index
-
-
-def mix_of(snapshot: Snapshot) -> Mix:
-    """Classes from what the live sessions hold, as shares of the pool's most usual device."""
-    sizes = Counter(device.memory for node in snapshot.nodes for device in node.devices)
-    usual = max(sizes.most_common(1)[0][0] if sizes else 1, 1)
-    return mix(Demand(1, max(1, min(WHOLE, max(session.wants.compute, -(-session.quota * WHOLE // usual)))))
-               for session in snapshot.sessions if session.live and session.quota > 0)
 
 
 # -- for planners ------------------------------------------------------------------
