@@ -25,11 +25,18 @@ class Shares:
     def __init__(self) -> None:
         self.counts: npt.NDArray[np.int64] = np.zeros(WHOLE + 1, np.int64)
         self.usual = 1  #: bytes of the most usual device
+        self._sizes: Counter[int] = Counter()
 
-    def resize(self, nodes: Iterable[NodeRecord]) -> bool:
-        """The pool's devices are these; whether the usual size is another, so that :meth:`recount` is due."""
-        sizes = Counter(device.memory for node in nodes for device in node.devices)
-        usual = max(max(sizes, key=lambda size: (sizes[size], size), default=1), 1)
+    def devices(self, node: NodeRecord, sign: int) -> None:
+        """A host came, or (``sign`` -1) went; :meth:`settled` when all have."""
+        for device in node.devices:
+            self._sizes[device.memory] += sign
+            if not self._sizes[device.memory]:
+                del self._sizes[device.memory]
+
+    def settled(self) -> bool:
+        """Whether the most usual size is another now, so that :meth:`recount` is due."""
+        usual = max(max(self._sizes, key=lambda size: (self._sizes[size], size), default=1), 1)
         changed, self.usual = usual != self.usual, usual
         return changed
 
@@ -51,7 +58,9 @@ class Shares:
 def mix_of(snapshot: Snapshot) -> Mix:
     """The mix of a snapshot's sessions."""
     shares = Shares()
-    shares.resize(snapshot.nodes)
+    for node in snapshot.nodes:
+        shares.devices(node, 1)
+    shares.settled()
     shares.recount(snapshot.sessions)
     return share_mix(shares.counts)
 

@@ -16,6 +16,7 @@ from rgpu.migrate import placement
 from rgpu.migrate.placement import Claim, Request, Snapshot
 from rgpu.migrate.records import DeviceRecord, MoveRecord, Needs, NodeRecord, SessionRecord, Wants
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation
+from rgpu.migrate.scheduling.followed import CHUNK, Followed, differences
 from rgpu.migrate.scheduling.kept import Kept
 from rgpu.migrate.scheduling.mix import mix, share_mix
 from rgpu.migrate.scheduling.shares import MIB, mix_of
@@ -137,9 +138,9 @@ def test_a_snapshot_of_before_is_answered_as_before() -> None:
 
 
 def test_what_broke_off_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, pool = Kept(), Snapshot((node("a", 100),), (session("x", "a", 60),))
+    kept, pool = Kept(), Snapshot((node("a", 100),), (session("x", "a", 60),), (Claim("z", "a", "cpu:0", 0),))
     with monkeypatch.context() as patched:
-        patched.setattr(Kept, "_follow_reserved", lambda *_: 1 / 0)
+        patched.setattr(Followed, "_follow_reserved", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             kept.place(pool, Request("s", 40))
     assert kept.place(pool, Request("s", 40)) == place_by_fragmentation(pool, Request("s", 40))
@@ -158,3 +159,18 @@ def test_the_mix_of_shares_is_the_mix_of_their_demands(held: list[int]) -> None:
 def test_the_rarest_twentieth_of_the_classes_does_not_count() -> None:
     sessions = tuple(session(f"s{n}", "a", 50 if n < 97 else 7) for n in range(100))
     assert mix_of(Snapshot((node("a", 100),), sessions)).classes == (((0, 1, 50), 1.0),)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3 * CHUNK), st.integers(0, 2)), max_size=90))
+def test_differences_lead_from_one_listing_to_the_other(edits: list[tuple[int, int]]) -> None:
+    old = tuple([number] for number in range(2 * CHUNK + 7))
+    new = list(old)
+    for at, kind in edits:
+        if kind and at < len(new):
+            del new[at]
+        if kind != 1:
+            new.insert(at, [-at - 1])
+    gone, come = differences(old, tuple(new))
+    assert {id(one) for one in old} - {id(one) for one in gone} | {id(one) for one in come} == {id(o) for o in new}
+    assert not {id(one) for one in gone} & {id(one) for one in come}
+    assert len(gone) + len(come) <= 2 * len(edits)
