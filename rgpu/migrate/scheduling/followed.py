@@ -110,12 +110,12 @@ class Followed:
 
     # -- hosts ----------------------------------------------------------------------
     def _follow_nodes(self, nodes: tuple[NodeRecord, ...]) -> None:
+        if nodes == self.nodes:
+            self.nodes = nodes
+            return
         gone, come = differences(self.nodes, nodes)
         rows, before = self.index.rows, {node.host for node in gone}
         same_rows = len(nodes) == len(rows) and all(rows.get(node.host) == row for row, node in enumerate(nodes))
-        if not gone and not come and same_rows:
-            self.nodes = nodes
-            return
         width = max([len(node.devices) for node in come] + [self.free.shape[1]])
         for node in gone:
             self.shares.devices(node, -1)

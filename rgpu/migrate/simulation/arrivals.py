@@ -1,7 +1,8 @@
 """The arrivals of one simulated run, drawn from a task list with a seed.
 
-*Filling* (the published experiment): tasks drawn with replacement arrive a second apart until their
-demand is ``load`` times the pool's GPUs; none ends. *Churn*: the pool begins with sessions whose
+*Filling* (the published experiment): every task of the list once, in an order drawn with the seed,
+and from then on tasks drawn with replacement, arrive a second apart until their demand is ``load``
+times the pool's GPUs; none ends. *Churn*: the pool begins with sessions whose
 demand is ``load`` times its GPUs, drawn by how likely one finds them running (lifetime), the oldest
 placed first; then tasks arrive at random at the rate that keeps up that load, and end when they did.
 """
@@ -35,8 +36,11 @@ def filling(tasks: Sequence[Task], gpus: int, load: float, seed: int) -> list[Ar
     _check(tasks)
     arrivals: list[Arrival] = []
     draw, demanded = random.Random(seed), 0.0
+    once = list(tasks)
+    draw.shuffle(once)
     while demanded < load * gpus:
-        task, at = draw.choice(tasks), float(len(arrivals) + 1)
+        task = once[len(arrivals)] if len(arrivals) < len(once) else draw.choice(tasks)
+        at = float(len(arrivals) + 1)
         arrivals.append(Arrival(at, Request(f"t{len(arrivals)}", task.demand, arrived=at), FOREVER))
         demanded += task.demand.gpu_share
     return arrivals
