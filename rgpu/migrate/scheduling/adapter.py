@@ -8,7 +8,7 @@ set of models. Memory is rounded so that a plan never counts on a byte too many.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from rgpu.migrate.records import NodeRecord, SessionRecord
 from rgpu.migrate.scheduling import placing
 from rgpu.migrate.scheduling.index import Index, build
 from rgpu.migrate.scheduling.shares import MIB, mix_of, node_of, reason_of
-from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Device, Node, Placed
+from rgpu.migrate.scheduling.snapshot import MAX_MEMORY_MIB, WHOLE, Demand, Device, Node, Placed
 from rgpu.migrate.scheduling.snapshot import Request as Wanted
 from rgpu.migrate.scheduling.snapshot import Snapshot as Pool
 
@@ -92,27 +92,42 @@ class View:
 
 def view(snapshot: Snapshot, pinned: Mapping[str, str]) -> View:
     """The pool for a planner. ``pinned``: sessions that cannot be moved, and why."""
-    nodes = tuple(Node(node.host, tuple(Device(d.device, d.memory // MIB, d.healthy) for d in node.devices),
-                       model=node.host, ready=node.state == "ready") for node in snapshot.nodes)
-    demands = Demands(snapshot)
+    demands = Demands(snapshot.nodes)
     placed: list[Placed] = []
     known: set[tuple[str, str, str]] = set()
     for session in snapshot.sessions:
         why = pinned.get(session.name) or stays(session, demands.nodes.get(str(session.owner)))
-        for n, claim in enumerate(claims_of(session)):
-            known.add((claim.session, claim.host, claim.device))
-            placed += _placed(demands, claim, session, why, reserved=n > 0)
-    for claim in snapshot.reserved:
-        if (claim.session, claim.host, claim.device) not in known:
-            placed += _placed(demands, claim, None, "", reserved=True)
-    return View(snapshot, build(Pool(nodes, tuple(placed)), mix_of(snapshot)), tuple(placed), demands)
+        claims = claims_of(session)
+        known.update((claim.session, claim.host, claim.device) for claim in claims)
+        placed += session_places(demands, session, claims, why)
+    placed += reserved_places(demands, snapshot.reserved, known)
+    return View(snapshot, build(replace(pool_of(snapshot.nodes), placed=tuple(placed)), mix_of(snapshot)),
+                tuple(placed), demands)
+
+
+def pool_of(nodes: Iterable[NodeRecord]) -> Pool:
+    """The hosts as planners have them, with nobody on them."""
+    return Pool(tuple(Node(node.host, tuple(Device(d.device, d.memory // MIB, d.healthy) for d in node.devices),
+                           model=node.host, ready=node.state == "ready") for node in nodes))
+
+
+def session_places(demands: Demands, session: SessionRecord, claims: Sequence[Claim], why: str) -> list[Placed]:
+    """A session's places, as planners count them; the second is where it moves to. ``why`` it stays, or empty."""
+    return [one for n, claim in enumerate(claims) for one in _placed(demands, claim, session, why, reserved=n > 0)]
+
+
+def reserved_places(demands: Demands, reserved: Iterable[Claim],
+                    known: Collection[tuple[str, str, str]]) -> list[Placed]:
+    """Places kept for somebody; ``known``: (session, host, device) that session records have already."""
+    return [one for claim in reserved if (claim.session, claim.host, claim.device) not in known
+            for one in _placed(demands, claim, None, "", reserved=True)]
 
 
 class Demands:
-    """Demands of one snapshot; which hosts would do is worked out once for all that need the same."""
+    """Demands on these hosts; which of them would do is worked out once for all that need the same."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.nodes = {node.host: node for node in snapshot.nodes}
+    def __init__(self, nodes: Iterable[NodeRecord]) -> None:
+        self.nodes = {node.host: node for node in nodes}
         self._hosts: dict[object, frozenset[str]] = {}
 
     def of(self, request: Request) -> Demand:
@@ -123,8 +138,8 @@ class Demands:
                 unsuitable(node, device, request) is None and request.device in (None, device.device)
                 for device in node.devices))
             self._hosts[key] = frozenset() if len(hosts) == len(self.nodes) else hosts or frozenset({"(no host)"})
-        # Memory rounded up: a plan must not count on a byte too many.
-        return Demand(1, request.compute, -(-request.quota // MIB), self._hosts[key])
+        # Memory rounded up: a plan must not count on a byte too many. (One absurd record must not stop all plans.)
+        return Demand(1, request.compute, min(-(-request.quota // MIB), MAX_MEMORY_MIB), self._hosts[key])
 
 
 def stays(session: SessionRecord, node: NodeRecord | None) -> str:

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from rgpu.migrate import placement
 from rgpu.migrate.placement import Claim, Request, Snapshot
 from rgpu.migrate.records import DeviceRecord, MoveRecord, Needs, NodeRecord, SessionRecord, Wants
-from rgpu.migrate.scheduling.adapter import place_by_fragmentation
+from rgpu.migrate.scheduling.adapter import View, place_by_fragmentation, view
 from rgpu.migrate.scheduling.followed import CHUNK, Followed, differences
 from rgpu.migrate.scheduling.kept import Kept
 from rgpu.migrate.scheduling.mix import mix, share_mix
 from rgpu.migrate.scheduling.shares import MIB, mix_of
 from rgpu.migrate.scheduling.snapshot import Demand
+from rgpu.migrate.scheduling.views import Views
 from rgpu.migrate.waiting import Entry, serve
 from rgpu.session.errors import RgpuError
 from tests.migrate.test_placement import node, session
@@ -75,11 +76,11 @@ class Pools(random.Random):
         return Claim(self.choice(NAMES), self.choice(HOSTS), self.device_name(), self.choice(SIZES),
                      self.choice(SHARES), self.choice(GROUPS))
 
-    def later(self, before: Snapshot) -> Snapshot:
+    def later(self, before: Snapshot, hosts: bool = True) -> Snapshot:
         """The pool a little later: hosts, sessions and reserved places came, went and changed."""
         nodes = {one.host: one for one in before.nodes}
         sessions = {one.name: one for one in before.sessions}
-        for host in self.sample(HOSTS, self.choice([0, 0, 1, 2, 5])):
+        for host in self.sample(HOSTS, self.choice([0, 0, 1, 2, 5]) if hosts or not nodes else 0):
             if self.random() < 0.3:
                 nodes.pop(host, None)
             elif host in nodes and self.random() < 0.3:
@@ -126,6 +127,26 @@ def test_any_history_gives_the_answers_of_the_records_alone(seed: int) -> None:
             (entry.name, choice) for entry, choice in other.placed]
         assert [(w.position, w.reason, w.never) for w in one.waiting] == [
             (w.position, w.reason, w.never) for w in other.waiting]
+
+
+def same_view(one: View, other: View) -> None:
+    assert one.sessions == other.sessions and one.snapshot == other.snapshot
+    for name in ("compute", "memory", "effective", "usable", "total_memory", "exists"):
+        assert (getattr(one.index, name) == getattr(other.index, name)).all(), name
+    assert +one.index.groups == +other.index.groups and one.index.rows == other.index.rows
+    assert one.index.mix.classes == other.index.mix.classes
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_any_history_gives_planners_the_view_of_the_records_alone(seed: int) -> None:
+    draw, views, pool = Pools(seed), Views(), Snapshot((), ())
+    pinned: dict[str, str] = {}
+    for _ in range(8):
+        pool = draw.later(pool, hosts=draw.random() < 0.3)
+        if draw.random() < 0.4:
+            pinned = {name: draw.choice(["stuck", "failed"]) for name in draw.sample(NAMES, draw.randrange(4))}
+        same_view(views.view(pool, pinned), view(pool, pinned))
 
 
 def test_a_snapshot_of_before_is_answered_as_before() -> None:
