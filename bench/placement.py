@@ -197,7 +197,8 @@ def main() -> None:
     figures = {**decisions(pool, args.decisions, args.slow), **listing(pool, 50), **plans(pool, args.plans)}
     report = {"date": time.strftime("%Y-%m-%d"), "command": "python bench/placement.py " + " ".join(sys.argv[1:]),
               "machine": {"processors": os.cpu_count(), "python": platform.python_version()},
-              "hosts": len(pool.nodes), "devices": devices, "sessions": len(pool.records), "unit": "µs of CPU time", "figures": figures}
+              "hosts": len(pool.nodes), "devices": devices, "sessions": len(pool.records), "unit": "µs of CPU time",
+              "figures": figures}
     for name, found in figures.items():
         print(f"{name:36}", "  ".join(f"{key} {value:>10}" for key, value in found.items()))
     if args.output is not None:

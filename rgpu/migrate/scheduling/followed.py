@@ -134,19 +134,20 @@ class Followed:
         """Every row to where its host is now; those of new hosts are empty, to be filled in by who calls."""
         rows = self.index.rows
         source = np.array([rows.get(node.host, -1) for node in nodes], np.int64)
-        wider, index = width - self.free.shape[1], self.index
+        stays = np.flatnonzero(source >= 0)
+        source, shape, index = source[stays], (len(nodes), width), self.index
 
         def moved(grid: Any, nothing: Any) -> Any:
-            grid = np.pad(grid, ((0, 1), (0, wider)), constant_values=nothing)
-            grid[-1] = nothing
-            return grid[source]
+            laid = np.full(shape, nothing, grid.dtype)
+            laid[stays, :grid.shape[1]] = grid[source]
+            return laid
 
         self.free, self.total, self.kind = moved(self.free, -1), moved(self.total, -1), moved(self.kind, -1)
         self.ready = moved(self.ready, False)
-        effective_then = moved(index.effective, 0)
+        then = moved(index.effective, 0)
         self._index({node.host: row for row, node in enumerate(nodes)}, moved(index.compute, 0),
                     moved(index.memory, 0), moved(index.total_memory, 0))
-        self.index.effective = effective_then
+        self.index.effective = then
         self.layout += 1
 
     def _index(self, rows: dict[str, int], compute: Ints, memory: Ints, total_memory: Ints) -> None:

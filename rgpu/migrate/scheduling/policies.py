@@ -16,6 +16,7 @@ from rgpu.migrate.scheduling.snapshot import WHOLE, Demand
 if TYPE_CHECKING:
     from rgpu.migrate.scheduling.index import Floats, Index, Ints
 
+_PER_CENT = np.arange(WHOLE + 1)
 DUST = 1e-6  #: scores closer than this are equal: sums in another order must not decide
 
 
@@ -79,6 +80,8 @@ def marks(rises: Floats) -> Floats:
 
 def gradient(index: Index, need: Demand, places: Places) -> Floats:
     """What fragmentation would rise by at each place, in per cent of a device."""
+    if need.gpus == 1 and need.cpu_milli == 0:
+        return _gradient_of_one(index, need, places)
     mix, columns = index.mix, places.columns
     touched, where = places.hosts()
     before = index.free()[touched]
@@ -98,6 +101,25 @@ def gradient(index: Index, need: Demand, places: Places) -> Floats:
     usable_now = (rest[where] - value_now[at].sum(axis=1) + (new * mix.single[level[:, None], new]).sum(axis=1)
                   + WHOLE * whole_now * mix.several[level, whole_now])
     return np.asarray((new - old).sum(axis=1) - usable_now + usable_then[where])
+
+
+def _gradient_of_one(index: Index, need: Demand, places: Places) -> Floats:
+    """:func:`gradient` where one device changes and the host's CPU does not: nothing else of the host counts."""
+    mix, width = index.mix, index.effective.shape[1]
+    at = places.rows * width + places.columns[:, 0]
+    old, total = index.effective.ravel().take(at), index.total_memory.ravel().take(at)
+    left = (index.memory.ravel().take(at) - need.memory_mib) * WHOLE // np.maximum(total, 1)
+    new = np.minimum(index.compute.ravel().take(at) - need.compute, np.where(total > 0, left, WHOLE))
+    np.clip(new, 0, WHOLE, out=new)
+    unusable = (_PER_CENT * (1 - mix.single)).ravel()
+    level = mix.level(index.cpu).take(places.rows)
+    row = level * (WHOLE + 1)
+    rise = unusable.take(row + new) - unusable.take(row + old)
+    if mix.several.any():
+        whole = (index.effective >= WHOLE).sum(axis=1).take(places.rows)
+        fewer = whole - ((old >= WHOLE) & (new < WHOLE))
+        rise += WHOLE * (whole * mix.several[level, whole] - fewer * mix.several[level, fewer])
+    return np.asarray(rise)
 
 
 def _memory_left(index: Index, need: Demand, places: Places) -> Ints:

@@ -106,7 +106,7 @@ def answer(function: Callable[..., Any], *args: Any) -> Any:
         return type(error), error.message
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_any_history_gives_the_answers_of_the_records_alone(seed: int) -> None:
     draw, kept, pool = Pools(seed), Kept(), Snapshot((), ())
