@@ -20,7 +20,7 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,8 +44,11 @@ T = TypeVar("T")
 GIB = 1 << 30
 #: Hosts by devices, as in the recorded pool that the simulation uses; the devices' memory in GiB.
 HOSTS = ((8, 617, (80, 96)), (4, 54, (32,)), (2, 518, (16, 24)), (1, 24, (24,)))
-#: What sessions ask for: per cent of a device's compute, GiB of memory, how often. (Larger ones would fill the pool.)
-ASKED = ((10, 4, 20), (16, 6, 15), (25, 8, 20), (32, 12, 15), (47, 14, 20), (65, 16, 5), (100, 16, 5))
+#: What sessions ask for: per cent of a device's compute, GiB of memory, how often. 10,000 such leave half of the pool
+#: free, where most devices come into question, or fill it to nine tenths, where moves are worth something.
+ASKED = {"half full": ((10, 4, 20), (16, 6, 15), (25, 8, 20), (32, 12, 15), (47, 14, 20), (65, 16, 5), (100, 16, 5)),
+         "nearly full": ((16, 6, 10), (25, 8, 10), (32, 12, 10), (47, 14, 30), (65, 16, 10), (81, 16, 10),
+                         (100, 16, 20))}
 
 
 def hosts(draw: random.Random) -> list[NodeRecord]:
@@ -63,31 +66,38 @@ def hosts(draw: random.Random) -> list[NodeRecord]:
 class Pool:
     """A pool that changes, and whoever decides about it."""
 
-    def __init__(self, sessions: int) -> None:
-        self.draw = random.Random(1)
+    def __init__(self, sessions: int, asked: Sequence[tuple[int, int, int]]) -> None:
+        self.draw, self.asked, self.sessions = random.Random(1), asked, sessions
         self.nodes = hosts(self.draw)
         self.records: dict[str, SessionRecord] = {}
         self.kept, self.made = Kept(), 0
-        for _ in range(sessions):
-            self.come()
+        self.fill()
 
     def snapshot(self, decider: Kept | None = None) -> Snapshot:
         return Snapshot(tuple(self.nodes), tuple(self.records.values()), decider=decider)
 
     def request(self) -> Request:
-        share, gib, _ = self.draw.choices(ASKED, [often for _, _, often in ASKED])[0]
+        share, gib, _ = self.draw.choices(self.asked, [often for _, _, often in self.asked])[0]
         self.made += 1
         return Request(f"s{self.made:06}", gib * GIB, compute=share)
 
-    def come(self) -> None:
-        self.settle(self.request())
+    def fill(self, missing: int = 0) -> None:
+        """Sessions come until all but so many are there, or ten in a row find no place."""
+        refused = 0
+        while len(self.records) < self.sessions - missing and refused < 10:
+            refused = 0 if self.settle(self.request()) else refused + 1
 
-    def settle(self, request: Request) -> None:
-        choice = place_by_fragmentation(self.snapshot(self.kept), request)
+    def settle(self, request: Request) -> bool:
+        try:
+            choice = place_by_fragmentation(self.snapshot(self.kept), request)
+        except Refused:
+            return False
         now = float(self.made)
         self.records[request.session] = SessionRecord(
             name=request.session, state="running", owner=choice.host, incarnation=1, epoch=1, quota=request.quota,
-            agent="a" * 40, device=choice.device, wants=Wants(compute=request.compute), created=now, changed=now)
+            agent="a" * 40, device=choice.device, wants=Wants(compute=request.compute), created=now, changed=now,
+            needs=self.nodes[0].devices[0].needs())
+        return True
 
     def change(self, step: int) -> None:
         """A session ends; now and then a host is cordoned or let in again, leaves, or joins."""
@@ -125,7 +135,7 @@ def line_of(snapshot: Snapshot, request: Request) -> None:
     """What admission works out for one that comes."""
     wanted = sized(snapshot, request, 0, 0)
     assert never_fits(snapshot, wanted) is None
-    assert serve(snapshot, [Entry(wanted)]).placed
+    serve(snapshot, [Entry(wanted)])
 
 
 def decisions(pool: Pool, count: int, slow: int) -> dict[str, dict[str, float]]:
@@ -134,8 +144,7 @@ def decisions(pool: Pool, count: int, slow: int) -> dict[str, dict[str, float]]:
     for step in range(count):
         hosts_then = len(pool.nodes)
         pool.change(step)
-        while len(pool.records) < SESSIONS - 1:
-            pool.come()
+        pool.fill(missing=1)
         snapshot, request = pool.snapshot(pool.kept), pool.request()
         which = "place" if len(pool.nodes) == hosts_then else "place after a host came or went"
         choice = timed(times[which], place_by_fragmentation, snapshot, request)
@@ -180,7 +189,6 @@ def plans(pool: Pool, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    global SESSIONS
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sessions", type=int, default=10000)
     parser.add_argument("--decisions", type=int, default=1000)
@@ -188,24 +196,24 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=5)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    SESSIONS = args.sessions
-    begun = time.monotonic()
-    pool = Pool(args.sessions)
-    devices = sum(len(node.devices) for node in pool.nodes)
-    print(f"{len(pool.nodes)} hosts, {devices} devices, {len(pool.records)} sessions placed in "
-          f"{time.monotonic() - begun:.0f} s")
-    figures = {**decisions(pool, args.decisions, args.slow), **listing(pool, 50), **plans(pool, args.plans)}
-    report = {"date": time.strftime("%Y-%m-%d"), "command": "python bench/placement.py " + " ".join(sys.argv[1:]),
-              "machine": {"processors": os.cpu_count(), "python": platform.python_version()},
-              "hosts": len(pool.nodes), "devices": devices, "sessions": len(pool.records), "unit": "µs of CPU time",
-              "figures": figures}
-    for name, found in figures.items():
-        print(f"{name:36}", "  ".join(f"{key} {value:>10}" for key, value in found.items()))
+    report: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"), "command": " ".join(["python", "bench/placement.py", *sys.argv[1:]]),
+        "machine": {"processors": os.cpu_count(), "python": platform.python_version()}, "unit": "µs of CPU time",
+        "pools": []}
+    for name, asked in ASKED.items():
+        begun = time.monotonic()
+        pool = Pool(args.sessions, asked)
+        held = sum(record.wants.compute for record in pool.records.values()) / 100
+        facts = {"pool": name, "hosts": len(pool.nodes), "devices": sum(len(node.devices) for node in pool.nodes),
+                 "sessions": len(pool.records), "devices' worth held": round(held)}
+        print(", ".join(f"{key}: {value}" for key, value in facts.items()), f"({time.monotonic() - begun:.0f} s)")
+        figures = {**decisions(pool, args.decisions, args.slow), **listing(pool, 50), **plans(pool, args.plans)}
+        for what, found in figures.items():
+            print(f"  {what:34}", "  ".join(f"{key} {value:>10}" for key, value in found.items()))
+        report["pools"].append({**facts, "figures": figures})
     if args.output is not None:
         args.output.write_text(json.dumps(report, indent=1) + "\n")
 
-
-SESSIONS = 10000
 
 if __name__ == "__main__":
     main()
