@@ -33,9 +33,10 @@ from rgpu.migrate.placement import Request, Snapshot, never_fits, sized  # noqa:
 from rgpu.migrate.records import DeviceRecord, NodeRecord, SessionRecord, Wants, decode, encode  # noqa: E402
 from rgpu.migrate.registry.base import Entry as Stored  # noqa: E402
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation, view  # noqa: E402
+from rgpu.migrate.scheduling.consolidating import consolidate  # noqa: E402
 from rgpu.migrate.scheduling.costs import Costs, Limits  # noqa: E402
 from rgpu.migrate.scheduling.kept import Kept  # noqa: E402
-from rgpu.migrate.scheduling.rebalancing import consolidate, make_room  # noqa: E402
+from rgpu.migrate.scheduling.rebalancing import make_room  # noqa: E402
 from rgpu.migrate.scheduling.views import Views  # noqa: E402
 from rgpu.migrate.waiting import Entry, serve  # noqa: E402
 from rgpu.session.errors import Refused  # noqa: E402

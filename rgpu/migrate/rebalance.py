@@ -21,10 +21,11 @@ from rgpu.migrate.hosts import pool_record
 from rgpu.migrate.placement import Claim, device_refuses, request_for
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.migrate.scheduling.adapter import View
+from rgpu.migrate.scheduling.consolidating import consolidate
 from rgpu.migrate.scheduling.costs import Costs, Limits
 from rgpu.migrate.scheduling.placing import Place
 from rgpu.migrate.scheduling.preempting import Preemption, preempt
-from rgpu.migrate.scheduling.rebalancing import Alarm, Plan, consolidate, make_room
+from rgpu.migrate.scheduling.rebalancing import Alarm, Plan, make_room
 from rgpu.migrate.scheduling.views import Views
 from rgpu.migrate.waiting import Entry, Served, Waiting
 from rgpu.session.errors import Conflict, Fenced, MoveFailed, RgpuError
