@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from rgpu.migrate.decoded import Decoded
 from rgpu.migrate.nodes import NodeCommands, Progress
 from rgpu.migrate.ownership import Decision, Held, Leader, Node, describe
 from rgpu.migrate.placement import Claim, Snapshot
@@ -34,6 +35,7 @@ from rgpu.migrate.records import (
     session_key,
 )
 from rgpu.migrate.registry.base import Entry, Put, Registry, absent, created, txn_certain
+from rgpu.migrate.scheduling.kept import Kept
 from rgpu.session.errors import (
     Conflict,
     Corrupt,
@@ -88,6 +90,10 @@ class Desk:
         #: and what a next leader finds is on record (moves that have begun) or is planned anew.
         self.reserved: dict[tuple[str, str], Claim] = {}
         self._salt = secrets.token_hex(4)
+        self._sessions = Decoded("a session's", _held)
+        self._nodes = Decoded("a node's", lambda entry: decode(entry.value, NodeRecord, entry.key))
+        self._records: tuple[tuple[Held, ...], tuple[SessionRecord, ...]] = ((), ())
+        self._kept = Kept()
 
     def new_id(self) -> str:
         """Unlike any other command's or move's id."""
@@ -111,27 +117,25 @@ class Desk:
         return None if entry is None else Node(decode(entry.value, NodeRecord, entry.key), entry.create_revision)
 
     async def sessions(self) -> list[Held]:
-        """All that can be read; one damaged record must not stop the others."""
-        found = []
-        for entry in (await self.registry.list(SESSIONS)).entries:
-            try:
-                found.append(_held(entry))
-            except RgpuError as error:
-                log.error("a session's record cannot be read", key=entry.key, reason=error.message)
-        return found
+        """All that can be read; one damaged record does not stop the others."""
+        return list(await self._all_sessions())
+
+    async def _all_sessions(self) -> tuple[Held, ...]:
+        return self._sessions.read((await self.registry.list(SESSIONS)).entries)
 
     async def nodes(self) -> list[NodeRecord]:
-        found = []
-        for entry in (await self.registry.list(NODES)).entries:
-            try:
-                found.append(decode(entry.value, NodeRecord, entry.key))
-            except Corrupt as error:
-                log.error("a node's record cannot be read", key=entry.key, reason=error.message)
-        return found
+        """All living nodes, likewise."""
+        return list(await self._all_nodes())
+
+    async def _all_nodes(self) -> tuple[NodeRecord, ...]:
+        return self._nodes.read((await self.registry.list(NODES)).entries)
 
     async def snapshot(self) -> Snapshot:
-        return Snapshot(tuple(await self.nodes()), tuple(held.record for held in await self.sessions()),
-                        tuple(self.reserved.values()))
+        """The pool now. What is asked about it is answered from what was remembered of the pool before."""
+        nodes, sessions = await self._all_nodes(), await self._all_sessions()
+        if self._records[0] is not sessions:
+            self._records = sessions, tuple(held.record for held in sessions)
+        return Snapshot(nodes, self._records[1], tuple(self.reserved.values()), decider=self._kept)
 
     async def paused(self) -> str | None:
         """Why automation begins nothing now; None while it may."""

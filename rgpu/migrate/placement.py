@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from rgpu.migrate.records import DeviceRecord, Needs, NodeRecord, SessionRecord
 from rgpu.session.errors import NotFound, Refused
 
 Place = tuple[str, str]  #: host, device
 WHOLE = 100  #: per cent of one device
+MOST_REASONS = 24  #: that a refusal tells before it counts the rest
 _WORDS = re.compile(r"[a-z0-9]+")
 
 
@@ -45,6 +46,8 @@ class Snapshot:
     nodes: tuple[NodeRecord, ...]
     sessions: tuple[SessionRecord, ...]
     reserved: tuple[Claim, ...] = ()
+    #: What answers for a large pool, from memory (:mod:`rgpu.migrate.scheduling.kept`); never another answer.
+    decider: Decider | None = field(default=None, compare=False, repr=False)
 
     def node(self, host: str) -> NodeRecord | None:
         return next((node for node in self.nodes if node.host == host), None)
@@ -135,12 +138,46 @@ class Candidate:
     free: int
 
 
-@dataclass
-class _Search:
-    """Candidates, and why the others are none."""
+class Promises(Protocol):
+    """What is promised of devices."""
 
-    found: list[Candidate] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
+    def free(self, node: NodeRecord, device: DeviceRecord, without: str = "") -> int:
+        """Bytes that are promised to nobody, but to ``without``; may be negative."""
+
+    def compute_promised(self, host: str, device: str, without: str = "") -> int:
+        """Per cent that sessions, but ``without``, have or will have."""
+
+
+class Decider(Protocol):
+    """Answers about a snapshot from what it remembers of others: the same as the functions here, sooner."""
+
+    def place(self, snapshot: Snapshot, request: Request) -> Choice:
+        """As ``scheduling.adapter.place_by_fragmentation``."""
+
+    def suitable(self, snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, DeviceRecord]]:
+        """As :func:`suitable`."""
+
+    def sizes(self, snapshot: Snapshot, request: Request) -> list[int]:
+        """As :func:`sizes`."""
+
+    def room(self, snapshot: Snapshot, request: Request) -> Room:
+        """As :func:`room`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the ready devices that would do have free for a request that waits. ``before``: for whom some are kept.
+
+    The figures are of those that are kept for nobody; ``most_*``: of one device. ``compute``: per cent.
+    """
+
+    ready: int = 0
+    before: tuple[str, ...] = ()
+    open: int = 0
+    bytes: int = 0
+    most_bytes: int = 0
+    compute: int = 0
+    most_compute: int = 0
 
 
 def place(snapshot: Snapshot, request: Request) -> Choice:
@@ -157,11 +194,11 @@ def place(snapshot: Snapshot, request: Request) -> Choice:
 
 def candidates(snapshot: Snapshot, request: Request) -> list[Candidate]:
     """Every device that fits, one at least. Raises as :func:`place` does."""
-    search = _search(snapshot, request)
-    if not search.found:
-        detail = "; ".join(search.reasons) if search.reasons else "the pool has no nodes"
-        raise Refused(f"no place for {request.session}: {detail}", session=request.session)
-    return search.found
+    rivals = snapshot.rivals(request.anti_affinity, request.session)
+    found = [one for one in _look(snapshot, _hosts(snapshot, request), request, rivals) if isinstance(one, Candidate)]
+    if not found:
+        raise no_place(snapshot, snapshot, request, rivals)
+    return found
 
 
 def rank(found: Sequence[Candidate]) -> list[Candidate]:
@@ -169,31 +206,51 @@ def rank(found: Sequence[Candidate]) -> list[Candidate]:
     return sorted(found, key=lambda c: (-c.free, c.node.host, c.device.device))
 
 
-def _search(snapshot: Snapshot, request: Request) -> _Search:
-    search = _Search()
-    nodes: Iterable[NodeRecord] = snapshot.nodes
-    if request.host is not None:
-        node = snapshot.node(request.host)
-        if node is None:
-            known = ", ".join(sorted(n.host for n in snapshot.nodes)) or "none"
-            raise NotFound(f"no host is called {request.host!r}; the pool has: {known}", host=request.host)
-        nodes = [node]
-    rivals = snapshot.rivals(request.anti_affinity, request.session)
+def _hosts(snapshot: Snapshot, request: Request) -> tuple[NodeRecord, ...]:
+    """The nodes that come into question. Raises :class:`NotFound` for a host that is not there."""
+    if request.host is None:
+        return snapshot.nodes
+    node = snapshot.node(request.host)
+    if node is None:
+        raise unknown_host(snapshot.nodes, request.host)
+    return (node,)
+
+
+def unknown_host(nodes: Sequence[NodeRecord], host: str) -> NotFound:
+    """The error for a host that was asked for and is not in the pool."""
+    known = sorted(node.host for node in nodes)
+    named = ", ".join(known[:MOST_REASONS]) or "none"
+    more = f" and {len(known) - MOST_REASONS} others" if len(known) > MOST_REASONS else ""
+    return NotFound(f"no host is called {host!r}; the pool has: {named}{more}", host=host)
+
+
+def no_place(promises: Promises, snapshot: Snapshot, request: Request, rivals: Collection[str]) -> Refused:
+    """The error that says why no device takes the session; in a large pool of the first devices only."""
+    hosts = _hosts(snapshot, request)
+    reasons: list[str] = []
+    for seen, node in enumerate(hosts):
+        if len(reasons) >= MOST_REASONS:
+            reasons.append(f"nor does any of {len(hosts) - seen} hosts more take it")
+            break
+        reasons += [one for one in _look(promises, (node,), request, rivals) if isinstance(one, str)]
+    detail = "; ".join(reasons) if reasons else "the pool has no nodes"
+    return Refused(f"no place for {request.session}: {detail}", session=request.session)
+
+
+def _look(promises: Promises, nodes: Iterable[NodeRecord], request: Request,
+          rivals: Collection[str]) -> Iterator[Candidate | str]:
+    """Each device as a candidate, or why it (or its whole node) is none."""
     for node in nodes:
         why = node_refuses(node, request, rivals)
         if why is not None:
-            search.reasons.append(why)
+            yield why
             continue
         devices = [d for d in node.devices if request.device in (None, d.device)]
         if not devices:
-            search.reasons.append(f"{node.host} has no device {request.device or 'at all'}")
+            yield f"{node.host} has no device {request.device or 'at all'}"
         for device in devices:
-            why = device_refuses(snapshot, node, device, request)
-            if why is None:
-                search.found.append(Candidate(node, device, snapshot.free(node, device, request.session)))
-            else:
-                search.reasons.append(why)
-    return search
+            why = device_refuses(promises, node, device, request)
+            yield Candidate(node, device, promises.free(node, device, request.session)) if why is None else why
 
 
 def node_refuses(node: NodeRecord, request: Request, rivals: Collection[str] = ()) -> str | None:
@@ -209,7 +266,7 @@ def node_refuses(node: NodeRecord, request: Request, rivals: Collection[str] = (
     return None
 
 
-def device_refuses(snapshot: Snapshot, node: NodeRecord, device: DeviceRecord, request: Request) -> str | None:
+def device_refuses(promises: Promises, node: NodeRecord, device: DeviceRecord, request: Request) -> str | None:
     """Why the device cannot take the session."""
     where = f"{device.device} of {node.host}"
     if not device.healthy:
@@ -219,10 +276,10 @@ def device_refuses(snapshot: Snapshot, node: NodeRecord, device: DeviceRecord, r
     why = unsuitable(node, device, request)
     if why is not None:
         return why
-    free = snapshot.free(node, device, request.session)
+    free = promises.free(node, device, request.session)
     if free < request.quota:
         return f"{where} is full: {mebibytes(max(0, free))} free of the {mebibytes(request.quota)} needed"
-    share = WHOLE - snapshot.compute_promised(node.host, device.device, request.session)
+    share = WHOLE - promises.compute_promised(node.host, device.device, request.session)
     if request.compute > max(0, share):
         return f"{where} is busy: {max(0, share)} % of its compute free of the {request.compute} % needed"
     if (node.host, device.device) in request.kept:
@@ -232,17 +289,27 @@ def device_refuses(snapshot: Snapshot, node: NodeRecord, device: DeviceRecord, r
 
 def unsuitable(node: NodeRecord, device: DeviceRecord, request: Request) -> str | None:
     """Why the device would not do even if nobody else used it, its memory's size apart."""
-    where, needs = f"{device.device} of {node.host}", request.needs
+    why = _unlike(device, request)
+    return None if why is None else f"{device.device} of {node.host} {why}"
+
+
+def suits(device: DeviceRecord, request: Request) -> bool:
+    """Whether a device of that kind would do: :func:`unsuitable` has nothing against it, wherever it is."""
+    return _unlike(device, request) is None
+
+
+def _unlike(device: DeviceRecord, request: Request) -> str | None:
+    needs = request.needs
     if needs is not None:
         if device.kind != needs.kind:
-            return f"{where} is another kind of device than the session began on ({needs.kind})"
+            return f"is another kind of device than the session began on ({needs.kind})"
         if device.compute_capability != needs.compute_capability:
-            return (f"{where} has compute capability {_dotted(device.compute_capability)}, the session needs "
+            return (f"has compute capability {_dotted(device.compute_capability)}, the session needs "
                     f"{_dotted(needs.compute_capability)}")
         if device.driver_version < needs.driver_version:
-            return f"{where} has driver {device.driver_version}, older than the {needs.driver_version} it began with"
+            return f"has driver {device.driver_version}, older than the {needs.driver_version} it began with"
     if request.models and not any(is_model(device.name, model) for model in request.models):
-        return f"{where} is {device.name or 'of no named model'}, not {' or '.join(sorted(request.models))}"
+        return f"is {device.name or 'of no named model'}, not {' or '.join(sorted(request.models))}"
     return None
 
 
@@ -257,19 +324,46 @@ def is_model(name: str, wanted: str) -> bool:
 
 def suitable(snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, DeviceRecord]]:
     """Devices that would take the session if they were empty, in whatever state they and their hosts are."""
+    if snapshot.decider is not None:
+        return snapshot.decider.suitable(snapshot, request)
     return [(node, device) for node in snapshot.nodes if request.host in (None, node.host) for device in node.devices
             if request.device in (None, device.device) and unsuitable(node, device, request) is None
             and device.memory >= request.quota]
 
 
+def sizes(snapshot: Snapshot, request: Request) -> list[int]:
+    """Least and most memory of the devices that would do if they were empty, however much is asked; [] for none."""
+    if snapshot.decider is not None:
+        return snapshot.decider.sizes(snapshot, request)
+    found = [device.memory for _, device in suitable(snapshot, replace(request, quota=0))]
+    return [min(found), max(found)] if found else []
+
+
+def room(snapshot: Snapshot, request: Request) -> Room:
+    """What is free for a request that waits."""
+    if snapshot.decider is not None:
+        return snapshot.decider.room(snapshot, request)
+    places = [(node, device) for node, device in suitable(snapshot, request)
+              if node.state == "ready" and device.healthy]
+    before = {request.kept[node.host, device.device] for node, device in places
+              if (node.host, device.device) in request.kept}
+    free, compute = [], []
+    for node, device in places:
+        if (node.host, device.device) not in request.kept:
+            free.append(max(0, snapshot.free(node, device, request.session)))
+            compute.append(max(0, WHOLE - snapshot.compute_promised(node.host, device.device, request.session)))
+    return Room(len(places), tuple(sorted(before)), len(free), sum(free), max(free, default=0), sum(compute),
+                max(compute, default=0))
+
+
 def never_fits(snapshot: Snapshot, request: Request) -> str | None:
     """Why no device of this pool takes the session even when it is empty, and the largest that one would."""
-    if suitable(snapshot, request):
+    found = sizes(snapshot, request)
+    if found and found[-1] >= request.quota:
         return None
-    sizes = [device.memory for _, device in suitable(snapshot, replace(request, quota=0))]
-    if sizes:
+    if found:
         return (f"{request.session} can never fit: it wants {mebibytes(request.quota)} of one device, and the largest "
-                f"that would fit is {mebibytes(max(sizes))}")
+                f"that would fit is {mebibytes(found[-1])}")
     where = f"{request.host} has" if request.host else "the pool has"
     names = sorted({device.name or device.device for node in snapshot.nodes for device in node.devices
                     if request.host in (None, node.host)})
@@ -280,8 +374,8 @@ def never_fits(snapshot: Snapshot, request: Request) -> str | None:
 def share_of_memory(snapshot: Snapshot, request: Request, share: int) -> int:
     """Bytes that ``share`` per cent of a device are, by the smallest that would do: what ``--gpus`` means without
     ``--memory``. 0 where there is none."""
-    sizes = [device.memory for _, device in suitable(snapshot, replace(request, quota=0))]
-    return min(sizes, default=0) * share // WHOLE >> 20 << 20
+    found = sizes(snapshot, request)
+    return found[0] * share // WHOLE >> 20 << 20 if found else 0
 
 
 def sized(snapshot: Snapshot, request: Request, share: int, default: int) -> Request:

@@ -11,7 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from rgpu.migrate.placement import Choice, Claim, Place, Request, Snapshot, mebibytes, never_fits, request_for, suitable
+from rgpu.migrate.placement import (
+    Choice,
+    Claim,
+    Place,
+    Request,
+    Snapshot,
+    mebibytes,
+    never_fits,
+    request_for,
+    room,
+    suitable,
+)
 from rgpu.migrate.records import QueueRecord, SessionRecord
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation
 from rgpu.migrate.scheduling.queueing import ordered
@@ -91,13 +102,13 @@ def serve(snapshot: Snapshot, entries: Iterable[Entry]) -> Served:
     placed: list[tuple[Entry, Choice]] = []
     waiting: list[Waiting] = []
     kept: dict[Place, str] = {}
-    everything = {(node.host, device.device) for node in snapshot.nodes for device in node.devices}
+    everything = sum(len(node.devices) for node in snapshot.nodes)
     for position, entry in enumerate(in_order(entries), 1):
         request = replace(entry.request, kept=kept)
         if entry.hold:
             waiting.append(Waiting(entry, position, entry.hold))
             continue
-        if kept and len(kept) == len(everything):  # the usual case of a long line: no need to look
+        if kept and len(kept) == everything:  # the usual case of a long line: no need to look
             waiting.append(Waiting(entry, position, _behind(kept)))
             continue
         try:
@@ -110,7 +121,7 @@ def serve(snapshot: Snapshot, entries: Iterable[Entry]) -> Served:
             continue
         placed.append((entry, choice))
         claim = Claim(entry.name, choice.host, choice.device, request.quota, request.compute, request.anti_affinity)
-        snapshot = Snapshot(snapshot.nodes, snapshot.sessions, (*snapshot.reserved, claim))
+        snapshot = replace(snapshot, reserved=(*snapshot.reserved, claim))
     return Served(tuple(placed), tuple(waiting))
 
 
@@ -121,22 +132,16 @@ def _behind(kept: dict[Place, str]) -> str:
 
 def why_waits(snapshot: Snapshot, request: Request) -> str:
     """What is free in all for such a request, and the largest piece of it; or who is before it."""
-    places = [(node, device) for node, device in suitable(snapshot, request)
-              if node.state == "ready" and device.healthy]
-    if not places:
+    found = room(snapshot, request)
+    if not found.ready:
         return f"no device that would do is ready: {_wish(request)}"
-    before = sorted({request.kept[node.host, device.device] for node, device in places
-                     if (node.host, device.device) in request.kept})
-    open_to_it = [(node, device) for node, device in places if (node.host, device.device) not in request.kept]
-    if not open_to_it:
-        return f"{', '.join(before[:3])}{' and others' if len(before) > 3 else ''} wait before it for what it needs"
-    free = [max(0, snapshot.free(node, device, request.session)) for node, device in open_to_it]
-    said = f"{_wish(request)} fits nowhere now: {mebibytes(sum(free))} are free in all, the largest piece is " \
-           f"{mebibytes(max(free))}"
+    if not found.open:
+        others = " and others" if len(found.before) > 3 else ""
+        return f"{', '.join(found.before[:3])}{others} wait before it for what it needs"
+    said = f"{_wish(request)} fits nowhere now: {mebibytes(found.bytes)} are free in all, the largest piece is " \
+           f"{mebibytes(found.most_bytes)}"
     if request.compute:
-        share = [max(0, 100 - snapshot.compute_promised(node.host, device.device, request.session))
-                 for node, device in open_to_it]
-        said += f"; {sum(share)} % of a GPU's compute in all, at most {max(share)} % of one"
+        said += f"; {found.compute} % of a GPU's compute in all, at most {found.most_compute} % of one"
     if request.anti_affinity and snapshot.rivals(request.anti_affinity, request.session):
         said += f"; hosts with another session of {request.anti_affinity} do not count"
     return said

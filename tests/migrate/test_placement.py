@@ -58,6 +58,15 @@ def test_reasons() -> None:
     assert newer.host == "a"
 
 
+def test_a_large_pool_is_not_told_in_whole() -> None:
+    pool = Snapshot(tuple(node(f"n{i:02}", 10, 10) for i in range(40)), ())
+    with pytest.raises(Refused, match="cpu:1 of n11 is full: .*; nor does any of 28 hosts more take it$") as caught:
+        place(pool, Request("s", 20))
+    assert caught.value.message.count("is full") == 24
+    with pytest.raises(NotFound, match="n23 and 16 others$"):
+        place(pool, Request("s", 1, host="z"))
+
+
 @given(st.lists(st.lists(st.integers(0, 100), max_size=3), min_size=1, max_size=5), st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 60)), max_size=8), st.integers(1, 100))
 def test_never_more_than_there_is_and_never_refused_in_vain(memory: list[list[int]],

@@ -32,6 +32,28 @@ def test_reads_the_columns(files: tuple[Path, Path]) -> None:
     assert tasks[3].demand.compute == 31, "a share is rounded up to 1 %"
 
 
+def test_a_task_lives_from_its_start_and_one_that_never_ran_does_not_churn(tmp_path: Path) -> None:
+    head = HEAD.replace("\n", ",scheduled_time\n")
+    (tmp_path / "t.csv").write_text(head + "a,1,1,1,500,,0,900,100\nb,1,1,1,250,,0,900,\n")
+    tasks = trace.read_tasks(tmp_path / "t.csv")
+    assert [task.life for task in tasks] == [800, None]
+    assert {a.request.demand.compute for a in arrivals.churn(tasks, 8, 0.9, 0, 3600)} == {50}
+    assert {a.request.demand.compute for a in arrivals.filling(tasks, 8, 0.9, 0)} == {50, 25}
+    (tmp_path / "t.csv").write_text(head + "a,1,1,1,500,,0,900,901\n")
+    with pytest.raises(Corrupt, match="ran from 901"):
+        trace.read_tasks(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text(head + "b,1,1,1,250,,0,900,\n")
+    with pytest.raises(UsageError):
+        arrivals.churn(trace.read_tasks(tmp_path / "t.csv"), 8, 0.9, 0, 3600)
+
+
+def test_a_pool_is_filled_with_each_task_once_and_then_at_random(files: tuple[Path, Path]) -> None:
+    tasks = trace.read_tasks(files[1])
+    filled = arrivals.filling(tasks, 24, 1.0, 1)
+    assert sorted(str(a.request.demand) for a in filled[:4]) == sorted(str(task.demand) for task in tasks)
+    assert sum(a.request.demand.gpu_share for a in filled) >= 24 and filled != arrivals.filling(tasks, 24, 1.0, 2)
+
+
 @pytest.mark.parametrize("text", ["", HEAD, HEAD + "a,x,1,1,1,,0,1\n", HEAD + "a,1,1,1,1001,,0,1\n",
                                   HEAD + "a,1,1,1,1,,5,1\n", HEAD + "a,1,1,1,1,,nan,1\n", HEAD + "a,1\n", "\xff"])
 def test_broken_lists_are_refused(tmp_path: Path, text: str) -> None:

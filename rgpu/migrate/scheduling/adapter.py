@@ -8,8 +8,7 @@ set of models. Memory is rounded so that a plan never counts on a byte too many.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,19 +27,20 @@ from rgpu.migrate.placement import (
 from rgpu.migrate.records import NodeRecord, SessionRecord
 from rgpu.migrate.scheduling import placing
 from rgpu.migrate.scheduling.index import Index, build
-from rgpu.migrate.scheduling.mix import Mix, mix
-from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Device, Node, Placed
+from rgpu.migrate.scheduling.shares import MIB, mix_of, node_of, reason_of
+from rgpu.migrate.scheduling.snapshot import MAX_MEMORY_MIB, WHOLE, Demand, Device, Node, Placed
 from rgpu.migrate.scheduling.snapshot import Request as Wanted
 from rgpu.migrate.scheduling.snapshot import Snapshot as Pool
-
-MIB = 1 << 20
 
 
 def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
     """The device where the pool fragments least; best-fit among equals.
 
-    Raises what :func:`rgpu.migrate.placement.place` raises, with the same reasons.
+    By the snapshot's decider where it has one (:mod:`.kept`: the same answer, sooner), else worked out from the
+    records alone. Raises what :func:`rgpu.migrate.placement.place` raises, with the same reasons.
     """
+    if snapshot.decider is not None:
+        return snapshot.decider.place(snapshot, request)
     fitting = candidates(snapshot, request)  # raises with a reason for each device when there is none
     index = _index(snapshot, request)
     allowed = np.zeros_like(index.usable)
@@ -54,15 +54,11 @@ def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
     node = snapshot.nodes[index.rows[chosen.host]]
     device = node.devices[chosen.devices[0]]
     free = snapshot.free(node, device, request.session)
-    reason = (f"{device.device} of {node.host}: fragments the pool least of {len(fitting)} that fit ({free >> 20} MiB "
-              "free)")
-    return Choice(node.host, device.device, reason, free)
+    return Choice(node.host, device.device, reason_of(node, device, len(fitting), free), free)
 
 
 def _index(snapshot: Snapshot, request: Request) -> Index:
-    nodes = tuple(Node(node.host, tuple(Device(d.device, d.memory // MIB, d.healthy) for d in node.devices))
-                  for node in snapshot.nodes)
-    index = build(Pool(nodes), mix_of(snapshot))
+    index = build(Pool(tuple(map(node_of, snapshot.nodes))), mix_of(snapshot))
     for row, node in enumerate(snapshot.nodes):
         for column, device in enumerate(node.devices):
             index.memory[row, column] = snapshot.free(node, device, request.session) // MIB
@@ -70,14 +66,6 @@ def _index(snapshot: Snapshot, request: Request) -> Index:
                 WHOLE, snapshot.compute_promised(node.host, device.device, request.session))
     index.refresh()
     return index
-
-
-def mix_of(snapshot: Snapshot) -> Mix:
-    """Classes from what the live sessions hold, as shares of the pool's most usual device."""
-    sizes = Counter(device.memory for node in snapshot.nodes for device in node.devices)
-    usual = max(sizes.most_common(1)[0][0] if sizes else 1, 1)
-    return mix(Demand(1, max(1, min(WHOLE, max(session.wants.compute, -(-session.quota * WHOLE // usual)))))
-               for session in snapshot.sessions if session.live and session.quota > 0)
 
 
 # -- for planners ------------------------------------------------------------------
@@ -104,27 +92,42 @@ class View:
 
 def view(snapshot: Snapshot, pinned: Mapping[str, str]) -> View:
     """The pool for a planner. ``pinned``: sessions that cannot be moved, and why."""
-    nodes = tuple(Node(node.host, tuple(Device(d.device, d.memory // MIB, d.healthy) for d in node.devices),
-                       model=node.host, ready=node.state == "ready") for node in snapshot.nodes)
-    demands = Demands(snapshot)
+    demands = Demands(snapshot.nodes)
     placed: list[Placed] = []
     known: set[tuple[str, str, str]] = set()
     for session in snapshot.sessions:
         why = pinned.get(session.name) or stays(session, demands.nodes.get(str(session.owner)))
-        for n, claim in enumerate(claims_of(session)):
-            known.add((claim.session, claim.host, claim.device))
-            placed += _placed(demands, claim, session, why, reserved=n > 0)
-    for claim in snapshot.reserved:
-        if (claim.session, claim.host, claim.device) not in known:
-            placed += _placed(demands, claim, None, "", reserved=True)
-    return View(snapshot, build(Pool(nodes, tuple(placed)), mix_of(snapshot)), tuple(placed), demands)
+        claims = claims_of(session)
+        known.update((claim.session, claim.host, claim.device) for claim in claims)
+        placed += session_places(demands, session, claims, why)
+    placed += reserved_places(demands, snapshot.reserved, known)
+    return View(snapshot, build(replace(pool_of(snapshot.nodes), placed=tuple(placed)), mix_of(snapshot)),
+                tuple(placed), demands)
+
+
+def pool_of(nodes: Iterable[NodeRecord]) -> Pool:
+    """The hosts as planners have them, with nobody on them."""
+    return Pool(tuple(Node(node.host, tuple(Device(d.device, d.memory // MIB, d.healthy) for d in node.devices),
+                           model=node.host, ready=node.state == "ready") for node in nodes))
+
+
+def session_places(demands: Demands, session: SessionRecord, claims: Sequence[Claim], why: str) -> list[Placed]:
+    """A session's places, as planners count them; the second is where it moves to. ``why`` it stays, or empty."""
+    return [one for n, claim in enumerate(claims) for one in _placed(demands, claim, session, why, reserved=n > 0)]
+
+
+def reserved_places(demands: Demands, reserved: Iterable[Claim],
+                    known: Collection[tuple[str, str, str]]) -> list[Placed]:
+    """Places kept for somebody; ``known``: (session, host, device) that session records have already."""
+    return [one for claim in reserved if (claim.session, claim.host, claim.device) not in known
+            for one in _placed(demands, claim, None, "", reserved=True)]
 
 
 class Demands:
-    """Demands of one snapshot; which hosts would do is worked out once for all that need the same."""
+    """Demands on these hosts; which of them would do is worked out once for all that need the same."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.nodes = {node.host: node for node in snapshot.nodes}
+    def __init__(self, nodes: Iterable[NodeRecord]) -> None:
+        self.nodes = {node.host: node for node in nodes}
         self._hosts: dict[object, frozenset[str]] = {}
 
     def of(self, request: Request) -> Demand:
@@ -135,8 +138,8 @@ class Demands:
                 unsuitable(node, device, request) is None and request.device in (None, device.device)
                 for device in node.devices))
             self._hosts[key] = frozenset() if len(hosts) == len(self.nodes) else hosts or frozenset({"(no host)"})
-        # Memory rounded up: a plan must not count on a byte too many.
-        return Demand(1, request.compute, -(-request.quota // MIB), self._hosts[key])
+        # Memory rounded up: a plan must not count on a byte too many. (One absurd record must not stop all plans.)
+        return Demand(1, request.compute, min(-(-request.quota // MIB), MAX_MEMORY_MIB), self._hosts[key])
 
 
 def stays(session: SessionRecord, node: NodeRecord | None) -> str:

@@ -44,7 +44,7 @@ class Limits:
     patience: float = 60.0  #: seconds
     cooldown: float = 600.0  #: seconds between two moves of one session
     minimum_age: float = 300.0  #: seconds a session has to have run: young ones mostly end by themselves
-    per_node: int = 2  #: moves at once from or to one host
+    per_node: int = 4  #: moves at once from or to one host: a GPU that four share can be emptied
     per_pool: int = 16  #: moves in one plan
     horizon: float = 3600.0  #: seconds for which a gain counts at most
     advantage: float = 3.0  #: the gain must be so many times the cost

@@ -1,4 +1,4 @@
-"""Plans of moves: one that makes room for the head of the queue, one that undoes fragmentation.
+"""Plans of moves that make room for the head of the queue, and when to undo fragmentation (:mod:`.consolidating`).
 
 A plan is worked out on a copy of the index and holds only if every session it moves has its place
 there, all at once (a source is freed only when all have moved: each destination is reserved first),
@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rgpu.migrate.scheduling.costs import Costs, Limits, remaining_life
-from rgpu.migrate.scheduling.index import Floats, Index, effective, fragmentation
+from rgpu.migrate.scheduling.costs import Costs, Limits
+from rgpu.migrate.scheduling.index import Index
 from rgpu.migrate.scheduling.placing import Place, place
-from rgpu.migrate.scheduling.policies import Places, gradient
-from rgpu.migrate.scheduling.snapshot import WHOLE, Placed, Request
+from rgpu.migrate.scheduling.snapshot import Placed, Request
 
 TRIED_HOSTS = 12  #: hosts to clear that are worked out in full
-TRIED_SESSIONS = 256  #: sessions whose destination is looked for, best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,8 @@ class Plan:
     room: Place | None = None  #: where the waiting request then fits
 
 
-def _count(moves: list[Move]) -> str:
+def counted(moves: list[Move]) -> str:
+    """``1 move``, ``2 moves``."""
     return "1 move" if len(moves) == 1 else f"{len(moves)} moves"
 
 
@@ -150,82 +149,9 @@ def _relocate(index: Index, row: int, leaving: list[Placed], head: Request, now:
     room = place(trial, head)
     if room is None:
         return None
-    reason = (f"{head.name} ({head.demand}) fits on {room.host} after {_count(moves)}, at a cost of "
+    reason = (f"{head.name} ({head.demand}) fits on {room.host} after {counted(moves)}, at a cost of "
               f"{cost:.0f} GPU-seconds")
     return Plan(tuple(moves), reason, cost, room)
-
-
-def consolidate(index: Index, sessions: Iterable[Placed], now: float, costs: Costs, limits: Limits,
-                busy: Counter[str] | None = None, most: int | None = None) -> Plan | None:
-    """The moves that lower fragmentation most for what they cost; None where none is worth it.
-
-    ``most``: fewer moves than ``limits.per_pool``, because others are under way.
-    """
-    trial, used = index.copy(), Counter(busy or {})
-    ready = [s for s in sessions if s.host in index.rows and movable(s, now, limits)
-             and now - s.started >= limits.minimum_age]
-    moves: list[Move] = []
-    leaving = _leaving_gains(trial, ready)
-    order = np.argsort(-leaving, kind="stable")[:TRIED_SESSIONS]
-    for which in order:
-        if len(moves) >= min(limits.per_pool, limits.per_pool if most is None else most):
-            break
-        session = ready[int(which)]
-        move = _worthwhile(trial, session, now, costs, limits, used)
-        if move is None:
-            continue
-        trial.take(replace(session, host=move.to.host, devices=move.to.devices))
-        used.update((session.host, move.to.host))
-        moves.append(move)
-    if not moves:
-        return None
-    gain, cost = sum(move.gain for move in moves), sum(costs.gpu_seconds(move.session) for move in moves)
-    return Plan(tuple(moves), f"{gain:.2f} GPUs become usable by {_count(moves)}, for {cost:.0f} GPU-seconds", cost)
-
-
-def _worthwhile(trial: Index, session: Placed, now: float, costs: Costs, limits: Limits,
-                used: Counter[str]) -> Move | None:
-    """The session's best move, if it pays."""
-    if used[session.host] >= limits.per_node:
-        return None
-    row = trial.rows[session.host]
-    allowed = trial.usable.copy()
-    allowed[row] = False
-    for name, count in used.items():
-        if count >= limits.per_node and name in trial.rows:
-            allowed[trial.rows[name]] = False
-    to = place(trial, request_of(session), allowed=allowed)
-    if to is None:
-        return None
-    gain = float(_leaving_gains(trial, [session])[0]) - _arriving_loss(trial, session, to)
-    worth = gain * min(remaining_life(now - session.started), limits.horizon)
-    cost = costs.gpu_seconds(session)
-    if gain < limits.smallest or worth < limits.advantage * cost:
-        return None
-    return Move(session, to, gain, f"{session.name} from {session.host}: {gain:.2f} GPUs become usable, worth "
-                f"{worth:.0f} GPU-seconds against {cost:.0f}; {to.reason}")
-
-
-def _leaving_gains(index: Index, sessions: list[Placed]) -> Floats:
-    """What fragmentation would fall by if each alone left, in devices' worth. (Negative: it would rise.)"""
-    if not sessions:
-        return np.zeros(0)
-    rows = np.array([index.rows[s.host] for s in sessions])
-    compute, memory = index.compute[rows], index.memory[rows]
-    for n, session in enumerate(sessions):
-        devices = list(session.devices)
-        compute[n, devices] += session.demand.compute
-        memory[n, devices] += session.demand.memory_mib
-    cpu = index.cpu[rows] + np.array([s.demand.cpu_milli for s in sessions])
-    after = fragmentation(index.mix, effective(compute, memory, index.total_memory[rows]), cpu)
-    before = fragmentation(index.mix, index.free()[rows], index.cpu[rows])
-    return np.asarray((before - after) / WHOLE)
-
-
-def _arriving_loss(index: Index, session: Placed, to: Place) -> float:
-    """What fragmentation rises by at the destination, in devices' worth."""
-    there = Places(np.array([index.rows[to.host]]), np.array([list(to.devices)], dtype=np.int64))
-    return float(gradient(index, session.demand, there)[0]) / WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
 """The arrivals of one simulated run, drawn from a task list with a seed.
 
-*Filling* (the published experiment): tasks drawn with replacement arrive a second apart until their
-demand is ``load`` times the pool's GPUs; none ends. *Churn*: the pool begins with sessions whose
+*Filling* (the published experiment): every task of the list once, in an order drawn with the seed,
+and from then on tasks drawn with replacement, arrive a second apart until their demand is ``load``
+times the pool's GPUs; none ends. *Churn*: the pool begins with sessions whose
 demand is ``load`` times its GPUs, drawn by how likely one finds them running (lifetime), the oldest
 placed first; then tasks arrive at random at the rate that keeps up that load, and end when they did.
+Tasks that never ran have no lifetime, and come into filled pools only.
 """
 
 from __future__ import annotations
@@ -35,8 +37,11 @@ def filling(tasks: Sequence[Task], gpus: int, load: float, seed: int) -> list[Ar
     _check(tasks)
     arrivals: list[Arrival] = []
     draw, demanded = random.Random(seed), 0.0
+    once = list(tasks)
+    draw.shuffle(once)
     while demanded < load * gpus:
-        task, at = draw.choice(tasks), float(len(arrivals) + 1)
+        task = once[len(arrivals)] if len(arrivals) < len(once) else draw.choice(tasks)
+        at = float(len(arrivals) + 1)
         arrivals.append(Arrival(at, Request(f"t{len(arrivals)}", task.demand, arrived=at), FOREVER))
         demanded += task.demand.gpu_share
     return arrivals
@@ -46,24 +51,24 @@ def churn(tasks: Sequence[Task], gpus: int, load: float, seed: int, seconds: flo
     """Raises :class:`UsageError` for a list in which nothing asks for a GPU."""
     _check(tasks)
     draw = random.Random(seed)
-    lives = [max(task.life, SHORTEST) for task in tasks]
-    bounds = list(accumulate(lives))
+    ran = [(task, max(task.life, SHORTEST)) for task in tasks if task.life is not None]
+    _check([task for task, _ in ran])
+    bounds = list(accumulate(life for _, life in ran))
     begun: list[tuple[float, float, Task]] = []
     demanded = 0.0
     while demanded < load * gpus:
-        task = draw.choices(tasks, cum_weights=bounds)[0]
-        age = draw.random() * max(task.life, SHORTEST)
-        begun.append((-age, max(task.life, SHORTEST) - age, task))
+        task, life = draw.choices(ran, cum_weights=bounds)[0]
+        age = draw.random() * life
+        begun.append((-age, life - age, task))
         demanded += task.demand.gpu_share
     begun.sort(key=lambda item: item[:2])
     arrivals = [Arrival(0.0, Request(f"t{n}", task.demand, arrived=born), left)
                 for n, (born, left, task) in enumerate(begun)]
-    work = sum(task.demand.gpu_share * life for task, life in zip(tasks, lives, strict=True)) / len(tasks)
+    work = sum(task.demand.gpu_share * life for task, life in ran) / len(ran)
     rate, at = load * gpus / work, 0.0
     while (at := at + draw.expovariate(rate)) < seconds:
-        task = draw.choice(tasks)
-        arrivals.append(Arrival(at, Request(f"t{len(arrivals)}", task.demand, arrived=at),
-                                at + max(task.life, SHORTEST)))
+        task, life = draw.choice(ran)
+        arrivals.append(Arrival(at, Request(f"t{len(arrivals)}", task.demand, arrived=at), at + life))
     return arrivals
 
 

@@ -13,7 +13,7 @@ COLOURS = {"random": "tab:red", "best-fit": "tab:blue", "packing": "tab:orange",
 
 
 def plot(reports: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """One file for each of :data:`SHOWN`.
+    """One file for each of :data:`SHOWN` of which there was any.
 
     Raises :class:`UsageError` without matplotlib, :class:`StoreError` when the folder takes no files.
     """
@@ -28,13 +28,15 @@ def plot(reports: list[dict[str, Any]], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, label in SHOWN.items():
+            if not any(any(report["seeds"][0]["series"][name]) for report in reports):
+                continue  # nothing of it happened
             figure, axes = pyplot.subplots(figsize=(6.4, 3.6))
             for report in reports:
                 points = report["seeds"][0]["series"]
-                axes.plot([at / 3600 for at in points["at"]], points[name], linewidth=1,
+                axes.plot([at / _unit(report) for at in points["at"]], points[name], linewidth=1,
                           color=COLOURS.get(report["policy"]), linestyle="-" if report["rebalance"] else "--",
                           label=report["policy"] + (" + rebalancing" if report["rebalance"] else ""))
-            axes.set(xlabel="virtual time, h", ylabel=label)
+            axes.set(xlabel="tasks arrived" if _unit(reports[0]) == 1 else "virtual time, h", ylabel=label)
             axes.legend(fontsize=6)
             figure.tight_layout()
             written.append(folder / f"{name}.png")
@@ -43,3 +45,8 @@ def plot(reports: list[dict[str, Any]], folder: Path) -> list[Path]:
     except OSError as error:
         raise StoreError(f"plots cannot be written to {folder}: {error.strerror}") from None
     return written
+
+
+def _unit(report: dict[str, Any]) -> int:
+    """Seconds of one step of the time axis: hours; where a pool is filled a task arrives each second."""
+    return 3600 if report["churn_hours"] is not None else 1

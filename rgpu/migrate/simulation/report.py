@@ -12,8 +12,8 @@ from rgpu.migrate.simulation.run import Options, Result, Run
 from rgpu.migrate.simulation.trace import Task
 
 #: Of every seed and of the mean; what each means stands in docs/simulation.md.
-FIGURES = ("allocated_share", "fragmented_gpus", "refused", "moves", "waiting_s", "decision_us", "decision_p99_us",
-           "sessions")
+FIGURES = ("allocated_share", "fragmented_gpus", "fragmented_gpuless", "refused", "moves", "moves_per_hour",
+           "moved_gib", "move_gpu_s", "waiting_s", "decision_us", "decision_p99_us", "sessions")
 SETTLED = 0.5  #: of a churn run: from there on its figures are averaged
 
 
@@ -39,10 +39,13 @@ def figures(result: Result, settled: bool) -> dict[str, float]:
     """A run's figures: its end, or (``settled``) the mean over its second half."""
     samples = result.samples[int(len(result.samples) * SETTLED):] if settled else result.samples[-1:]
     times = sorted(result.decision_us) or [0.0]
+    hours = max(result.samples[-1].at / 3600, 1e-9)
     return {
         "allocated_share": round(fmean(s.allocated for s in samples), 4),
         "fragmented_gpus": round(fmean(s.fragmented for s in samples), 1),
-        "refused": result.refused, "moves": result.moves,
+        "fragmented_gpuless": round(fmean(s.gpuless for s in samples), 1),
+        "refused": result.refused, "moves": result.moves, "moves_per_hour": round(result.moves / hours, 1),
+        "moved_gib": round(result.moved_mib / 1024, 1), "move_gpu_s": round(result.move_gpu_s, 1),
         "waiting_s": round(fmean(result.waits), 1) if result.waits else 0.0,
         "decision_us": round(fmean(times), 1), "decision_p99_us": round(times[int(0.99 * (len(times) - 1))], 1),
         "sessions": result.sessions,

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from rgpu.migrate.scheduling.consolidating import consolidate
 from rgpu.migrate.scheduling.costs import Costs, Limits
 from rgpu.migrate.scheduling.index import Index, build
 from rgpu.migrate.scheduling.mix import mix
 from rgpu.migrate.scheduling.placing import Place, never_fits, place
 from rgpu.migrate.scheduling.queueing import ordered
-from rgpu.migrate.scheduling.rebalancing import Alarm, Plan, consolidate, make_room
-from rgpu.migrate.scheduling.snapshot import Node, Placed, Request, Snapshot
+from rgpu.migrate.scheduling.rebalancing import Alarm, Plan, make_room
+from rgpu.migrate.scheduling.snapshot import WHOLE, Node, Placed, Request, Snapshot
 from rgpu.migrate.simulation.arrivals import FOREVER, Arrival
 from rgpu.migrate.simulation.trace import Task
 
@@ -43,6 +44,7 @@ class Sample:
     at: float
     allocated: float
     fragmented: float
+    gpuless: float  #: of ``fragmented``: what is only unusable to requests without GPU, whatever is moved
     refused: int
     moves: int
     waiting: float  #: mean seconds that requests since the last sample waited, with those still waiting
@@ -57,6 +59,8 @@ class Result:
     waits: list[float] = field(default_factory=list)
     refused: int = 0
     moves: int = 0
+    moved_mib: int = 0  #: copied by the moves
+    move_gpu_s: float = 0.0  #: what the moves cost in GPU-seconds, see :mod:`rgpu.migrate.scheduling.costs`
     sessions: int = 0  #: most at once
     reasons: list[str] = field(default_factory=list)  #: of the plans adopted
 
@@ -70,6 +74,7 @@ class Run:
         self.arrivals = arrivals
         self.index: Index = build(Snapshot(tuple(nodes)), mix(task.demand for task in tasks))
         self.capacity = self.index.capacity()
+        self.gpuless = sum(share for (_, gpus, _), share in self.index.mix.classes if gpus == 0)
         self.sessions: dict[str, Placed] = {}
         self.leaving: dict[str, Placed] = {}  # moving sessions, as they are at the source
         self.coming: dict[str, tuple[Placed, set[str]]] = {}  # room being made: place, moves it waits for
@@ -212,6 +217,8 @@ class Run:
             self.leaving[after.name] = self.sessions[after.name]
             self.sessions[after.name] = after
             self.result.moves += 1
+            self.result.moved_mib += self.options.costs.bytes_mib(after)
+            self.result.move_gpu_s += self.options.costs.gpu_seconds(after)
             heapq.heappush(self._events, (now + self.options.costs.seconds(after), next(self._order), "moved",
                                           after.name))
 
@@ -219,5 +226,6 @@ class Run:
         waits = self._recent + [now - request.arrived for request in self.queue.values()]
         self._recent = []
         self.result.samples.append(Sample(
-            now, self.index.allocated() / self.capacity, self.index.fragmentation(), self.result.refused,
-            self.result.moves, sum(waits) / len(waits) if waits else 0.0))
+            now, self.index.allocated() / self.capacity, self.index.fragmentation(),
+            self.gpuless * float(self.index.free().sum()) / WHOLE, self.result.refused, self.result.moves,
+            sum(waits) / len(waits) if waits else 0.0))

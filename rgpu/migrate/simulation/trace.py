@@ -2,8 +2,10 @@
 
 Nodes: ``sn,cpu_milli,memory_mib,gpu,model``. Tasks: ``name,cpu_milli,memory_mib,num_gpu,gpu_milli,
 gpu_spec,creation_time,deletion_time`` (further columns are ignored; ``gpu_milli`` is of each GPU, in
-thousandths, rounded up to 1 %; ``gpu_spec``: models, separated by ``|``). These are the columns of
-the public trace cluster-trace-gpu-v2023.
+thousandths, rounded up to 1 %; ``gpu_spec``: models, separated by ``|``). A task lived from
+``scheduled_time``, where the list has that column, else from ``creation_time``, to ``deletion_time``;
+with the column and nothing in it, it never ran. These are the columns of the public trace
+cluster-trace-gpu-v2023.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Row = TypeVar("Row")
 @dataclass(frozen=True, slots=True)
 class Task:
     demand: Demand
-    life: float  #: seconds
+    life: float | None  #: seconds; None: it was asked for, and never ran
 
 
 def read_nodes(path: Path) -> list[Node]:
@@ -81,7 +83,14 @@ def _task(row: dict[str, str]) -> Task:
     if not (math.isfinite(begun) and math.isfinite(ended)) or ended < begun:
         raise ValueError(f"a task from {begun} to {ended}")
     demand = Demand(gpus, share if gpus else 0, 0, models, _whole(row["cpu_milli"]), _whole(row["memory_mib"]))
-    return Task(demand, ended - begun)
+    if "scheduled_time" not in row:
+        return Task(demand, ended - begun)
+    if not row["scheduled_time"]:
+        return Task(demand, None)
+    started = float(row["scheduled_time"])
+    if not math.isfinite(started) or ended < started:
+        raise ValueError(f"a task that ran from {started} to {ended}")
+    return Task(demand, ended - started)
 
 
 def _whole(text: str, most: int = 1 << 30) -> int:

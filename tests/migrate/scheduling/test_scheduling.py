@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from rgpu.migrate.scheduling.consolidating import consolidate
 from rgpu.migrate.scheduling.costs import Costs, Limits
 from rgpu.migrate.scheduling.index import Index, build
 from rgpu.migrate.scheduling.mix import mix
@@ -17,7 +18,7 @@ from rgpu.migrate.scheduling.placing import candidates, never_fits, place, refus
 from rgpu.migrate.scheduling.policies import POLICIES, gradient
 from rgpu.migrate.scheduling.preempting import preempt
 from rgpu.migrate.scheduling.queueing import ordered, positions, serve
-from rgpu.migrate.scheduling.rebalancing import Alarm, Plan, consolidate, make_room
+from rgpu.migrate.scheduling.rebalancing import Alarm, Plan, make_room
 from rgpu.migrate.scheduling.snapshot import Demand, Device, Node, Placed, Request, Snapshot, demand
 from rgpu.session.errors import Conflict, Refused, UsageError
 
@@ -152,8 +153,27 @@ def test_consolidation_lowers_fragmentation_as_it_says(pool: tuple[Index, list[P
     index, placed = pool
     plan = consolidate(index, placed, 1000.0, Costs(), LIMITS)
     if plan is not None:
-        assert check(plan, index, 1000.0) is not None and all(move.gain >= LIMITS.smallest for move in plan.moves)
+        after = check(plan, index, 1000.0)
+        assert all(move.gain >= LIMITS.smallest - 1e-9 for move in plan.moves)
+        assert index.fragmentation() - after.fragmentation() == pytest.approx(sum(move.gain for move in plan.moves))
     assert consolidate(index, placed, 1000.0, Costs(), LIMITS, most=0) is None
+
+
+def test_a_device_is_emptied_by_moves_of_which_none_would_pay_alone() -> None:
+    """a: 30 + 30. Three more have 30 free each: whoever leaves a alone makes a gap that is no better than before."""
+    nodes = tuple(Node(host, (Device("0", 0),)) for host in "abcd")
+    placed = [Placed("x", Demand(1, 30), "a", (0,)), Placed("y", Demand(1, 30), "a", (0,)),
+              *(Placed(f"full{host}", Demand(1, 70), host, (0,), pinned="it stays") for host in "bcd")]
+    index = build(Snapshot(nodes, tuple(placed), recent=(Demand(1, 100),)))
+    limits = replace(LIMITS, smallest=0.25)
+    plan = consolidate(index, placed, 1000.0, Costs(), limits)
+    assert plan is not None and {move.session.name for move in plan.moves} == {"x", "y"}
+    after = check(plan, index, 1000.0)
+    assert after.free()[0, 0] == 100 and "so that their GPU is free" in plan.moves[0].reason
+    assert index.fragmentation() - after.fragmentation() == pytest.approx(1.0)
+    assert sum(move.gain for move in plan.moves) == pytest.approx(1.0)
+    assert consolidate(index, placed, 1000.0, Costs(), replace(limits, per_node=1)) is None, "not both at once"
+    assert consolidate(index, placed[1:], 1000.0, Costs(), limits) is None, "one that stays keeps the device"
 
 
 @settings(max_examples=100, deadline=None)
