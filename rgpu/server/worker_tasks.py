@@ -130,7 +130,8 @@ class Tasks:
         runtime = self.worker.runtime
         device = runtime.device if view is None else cast(Device, view)
         return cut.take(device, session=runtime.session, epoch=runtime.epoch, position=runtime.applied,
-                        hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers())
+                        hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers(),
+                        printed=runtime.text.state())
 
     # -- a move, as the destination ---------------------------------------------------
     def do_receive(self, fds: list[int], handover: bytes) -> None:

@@ -26,6 +26,7 @@ from rgpu.server.device.cuda.graphs import Graphs
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
+from rgpu.server.device.cuda.printed import CapturedStdout, Printed
 from rgpu.server.device.cuda.ring import CudaRing
 from rgpu.server.device.cuda.staging import Staging
 from rgpu.server.device.cuda.streams import Completion
@@ -48,9 +49,13 @@ NON_BLOCKING = 1
 
 
 class CudaDevice:
-    """Implements :class:`rgpu.checkpoint.device.Device` on GPU ``ordinal``."""
+    """Implements :class:`rgpu.checkpoint.device.Device` on GPU ``ordinal``.
 
-    def __init__(self, ordinal: int = 0) -> None:
+    ``stdout``: where the driver writes what kernels print, captured before; without it that goes where this
+    process's standard output goes.
+    """
+
+    def __init__(self, ordinal: int = 0, stdout: CapturedStdout | None = None) -> None:
         pinned.reserve()
         check(driver.cuInit(0), "cuInit")
         self.ordinal = ordinal
@@ -62,6 +67,7 @@ class CudaDevice:
         self._ring = CudaRing(self._context)
         self.engine = Engine(int(self._context))
         self.fast_path = self.engine
+        self.text = Printed(stdout, self._context, self._idle) if stdout is not None else None
         self.zeroing = Zeroing(lambda: [state.handle for state in list(self.completion.streams.values())])
         self.memory = Memory(ordinal, self.engine, self.zeroing)
         self.staging = Staging(ordinal)
@@ -86,6 +92,10 @@ class CudaDevice:
     def _use(self) -> None:
         """Make the context current in this thread; costs a look at the driver's thread state."""
         check(driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
+
+    def _idle(self) -> bool:
+        """No work of the session is unfinished."""
+        return not self.engine.progress()[0]
 
     def _failed(self, result: int, detail: str) -> None:
         """A sticky error that Python saw; the first one stays."""
@@ -220,6 +230,8 @@ class CudaDevice:
         self._use()
         loaded, text = modules.load(image, options, library, self.facts.compute_capability)
         self._modules[module] = loaded
+        if loaded.prints and self.text is not None:
+            self.text.loaded()
         sizes = [max((offset + size for offset, size in layout), default=0) for layout in loaded.layouts]
         self.engine.load_functions(module, [int(function) for function in loaded.functions], sizes)
         for variable in loaded.table.globals:
@@ -520,6 +532,8 @@ class CudaDevice:
         self._host_functions.stop()
         self.completion.stop()
         self._use()
+        if self.text is not None:
+            self.text.close()
         self.hasher.close()
         self._ring.close()
         self.engine.close()

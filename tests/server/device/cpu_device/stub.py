@@ -104,7 +104,7 @@ class Linked:
     def launch(self, kernel: str, grid: Any, block: Any, dynamic_shared: int, params: bytes, ranges: MemoryRanges, *,
                threads: int, cancel: Any, printf: Any) -> LaunchResult:
         if kernel == "print":
-            printf("hello\n")
+            printf(b"hello\n")
         address = struct.unpack_from("<Q", params)[0]
         if kernel != "fault" and not ranges.holds(address, 4):
             return LaunchResult(700, address, "global access")
