@@ -102,8 +102,12 @@ def collect(runtime: SessionRuntime, wanted: set[int], seconds: float = 20) -> d
     return found
 
 
-def linked(runtime: SessionRuntime, published: int = 0, seal: bool = True) -> tuple[AgentLink, SealedConnection]:
-    """A started link of the runtime over loopback TCP, and the agent's end of it, attached."""
+def linked(runtime: SessionRuntime, published: int = 0, printed: int | None = None
+           ) -> tuple[AgentLink, SealedConnection]:
+    """A started link of the runtime over loopback TCP, and the agent's end of it, attached.
+
+    ``printed``: bytes of printed text that the agent has; None: it takes none.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     near = socket.create_connection(listener.getsockname())
     far, _ = listener.accept()
@@ -115,8 +119,8 @@ def linked(runtime: SessionRuntime, published: int = 0, seal: bool = True) -> tu
     link.start()
     import msgspec
 
-    agent.send(1, msgspec.msgpack.encode({"session": runtime.session, "epoch": runtime.epoch, "delivered": published,
-                                          "client": "t"}))
+    request = {"session": runtime.session, "epoch": runtime.epoch, "delivered": published, "client": "t"}
+    agent.send(1, msgspec.msgpack.encode(request if printed is None else {**request, "printed": printed}))
     assert agent.recv(10)[0] == 16
     return link, agent
 
