@@ -1,4 +1,4 @@
-"""Runs a function in an interpreter of its own: where it poisons the context, or takes the standard output, for good."""
+"""Runs a function in an interpreter of its own: for what poisons the context, or keeps the standard output."""
 
 from __future__ import annotations
 
