@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from tests.server.device.cuda import fresh
-from tests.server.device.cuda.printing import End
+from tests.server.links import End, linked
 
 pytestmark = pytest.mark.gpu
 
@@ -47,8 +47,6 @@ class Printing:
         self.functions: dict[str, int] = {}
 
     def attach(self, printed: int = 0) -> End:
-        from tests.server.device.cuda.fake_driver.support import linked
-
         end = End(linked(self.runtime, printed=printed)[1], printed)
         if not self.functions:
             from rgpu.session import module_table

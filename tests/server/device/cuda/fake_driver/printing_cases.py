@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.server.device.cuda import fresh
-from tests.server.device.cuda.fake_driver.support import BASE, Journal, driver, linked
-from tests.server.device.cuda.printing import End, wait_until
+from tests.server.device.cuda.fake_driver.support import BASE, Journal, driver
+from tests.server.links import End, linked, wait_until
 
 STREAM = 18
 IMAGE = b"add_one 12\nvprintf 12\n"

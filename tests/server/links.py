@@ -1,16 +1,44 @@
-"""What tests of printed text share: the agent's end of a link, which keeps everything in its order."""
+"""Both ends of a worker's link to its agent, over loopback; the agent's end keeps what comes in its order."""
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
 import threading
 import time
 from typing import Any
 
-from rgpu.link.frames import SealedConnection
+import msgspec
+
+from rgpu.link.frames import Handover, SealedConnection
+from rgpu.link.sealing import FROM_NODE, TO_NODE
+from rgpu.server.agent_link import AgentLink
+from rgpu.server.runtime import SessionRuntime
 from rgpu.session.errors import LinkError
 
 ANSWER, WATERMARK, TEXT, PRINTED = 17, 18, 23, 8
+
+
+def linked(runtime: SessionRuntime, published: int = 0, printed: int | None = None
+           ) -> tuple[AgentLink, SealedConnection]:
+    """A started link of the runtime over loopback TCP, and the agent's end of it, attached.
+
+    ``printed``: bytes of printed text that the agent has; None: it takes none.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    near = socket.create_connection(listener.getsockname())
+    far, _ = listener.accept()
+    listener.close()
+    keys = os.urandom(32), os.urandom(32)
+    agent = Handover(keys[0], keys[1], TO_NODE, runtime.session, runtime.epoch, "calls").connection(near)
+    worker = Handover(keys[1], keys[0], FROM_NODE, runtime.session, runtime.epoch, "calls").connection(far)
+    link = AgentLink(worker, runtime, lambda event, values: None)
+    link.start()
+    request = {"session": runtime.session, "epoch": runtime.epoch, "delivered": published, "client": "t"}
+    agent.send(1, msgspec.msgpack.encode(request if printed is None else {**request, "printed": printed}))
+    assert agent.recv(10)[0] == 16
+    return link, agent
 
 
 class End:
