@@ -173,6 +173,7 @@ for round in range(20):
     assert got == 1 << 20, got
 status = os.fstat(1)
 assert status.st_size == 13 + (20 << 20) and status.st_blocks * 512 <= 4 * BLOCK, (status.st_size, status.st_blocks)
+print("to whoever asked", file=captured.former)
 os.write(2, b"done")
 """
 
@@ -182,4 +183,4 @@ def test_standard_output_becomes_memory_that_is_given_back() -> None:
     pytest.importorskip("cuda.bindings")
     done = subprocess.run([sys.executable, "-c", CAPTURED], capture_output=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout == b"before\n" and done.stderr.decode() == "python's\ndone"
+    assert done.stdout == b"before\nto whoever asked\n" and done.stderr.decode() == "python's\ndone"

@@ -12,6 +12,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class CudaDevice:
         self._ring = CudaRing(self._context)
         self.engine = Engine(int(self._context))
         self.fast_path = self.engine
-        self.text = Printed(stdout, self._context, self._idle) if stdout is not None else None
+        self.text = Printed(stdout, self._context, self.engine) if stdout is not None else None
         self.zeroing = Zeroing(lambda: [state.handle for state in list(self.completion.streams.values())])
         self.memory = Memory(ordinal, self.engine, self.zeroing)
         self.staging = Staging(ordinal)
@@ -92,10 +93,6 @@ class CudaDevice:
     def _use(self) -> None:
         """Make the context current in this thread; costs a look at the driver's thread state."""
         check(driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
-
-    def _idle(self) -> bool:
-        """No work of the session is unfinished."""
-        return not self.engine.progress()[0]
 
     def _failed(self, result: int, detail: str) -> None:
         """A sticky error that Python saw; the first one stays."""
@@ -233,7 +230,7 @@ class CudaDevice:
         if loaded.prints and self.text is not None:
             self.text.loaded()
         sizes = [max((offset + size for offset, size in layout), default=0) for layout in loaded.layouts]
-        self.engine.load_functions(module, [int(function) for function in loaded.functions], sizes)
+        self.engine.load_functions(module, [int(function) for function in loaded.functions], sizes, loaded.prints)
         for variable in loaded.table.globals:
             self.engine.add_range(variable.address, variable.size)
         return loaded.table, text
@@ -336,7 +333,9 @@ class CudaDevice:
 
     def launch_graph(self, seq: int, graph: int, stream: int) -> None:
         self._use()
-        self._run(seq, stream, driver.cuGraphLaunch(self._graphs.handle(graph), self._stream(stream)), "cuGraphLaunch")
+        with self.text.launch() if self.text is not None else nullcontext():
+            result = driver.cuGraphLaunch(self._graphs.handle(graph), self._stream(stream))
+            self._run(seq, stream, result, "cuGraphLaunch")
 
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
         """The bytes are taken when this returns."""

@@ -9,7 +9,8 @@ Programming Guide, "Formatted Output"). The session's own work is never waited
 for here (the engine looks at markers), so :meth:`Printed.flush` synchronises a
 stream that has nothing to do. That may meet a lock that another call of the
 driver holds while it waits for the device. So a thread of its own does it, and
-nobody waits for that longer than :data:`PATIENCE`.
+nobody waits for that longer than :data:`PATIENCE`. It is done only where kernels
+that may print were launched since it was last done with all work complete.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import fcntl
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cuda.bindings import driver
 
+from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import check
 
 PATIENCE = 0.25  #: seconds
@@ -42,6 +45,8 @@ class CapturedStdout:
         self._libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
         self._stdout = ctypes.c_void_p.in_dll(self._libc, "stdout")
         self._libc.fflush(self._stdout)
+        #: where this process's output went before, for a tool that still has to say something there
+        self.former = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
         self._fd = os.memfd_create("rgpu-printed", os.MFD_CLOEXEC)
         fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)
         os.dup2(self._fd, 1, inheritable=False)
@@ -70,18 +75,22 @@ class CapturedStdout:
 
 
 class Printed:
-    """Implements :class:`rgpu.server.session_text.DeviceText`. ``idle()``: nothing of the session is unfinished."""
+    """Implements :class:`rgpu.server.session_text.DeviceText`."""
 
     holds_stdout = True
 
-    def __init__(self, stdout: CapturedStdout, context: Any, idle: Callable[[], bool]) -> None:
+    def __init__(self, stdout: CapturedStdout, context: Any, engine: Engine) -> None:
         """The context is current in this thread. Raises :class:`DeviceError`."""
-        self._stdout, self._context, self._idle = stdout, context, idle
+        self._stdout, self._context, self._engine = stdout, context, engine
+        self.former = stdout.former
         self._stream = check(driver.cuStreamCreate(NON_BLOCKING), "cuStreamCreate")
         # Through ctypes: other threads run while these calls wait.
         self._libcuda = ctypes.CDLL("libcuda.so.1")
         self._changed = threading.Condition()
         self._asked = self._done = 0
+        self._graphs = 0  #: launches of graphs, counted as the engine counts those of kernels
+        #: both counts when it was last asked for with all work complete: since then nothing was printed if they stand
+        self._settled: tuple[int, int] = (0, 0)
         self._stuck = False  #: the thread did not come back in time
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -90,6 +99,15 @@ class Printed:
     def loaded(self) -> None:
         """A module whose kernels may print was loaded."""
         self.printing = True
+
+    @contextmanager
+    def launch(self) -> Iterator[None]:
+        """A graph is launched; kernels are counted by the engine."""
+        self._graphs += 1
+        try:
+            yield
+        finally:
+            self._graphs += 1
 
     @property
     def waiting(self) -> int:
@@ -101,6 +119,19 @@ class Printed:
     def flush(self) -> None:
         if not self.printing:
             return
+        counts = int(self._engine.printing_launches()), self._graphs  # odd: a launch is being given
+        if counts == self._settled:
+            return
+        still = not counts[0] % 2 and not counts[1] % 2 and self._idle()
+        if self._ask() and still:
+            self._settled = counts
+
+    def _idle(self) -> bool:
+        """No work of the session is unfinished."""
+        return bool(self._engine.drain(0))
+
+    def _ask(self) -> bool:
+        """Have the driver print what it has; False: it did not come back in time."""
         with self._changed:
             if self._thread is None and not self._stopped:
                 self._thread = threading.Thread(target=self._run, name="cuda-printed", daemon=True)
@@ -110,6 +141,7 @@ class Printed:
             self._changed.notify_all()
             patience = 0.0 if self._stuck else PATIENCE
             self._stuck = not self._changed.wait_for(lambda: self._done >= wanted or self._stopped, patience)
+            return not self._stuck
 
     def _run(self) -> None:
         self._libcuda.cuCtxSetCurrent(ctypes.c_void_p(int(self._context)))
