@@ -1,7 +1,8 @@
-"""The agent's count of printed text, and its way to the shim."""
+"""The agent's count of printed text, and its way to the shim; at last the whole agent between a worker and a shim."""
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 
@@ -12,6 +13,8 @@ from rgpu.client.delivery import Deliveries
 from rgpu.client.printed import TextLedger
 from rgpu.client.returns import Returns
 from rgpu.session.errors import Corrupt
+from tests.client.agent.fake_pool import FakePool, eventually
+from tests.client.agent.test_agent import SYNC, Agent, agent, complaints, pool, start  # noqa: F401  # fixtures
 
 
 def piece(position: int, text: bytes) -> memoryview:
@@ -62,3 +65,46 @@ def test_hello_says_whether_text_is_wanted() -> None:
             assert isinstance(hello, local.Hello) and hello.text is bool(wishes)
             hello.close()
         peer.close()
+
+
+WHOLE = b"".join(b"line %d\n" % number for number in range(40_000))
+
+
+@pytest.mark.parametrize("ring", [False, True], ids=["socket", "ring"])
+def test_through_links_that_break(pool: FakePool, agent: Agent, ring: bool) -> None:  # noqa: F811
+    """The worker says everything again that was not confirmed; the shim gets each byte once, ahead of the answer."""
+    shim = start(agent, ring=ring, text=True)
+    worker, rng, sent = pool.sessions["heat"], random.Random(1), 0
+    eventually(lambda: worker.attached == 1)
+    for turn in range(1, 8):
+        count = rng.randrange(1000, 60_000)
+        again = rng.randrange(max(0, sent - 5000), sent + 1)  # some of it may have arrived already
+        for at in range(again, sent + count, 9000):
+            worker.print_text(at, WHOLE[at:min(at + 9000, sent + count)])
+        sent += count
+        seq = shim.call(SYNC, bytes(8), awaited=True)
+        shim.wait(lambda seq=seq: any(answer[0] == seq for answer in shim.answers))  # type: ignore[misc]
+        assert shim.text == WHOLE[:sent]
+        worker.drop()
+        eventually(lambda turn=turn: worker.attached == turn + 1)  # type: ignore[misc]
+        assert worker.printed[-1] == sent
+    shim.goodbye()
+
+
+def test_the_worker_is_told_what_it_may_forget(pool: FakePool, agent: Agent) -> None:  # noqa: F811
+    shim = start(agent, text=True)
+    worker = pool.sessions["heat"]
+    eventually(lambda: worker.attached == 1)
+    worker.print_text(0, WHOLE[:200_000])
+    shim.wait(lambda: len(shim.text) == 200_000)
+    shim.call(SYNC, bytes(8), awaited=True)
+    eventually(lambda: worker.confirmed == 200_000)
+    shim.goodbye()
+
+
+def test_a_shim_of_before_takes_none(pool: FakePool, agent: Agent) -> None:  # noqa: F811
+    shim = start(agent)
+    worker = pool.sessions["heat"]
+    eventually(lambda: worker.attached == 1)
+    assert worker.printed == [None]
+    shim.goodbye()
