@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rgpu.server.agent_link import AgentLink
 from tests.server.device.cuda import fresh
 from tests.server.device.cuda.fake_driver.support import BASE, Journal, driver
 from tests.server.links import End, linked, wait_until
@@ -35,6 +36,7 @@ class Printing:
         self.device = CudaDevice(0, CapturedStdout())
         self.runtime = SessionRuntime("s", 1, self.device)
         self.journal = make = Journal()
+        self.link: AgentLink | None = None
         self.begin = b"".join([
             make("session_open", version=1, pid=1, environment=b""),
             make("context_create", context=16, device=0, flags=0, primary=1),
@@ -44,7 +46,10 @@ class Printing:
             make("stream_create", stream=STREAM, context=16, flags=1, priority=0)])
 
     def attach(self, printed: int | None = 0) -> End:
-        _, connection = linked(self.runtime, printed=printed)
+        """As the worker does it: the connection before ends."""
+        if self.link is not None:
+            self.link.close()
+        self.link, connection = linked(self.runtime, printed=printed)
         return End(connection, printed or 0)
 
     def says(self, number: int, count: int = 1) -> bytes:
@@ -63,8 +68,7 @@ def ahead_of_the_answer(how: int) -> None:
         end.send(session.says(turn) + session.says(1000 + turn, 3) + session.sync())
         whole += lines(turn, 1) + lines(1000 + turn, 3)
         assert end.answer(session.journal.seq) == (0, whole)
-        data = session.journal.read(16)
-        end.send(session.says(7) + data)
+        end.send(session.says(7) + session.journal.read(16))
         whole += lines(7, 1)
         assert end.answer(session.journal.seq) == (0, whole), "a blocking copy says that the work before it is done"
     for done, text in end.marks:  # the launch of a turn that a watermark covers has its text before it
