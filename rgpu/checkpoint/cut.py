@@ -19,7 +19,8 @@ def new_hash_key() -> bytes:
 
 
 def take(device: Device, *, session: str, epoch: int, position: int, hash_key: bytes, live: Any, answers: Any = None,
-         drain_seconds: float = 0.1, without: Collection[tuple[int, int]] = ()) -> SessionState:
+         printed: Any = None, drain_seconds: float = 0.1,
+         without: Collection[tuple[int, int]] = ()) -> SessionState:
     """Everything but the pages' bytes, with the hash of each page.
 
     ``without``: (address, size) of mapped regions whose hashes are left out, because the reader knows them.
@@ -41,7 +42,7 @@ def take(device: Device, *, session: str, epoch: int, position: int, hash_key: b
     facts = device.facts
     return SessionState(
         session=session, epoch=epoch, position=position, hash_key=hash_key, regions=regions, live=live,
-        events=device.event_states(), clock=device.clock(), answers=answers,
+        events=device.event_states(), clock=device.clock(), answers=answers, printed=printed,
         device={"name": facts.name, "compute_capability": list(facts.compute_capability),
                 "driver_version": facts.driver_version})
 

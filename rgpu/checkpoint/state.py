@@ -43,7 +43,9 @@ class SessionState(msgspec.Struct, kw_only=True):
     ``live``: the dict of :mod:`rgpu.session.live`, opaque here. ``events``:
     event → session-clock ns of its last completed record, or None. ``clock``:
     session clock, ns. ``answers``: answers the program has not confirmed, as
-    the worker keeps them. ``position``: the last applied journal position.
+    the worker keeps them. ``printed``: [bytes that kernels printed so far, those
+    at the end that may not be delivered] (:mod:`rgpu.session.printed`). ``position``: the
+    last applied journal position.
     ``hash_key``: 32 bytes, keys of the page hashes.
     """
 
@@ -57,6 +59,7 @@ class SessionState(msgspec.Struct, kw_only=True):
     events: dict[int, int | None] = {}
     clock: int = 0
     answers: Any = None
+    printed: Any = None
     device: dict[str, Any] = {}  #: name, compute capability, driver version of where it was taken
 
     def encode(self) -> bytes:

@@ -150,7 +150,9 @@ def _replay(path: Path, device: str, memory: str, positions: tuple[int, ...], im
     recording = Recording(path)
     if device.startswith("cuda"):
         _without_randomisation()
-    made = make_device(device, parse_size(memory))
+    made = make_device(device, parse_size(memory), own_stdout=True)
+    if (text := getattr(made, "text", None)) is not None and text.holds_stdout:
+        sys.stdout = text.former  # what the kernels print goes nowhere, and what is said here goes where it went
     try:
         replaying = Replay(recording, made, f"replay of {path} on {device}")
         done = replaying.run(positions or _before_the_end(recording))

@@ -211,7 +211,7 @@ class Agent:
         identity = Identity(name, peer.pid, hello.executable, self._client)
         shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy), self.desk, owner, grant,
                           lambda: self._code_of(peer.pid), ring, lambda usage: self.observer.counts(name, usage),
-                          self._recorder(name))
+                          self._recorder(name), hello.text)
         for segment in early:
             shipper.journal.offer(segment)
         self.observer.began(name, peer.pid, facts, str(reply.get("driver_release") or ""))

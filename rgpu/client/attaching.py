@@ -23,7 +23,7 @@ class Attempt:
     """Starts at once; posts ``opened(attempt, link or None, next, error)`` to the loop, unless cancelled."""
 
     def __init__(self, number: int, owner: Owner, identity: Identity, grant: Grant, published: int, desk: Desk,
-                 opened: Opened, post: Callable[..., None]) -> None:
+                 opened: Opened, post: Callable[..., None], printed: int | None = None) -> None:
         self.number = number
         self.owner = owner
         self.started = time.monotonic()
@@ -32,14 +32,15 @@ class Attempt:
         self._cancelled = False
         self.hopeless = False  #: no later try can do better: the two sides' versions do not fit
         self._opened, self._post = opened, post
-        desk.submit(self._run, identity, grant, published)
+        desk.submit(self._run, identity, grant, published, printed)
 
-    def _run(self, identity: Identity, grant: Grant, published: int) -> None:
+    def _run(self, identity: Identity, grant: Grant, published: int, printed: int | None) -> None:
         if self._cancelled:
             return
         try:
             connection, _, wanted = attach(self.owner.address, grant.ticket, grant.secret, identity.session,
-                                           self.owner.epoch, published, identity.client, connected=self._connected)
+                                           self.owner.epoch, published, identity.client, printed=printed,
+                                           connected=self._connected)
             self._post(self._opened, self, DataLink(self.number, connection), wanted, "")
         except VersionMismatch as error:
             self.hopeless = True

@@ -22,8 +22,8 @@ from rgpu.link.module_refs import CALLS_REF, HAVE, REFERENCE
 from rgpu.link.sealing import frame_size
 from rgpu.session.errors import Corrupt, LinkError, from_dict
 
-ATTACH, CALLS, BYE, PING, STATS = 1, 2, 3, 4, 5
-ATTACHED, ANSWER, WATERMARK, NOTICE, PONG = 16, 17, 18, 19, 20
+ATTACH, CALLS, BYE, PING, STATS, PRINTED = 1, 2, 3, 4, 5, 8
+ATTACHED, ANSWER, WATERMARK, NOTICE, PONG, TEXT = 16, 17, 18, 19, 20, 23
 ATTACH_TIMEOUT = 10.0  #: seconds for ATTACHED to come: the worker may be busy with a record
 CONNECT_TIMEOUT = 4.0
 
@@ -43,10 +43,11 @@ def decode_map(body: Any) -> dict[str, Any]:
 
 
 def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str, epoch: int, published: int,
-           client: str, *, connected: Callable[[socket.socket], bool] = lambda sock: True
-           ) -> tuple[SealedConnection, int, int]:
+           client: str, *, printed: int | None = None,
+           connected: Callable[[socket.socket], bool] = lambda sock: True) -> tuple[SealedConnection, int, int]:
     """Connect and attach: (connection, epoch, seq wanted next). Blocks; for a helper thread.
 
+    ``printed``: bytes of what kernels print that the program has; None: it takes none.
     ``connected(socket)`` is asked before the first byte goes out; False ends
     the attempt. Raises :class:`RgpuError` of any kind. A node that claims an epoch below
     ``epoch`` gets no ATTACH.
@@ -59,8 +60,9 @@ def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str,
         connection = client_preamble(sock, "calls", ticket, secret, session, timeout=CONNECT_TIMEOUT)
         if connection.epoch < epoch:
             raise LinkError(f"{address[0]} still holds epoch {connection.epoch} of {session}; {epoch} was seen")
-        connection.send(ATTACH, _encode({"session": session, "epoch": connection.epoch, "delivered": published,
-                                         "client": client, "versions": versions.ours()}))
+        request = {"session": session, "epoch": connection.epoch, "delivered": published, "client": client,
+                   "versions": versions.ours()}
+        connection.send(ATTACH, _encode(request if printed is None else {**request, "printed": printed}))
         kind, body = connection.recv(ATTACH_TIMEOUT)
         if kind != ATTACHED:
             raise Corrupt(f"the worker answered ATTACH with a message of type {kind}", reason="protocol")

@@ -21,11 +21,12 @@ from typing import Any
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, VersionMismatch
 
 HELLO, SEGMENT, GOODBYE, OBSERVE, USAGE, UNSUPPORTED = 1, 2, 3, 4, 5, 6
-WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, STATE, OBSERVED = 32, 33, 34, 35, 36, 37, 38
+WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, STATE, OBSERVED, TEXT = 32, 33, 34, 35, 36, 37, 38, 39
 RUNNING, BLOCK, UNPROTECTED = 0, 1, 2  #: STATE
 STICKY = 1  #: ANSWER flag
 PROTOCOL = 1
 WANTS_RING = 1  #: HELLO: the shim reads answers from a ring
+WANTS_TEXT = 2  #: HELLO: the shim takes what kernels print
 BODY_LIMIT = 64 * 1024  #: longest message that a shim may send
 ANSWER_LIMIT = (1 << 32) - 1  #: the length field has 32 bits
 MAX_FDS = 8  #: descriptors not yet taken by a message
@@ -49,6 +50,7 @@ class Hello:
     executable: str
     eventfd: int
     ring: tuple[int, int] | None = None  #: its page and its doorbell, if it reads an answer ring; the receiver's too
+    text: bool = False  #: it takes what kernels print
 
     def close(self) -> None:
         for fd in (self.eventfd, *(self.ring or ())):
@@ -174,7 +176,8 @@ class LocalPeer:
                 raise Corrupt("a shim wants an answer ring and sent no page for it", reason="descriptors")
             wake = self._fds.popleft()
             ring = (self._fds.popleft(), self._fds.popleft()) if wishes & WANTS_RING else None
-            return Hello(pid, ppid, starttime, name.decode("utf-8", "replace"), wake, ring)
+            return Hello(pid, ppid, starttime, name.decode("utf-8", "replace"), wake, ring,
+                         bool(wishes & WANTS_TEXT))
         if kind == SEGMENT and len(body) == _SEGMENT.size:
             index, segment_kind, size = _SEGMENT.unpack(body)
             return NewSegment(index, segment_kind, size, self._fds.popleft())

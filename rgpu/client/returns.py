@@ -1,4 +1,4 @@
-"""What comes back to the program: answers, once each, and the watermark, without ever going back.
+"""What comes back to the program: answers and printed text, once each, and the watermark, without ever going back.
 
 With an answer ring the worker's messages are opened in it and published piece
 by piece; without one (an older shim) whole answers go over the Unix socket.
@@ -13,6 +13,7 @@ import structlog
 from rgpu.client import local
 from rgpu.client.answer_ring import AnswerRing
 from rgpu.client.delivery import AnswerAssembler, Deliveries, PassingAnswer, Verdict
+from rgpu.client.printed import TextLedger
 from rgpu.session.errors import Corrupt
 
 log = structlog.get_logger(__name__)
@@ -33,6 +34,7 @@ class Returns:
         self._done = 0
         self._streams: dict[int, int] = {}
         self._sticky = 0
+        self.text = TextLedger()
 
     @property
     def full(self) -> bool:
@@ -85,6 +87,19 @@ class Returns:
             self._peer.answer(answer.seq, answer.result, answer.flags, answer.reply, answer.payload)
         elif verdict is Verdict.DIVERGED:
             log.error("divergence", session=self._session, seq=answer.seq, what=self._deliveries.divergences[-1].what)
+
+    # -- printed text -------------------------------------------------------------------
+    def printed(self, body: memoryview) -> None:
+        """A piece of what kernels printed, standing where :meth:`room` said. Raises :class:`Corrupt`.
+
+        The shim counts as this side does, and leaves out what it has had.
+        """
+        if not self.text.take(body):
+            return
+        if self._ring is None:
+            self._peer.send(local.TEXT, bytes(body))
+        else:
+            self._ring.publish(local.TEXT, len(body) + 1)
 
     # -- the watermark ------------------------------------------------------------------
     def watermark(self, body: memoryview) -> None:

@@ -56,6 +56,7 @@ MESSAGES = 64  #: of the worker, taken in a row
 #: wake-up from it cost more than the whole of a short call. Not where the program needs the processor.
 POLL_IDLE, POLL_AWAITED = 60e-6, 200e-6
 POLLING = len(os.sched_getaffinity(0)) >= 4
+CONFIRM_BYTES = 64 * 1024  #: of printed text, before the worker is told that the program has them
 UNSUPPORTED_LIMIT = 256  #: names of refused functions that are kept
 
 
@@ -75,8 +76,12 @@ class Shipper:
     def __init__(self, identity: Identity, peer: local.LocalPeer, page: AgentPage, eventfd: int,
                  journal: Journal, desk: Desk, owner: at.Owner, grant: Grant,
                  exit_code: Callable[[], int | None] = lambda: None, ring: AnswerRing | None = None,
-                 counts: Callable[[Usage], None] = lambda usage: None, recorder: Recorder | None = None) -> None:
-        """``counts``: told of the page where the shim keeps the bytes it uses. ``recorder``: `rgpu run --record`."""
+                 counts: Callable[[Usage], None] = lambda usage: None, recorder: Recorder | None = None,
+                 takes_text: bool = False) -> None:
+        """``counts``: told of the page where the shim keeps the bytes it uses. ``recorder``: `rgpu run --record`.
+
+        ``takes_text``: the shim wants what kernels print.
+        """
         self.identity = identity
         self.peer, self.page, self.journal, self.desk = peer, page, journal, desk
         self.grant = grant
@@ -85,6 +90,7 @@ class Shipper:
         self.deliveries = Deliveries(journal.policy.recover) if recorder is None else \
             Deliveries(True, recorder.answered)
         self.returns = Returns(identity.session, peer, ring, self.deliveries)
+        self._takes_text = takes_text
         self.effects = effects.open_log("agent", identity.session)
         if self.effects is not None:
             self.deliveries.given = lambda seq: self._effect(Kind.ACCEPTED, seq)
@@ -307,6 +313,8 @@ class Shipper:
                 if self._pinged_bytes > PING_BYTES:
                     break  # look at the other peers in between
             self._ping(link, cursor, time.monotonic())
+            if link.ready and self.returns.text.unconfirmed >= CONFIRM_BYTES:
+                link.send(dl.PRINTED, struct.pack("<Q", self.returns.text.confirm()))
         except LinkError as error:
             self.down(link, error)
         return sent
@@ -352,6 +360,8 @@ class Shipper:
                 self._diverged()
         elif kind == dl.WATERMARK:
             self.returns.watermark(body)
+        elif kind == dl.TEXT and self._takes_text:
+            self.returns.printed(body)
         elif kind == dl.PONG:
             self._applied(int.from_bytes(body[:8], "little"))
         elif kind == PRESENT:
@@ -421,7 +431,8 @@ class Shipper:
         for command in self.attachment.handle(event):
             if isinstance(command, at.Open):
                 self._attempt = Attempt(command.link, command.owner, self.identity, self.grant, self.journal.last_seq,
-                                        self.desk, self._opened, self.post)
+                                        self.desk, self._opened, self.post,
+                                        self.returns.text.confirm() if self._takes_text else None)
             elif isinstance(command, at.Close):
                 if self._attempt is not None:
                     self._attempt.cancel()

@@ -34,8 +34,8 @@ from rgpu.session.errors import Corrupt, Fenced, RgpuError, TimedOut, VersionMis
 
 log = structlog.get_logger(__name__)
 
-ATTACH, CALLS, BYE, PING, STATS = 1, 2, 3, 4, 5
-ATTACHED, ANSWER, WATERMARK, NOTICE, PONG = 16, 17, 18, 19, 20
+ATTACH, CALLS, BYE, PING, STATS, PRINTED = 1, 2, 3, 4, 5, 8
+ATTACHED, ANSWER, WATERMARK, NOTICE, PONG, TEXT = 16, 17, 18, 19, 20, 23
 PIECE = 1 << 20  #: longest piece of an answer's payload in one frame
 WATERMARK_INTERVAL = 0.0005  #: seconds between two watermarks that no answer asks for
 SIGN_OF_LIFE = 2.0  #: seconds of silence after which the agent is told that the worker is there
@@ -64,6 +64,7 @@ class AgentLink:
         self._closed = threading.Event()
         self._last_watermark: tuple[Any, ...] | None = None
         self._published = 0
+        self._printed: int | None = None  #: bytes of printed text that the agent has; None: it takes none
         self._order = threading.Lock()  #: watermarks leave in the order in which they were made
         self._whole = True  #: the next watermark names every stream
         #: Messages read ahead, in order: (type, body, the bytes of records that it stands for). The agent's journal
@@ -106,6 +107,8 @@ class AgentLink:
                 elif kind == PING:
                     if not stream.waiting:  # else what it asks about was dropped; the agent asks again
                         self._put("raw", (PONG, bytes(body)))
+                elif kind == PRINTED:
+                    self._confirmed(body)
                 elif kind == HAVE:
                     stream.have(body)
                 elif kind == STATS:
@@ -134,11 +137,19 @@ class AgentLink:
             kind, body = self.connection.recv(seconds)
         except TimedOut:
             return b""
+        if kind == PRINTED:  # what the call waits for may be this
+            self._confirmed(body)
+            return b""
         data = self._stream.take(kind, body) if kind in (CALLS, CALLS_REF) else None
         if data is None and kind in (CALLS, CALLS_REF):
             return b""  # it was dropped, and comes again
         self._ahead.append((kind, body, data))
         return b"" if data is None else data
+
+    def _confirmed(self, body: Any) -> None:
+        if len(body) != 8:
+            raise Corrupt(f"a count of printed text has {len(body)} bytes", reason="printed text")
+        self.runtime.text.confirm(self, int.from_bytes(body, "little"))
 
     def _check_attach(self) -> None:
         kind, body = self.connection.recv()
@@ -155,10 +166,13 @@ class AgentLink:
                          f"{self.runtime.session} epoch {self.runtime.epoch}")
         published = request.get("delivered")
         self._published = published if isinstance(published, int) else 0
+        printed = request.get("printed")
+        self._printed = printed if type(printed) is int and 0 <= printed < 1 << 63 else None
 
     def _attach(self) -> None:
         self.connection.send(ATTACHED, _encode({"epoch": self.runtime.epoch, "next": self.runtime.applied + 1,
                                                 "state": "running", "versions": versions.ours()}))
+        self.runtime.text.attach(self, self._printed, self._progressed)
         for seq, result, reply, payload in self.runtime.attach(self.deliver, self._published):
             self.deliver(seq, result, reply, payload)
         if self.runtime.fast is None:
@@ -257,6 +271,7 @@ class AgentLink:
             self.runtime.answering(piece.seq)
             with self._order:
                 body = self._watermark_body(fast)
+                self._send_text()
                 messages = [b"\x12" + body] if body else []
                 self.connection.send_whole(*messages, fast.plaintext(piece, head))
         finally:
@@ -272,10 +287,13 @@ class AgentLink:
     def _send_watermark(self) -> None:
         self._progress_queued.clear()
         if self.runtime.fast is not None:
-            if body := self._watermark_body(self.runtime.fast):
+            body = self._watermark_body(self.runtime.fast)
+            self._send_text()
+            if body:
                 self.connection.send(WATERMARK, body)
             return
         done, error, streams = self.runtime.watermark()
+        self._send_text()
         state = (done, error, tuple(sorted(streams.items())))
         if state == self._last_watermark:
             return
@@ -283,6 +301,14 @@ class AgentLink:
         self._last_watermark = state
         body = struct.pack("<QII", done, error, len(changed)) + b"".join(struct.pack("<QQ", *item) for item in changed)
         self.connection.send(WATERMARK, body)
+
+    def _send_text(self) -> None:
+        """What kernels printed, behind the look at what is complete and ahead of telling it.
+
+        So the program has the text of all work that it knows to be complete.
+        """
+        for position, text in self.runtime.text.pieces(self):
+            self.connection.send(TEXT, position.to_bytes(8, "little"), text)
 
     def _send_answer(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
         head = _ANSWER_HEAD.pack(seq, result, self._sticky(result), len(reply)) + reply

@@ -404,7 +404,7 @@ class Departure:
             fault("replay.repair")
             self.sender.round()
             state.regions = []
-            state.live = state.answers = None
+            state.live = state.answers = state.printed = None
             self.sender.finish(state)
 
 

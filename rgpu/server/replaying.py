@@ -57,6 +57,7 @@ class Replay:
             raise RecoveryFailed(f"the journal begins with position {self.report.first_seq}: what was before it stands "
                                  "in an image, and without that nothing can be replayed", reason="not kept")
         self.runtime = SessionRuntime(recording.session, 1, device)
+        self.runtime.text.discard()
         self.runtime.fast = None  # every call through Python, whatever the device has: each answer is looked at
         self._source = source
         self._calls: dict[int, int] = {}  #: position → call id, of what is answered
@@ -91,7 +92,8 @@ class Replay:
         """Write the end state as image ``name`` into the directory ``store``. Raises :class:`StoreError` …"""
         runtime = self.runtime
         state = cut.take(runtime.device, session=runtime.session, epoch=1, position=runtime.applied,
-                         hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers())
+                         hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers(),
+                         printed=runtime.text.state())
         write_image(DirectoryStore(store), name, runtime.device, state)
 
     def _noting(self, records: Iterator[Record]) -> Iterator[Record]:

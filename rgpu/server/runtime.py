@@ -26,6 +26,7 @@ from rgpu.server.executor import Executor
 from rgpu.server.fast_path import Came, FastPath
 from rgpu.server.journal_tap import JournalTap
 from rgpu.server.lookahead import MAY_WAIT, DoneScanner, Gates, Under
+from rgpu.server.session_text import STEP, SessionText
 from rgpu.session.answers import RetainedAnswers
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME, Answer
@@ -60,6 +61,7 @@ class SessionRuntime:
         self.device = device
         self.fast: FastPath | None = getattr(device, "fast_path", None)
         self._gates: Gates | None = getattr(device, "host_gates", None)
+        self.text = SessionText(getattr(device, "text", None))  #: what kernels print
         self._under: Under | None = None  #: a call of the driver that did not return yet, beside the applying thread
         self.read_ahead: ReadAhead | None = None  #: of the link whose thread applies
         self.hash_key = hash_key or secrets.token_bytes(32)
@@ -121,6 +123,8 @@ class SessionRuntime:
                 if self._pauses:
                     self._leave()
                     self._enter()
+                if self.text.crowded:
+                    self._make_room_for_text()
                 for command in self.gate.feed(record):
                     self._obey(command)
         finally:
@@ -136,7 +140,12 @@ class SessionRuntime:
         self._enter()
         try:
             while True:
-                fed = self.fast.feed(view[at:] if at else view)
+                part = view[at:] if at else view
+                if self.text.printing:  # each launch may print as much as the device's buffer holds
+                    part = part[:STEP]
+                    if self.text.crowded:
+                        self._make_room_for_text()
+                fed = self.fast.feed(part)
                 begin, at = at, at + fed.taken
                 if self.tap is not None:
                     # A record that is handed back was not applied yet: a cut may come before it.
@@ -157,7 +166,7 @@ class SessionRuntime:
                     if self._go_away():
                         raise LinkError("another connection takes over, or the session ends here")
                     self._enter()
-                else:
+                elif at == len(view):
                     return fed.awaiting
         finally:
             if self.effects is not None:
@@ -291,6 +300,23 @@ class SessionRuntime:
         deadline = time.monotonic() + PATIENCE
         self._wait(lambda: self.device.wait_complete(goal, 0.02) or time.monotonic() > deadline)
 
+    def _make_room_for_text(self) -> None:
+        """Apply nothing while the program is far behind with what kernels print.
+
+        It says in messages how far it is: those are read meanwhile.
+        """
+        def enough() -> bool:
+            if not self.text.crowded:
+                return True
+            self.text.nudge()
+            if self.read_ahead is None:
+                time.sleep(0.02)
+            else:
+                self.read_ahead(0.02)
+            return False
+
+        self._wait(enough)
+
     def _wait(self, done: Callable[[], bool]) -> None:
         """Wait without holding up a cut: the position is at a record's boundary meanwhile."""
         self._leave()
@@ -334,6 +360,7 @@ class SessionRuntime:
         self.executor.restored = state.position
         self.live = live
         self.retained = RetainedAnswers.from_list(state.answers)
+        self.text.restore(state.printed)
         self.hash_key = state.hash_key
         self.gate = ApplyGate(state.position)
         self._applied = state.position
@@ -344,14 +371,15 @@ class SessionRuntime:
     def replay(self) -> None:
         """What is fed from now on was applied by another owner before: it waits where that owner had waited.
 
-        Its answers stay here; :meth:`settle` puts those of the owner in their place.
+        Its answers, and what it prints, stay here; :meth:`settle` puts those of the owner in their place.
         """
         self.gate = ApplyGate(self.applied, replay_until=_EVER)
+        self.text.discard()
 
     def settle(self, state: SessionState) -> None:
-        """The replay is over, at ``state.position``: answers, events and clock are those of the owner.
+        """The replay is over, at ``state.position``: answers, text, events and clock are those of the owner.
 
-        Raises :class:`DeviceError`.
+        Raises :class:`DeviceError`, :class:`Corrupt`.
         """
         for record in self.live.structural_calls():
             # An event that was recorded in the replay knows another clock: it begins anew.
@@ -361,6 +389,7 @@ class SessionRuntime:
         present = self.device.event_states().keys()
         self.device.restore_event_states({event: when for event, when in state.events.items() if event in present})
         self.device.set_clock(state.clock)
+        self.text.restore(state.printed)
         with self._answers_lock:
             self.retained = RetainedAnswers.from_list(state.answers)
             self._unanswered.clear()

@@ -64,7 +64,8 @@ def wait(listener: socket.socket, device: Device) -> Assignment | None:
 def _prepare(found: Assignment, device: Device) -> None:
     """Log to the session's file from now on, bear its name, and know its memory."""
     fd = os.open(found.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    for standard in (1, 2):
+    text = getattr(device, "text", None)
+    for standard in (2,) if text is not None and text.holds_stdout else (1, 2):
         os.dup2(fd, standard)
     os.close(fd)
     resize = getattr(device, "resize", None)

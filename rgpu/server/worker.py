@@ -67,8 +67,11 @@ def without_randomisation() -> bool:
     os.execv(sys.executable, [sys.executable, "-m", "rgpu.server.worker", *sys.argv[1:]])
 
 
-def make_device(spec: str, memory: int, host: str = "") -> Device:
-    """``cpu:N`` or ``cuda:N``. Raises :class:`DeviceError`, :class:`Refused` for another kind."""
+def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = False) -> Device:
+    """``cpu:N`` or ``cuda:N``. Raises :class:`DeviceError`, :class:`Refused` for another kind.
+
+    ``own_stdout``: this process's standard output may become the device's, for what its kernels print.
+    """
     kind, _, ordinal = spec.partition(":")
     if kind == "cpu":
         from rgpu.server.device.cpu.device import CpuDevice
@@ -76,8 +79,9 @@ def make_device(spec: str, memory: int, host: str = "") -> Device:
         return CpuDevice(int(ordinal or 0), memory=memory, host=host)
     if kind == "cuda":
         from rgpu.server.device.cuda.device import CudaDevice
+        from rgpu.server.device.cuda.printed import CapturedStdout
 
-        return CudaDevice(int(ordinal or 0))
+        return CudaDevice(int(ordinal or 0), CapturedStdout() if own_stdout else None)
     raise Refused(f"unknown device {spec!r}: use cpu:N or cuda:N")
 
 
@@ -365,7 +369,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(options.socket)
     began = time.monotonic()
-    device = make_device(options.device, options.quota, options.host)
+    device = make_device(options.device, options.quota, options.host, own_stdout=True)
     device_ms = round((time.monotonic() - began) * 1000)
     if options.spare:
         warm(options.device)

@@ -138,7 +138,8 @@ class Tasks:
         runtime = self.worker.runtime
         device = runtime.device if view is None else cast(Device, view)
         return cut.take(device, session=runtime.session, epoch=runtime.epoch, position=runtime.applied,
-                        hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers(), without=without)
+                        hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers(), without=without,
+                        printed=runtime.text.state())
 
     # -- a move, as the destination ---------------------------------------------------
     def do_receive(self, fds: list[int], handover: bytes) -> None:

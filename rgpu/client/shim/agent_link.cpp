@@ -82,7 +82,7 @@ std::vector<std::uint8_t> hello_body(bool ring) {
   wire::detail::put(at, wire::kProtocol);
   wire::detail::put(at, static_cast<std::uint32_t>(::getpid()));
   wire::detail::put(at, static_cast<std::uint32_t>(::getppid()));
-  wire::detail::put(at, ring ? wire::kWantsRing : std::uint32_t{0});
+  wire::detail::put(at, (ring ? wire::kWantsRing : std::uint32_t{0}) | wire::kWantsText);
   wire::detail::put(at, start_time());
   wire::detail::put(at, length);
   if (length) std::memcpy(at, name, length);
@@ -160,6 +160,9 @@ void on_message(Session& s, std::uint32_t type, const std::vector<std::uint8_t>&
   switch (type) {
     case wire::kWatermark:
       take_watermark(at, end);
+      break;
+    case wire::kText:
+      if (!take_device_text(at, end)) log_once("device text", "what the agent sent as printed text cannot be");
       break;
     case wire::kRelease:
       if (take(at, end, number)) release_segment(s, number);

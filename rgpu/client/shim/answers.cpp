@@ -160,6 +160,7 @@ CUresult await_view(const CallView& call, Payload& payload, Answer& answer, void
   }
   attend(session(), waiter);
   while (!waiter.done.load(std::memory_order_acquire)) waiter.done.wait(0, std::memory_order_acquire);
+  print_device_text();  // it came ahead of the answer
   if (answer.result == CUDA_ERROR_SYSTEM_NOT_READY && session().gone) return answer.result;
   if (observes(call.id) && is_fatal(answer.result)) set_sticky(answer.result);
   const bool teaches = observes(call.id) && !answer.result;

@@ -213,6 +213,12 @@ void learned(std::uint64_t stream, std::uint64_t seq, bool everything = false);
 CUresult observed(std::uint64_t seq);
 void flush();  // wakes the agent now (a NOT_READY answer)
 
+// ---------------------------------------------------------------- what kernels print
+
+// Writes what came of it to the program's standard output: before a call returns, or begins, that prints on a
+// real driver. Costs a look where no kernel prints. await() does it for every awaited call.
+void print_device_text();
+
 // ---------------------------------------------------------------- memory, for context and module code
 
 struct Context;

@@ -136,7 +136,10 @@ CUresult cuEventSynchronize(CUevent hEvent) {
   Event* event = find(hEvent);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (CUresult r = event_asked(*event); r) return r;
-  if (finished(*event)) return require();
+  if (finished(*event)) {
+    print_device_text();
+    return require();
+  }
   wire::EventSynchronize call{};
   call.event = event->number;
   Answer answer;

@@ -55,6 +55,7 @@ void in_child() {
   Session& s = session();
   if (s.state != Session::State::fresh) {
     s.forked = true;
+    forget_device_text();
     for (auto& [index, segment] : s.segments)
       if (segment->fd >= 0) ::close(segment->fd);
     for (auto& segment : s.spares)
@@ -77,9 +78,10 @@ __attribute__((constructor)) void loaded() {
   ::pthread_atfork(before_fork, in_parent, in_child);
 }
 
-// The end of the process. Never waits: the socket takes these few bytes or it does not.
+// The end of the process. Never waits for the agent: the socket takes these few bytes or it does not.
 __attribute__((destructor)) void unloaded() {
   Session& s = session();
+  if (!s.forked) print_last_device_text();
   if (s.forked || s.state != Session::State::live || s.gone || s.pid != ::getpid()) return;
   const std::uint32_t goodbye[3] = {4, wire::kGoodbye, 0};
   if (!s.send_lock.try_lock()) return;

@@ -414,7 +414,10 @@ CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuGraphLaunch(CUgraphExec hGraph, CUstream hStream) { return launch(hGraph, hStream); }
+CUresult cuGraphLaunch(CUgraphExec hGraph, CUstream hStream) {
+  print_device_text();
+  return launch(hGraph, hStream);
+}
 
 CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream) {  // an instantiated graph is at the server already
   if (CUresult r = require(); r) return r;

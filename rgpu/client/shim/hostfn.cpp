@@ -45,6 +45,7 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
         observed(before);
         after_observation();
       }
+      print_device_text();
       running = true;
       run(answer.result);
       running = false;

@@ -177,6 +177,7 @@ CUresult capture(CUfunction handle, const Config& c, const StreamRef& stream, co
 }
 
 CUresult launch(CUfunction handle, const Config& c, void** kernel_params, void** extra) {
+  print_device_text();
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   StreamRef stream;

@@ -286,6 +286,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, CUjit_o
 }
 
 CUresult cuLibraryUnload(CUlibrary handle) {
+    print_device_text();
     LoadedLibrary* library = nullptr;
     if (CUresult r = look_up(handle, library); r) return r;
     if (!retire(library)) return CUDA_ERROR_INVALID_HANDLE;

@@ -247,6 +247,7 @@ CUresult cuModuleLoadFatBinary(CUmodule* module, const void* fatCubin) {
 }
 
 CUresult cuModuleUnload(CUmodule hmod) {
+    print_device_text();
     Module* module = nullptr;
     if (CUresult r = look_up(hmod, module); r) return r;
     if (module->library) return CUDA_ERROR_NOT_PERMITTED;  // it ends with its library

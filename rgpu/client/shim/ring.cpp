@@ -137,6 +137,9 @@ Found step(Session& s, AnswerRing& r) {
     case wire::kWatermark:
       take_watermark(body, body + head.length);
       break;
+    case wire::kText:
+      if (!take_device_text(body, body + head.length)) return Found::broken;
+      break;
     default:
       return Found::broken;
   }

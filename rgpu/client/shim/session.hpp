@@ -134,6 +134,12 @@ void after_observation();
 void bring_back_shadows();
 void free_deferred();
 
+// device_text.cpp
+// A piece of what kernels printed came: u64 position, bytes. False: that cannot be.
+bool take_device_text(const std::uint8_t* at, const std::uint8_t* end);
+void print_last_device_text();  // the process ends
+void forget_device_text();      // in a forked child: it is the parent's
+
 // report.cpp
 // Gives the agent the page of bytes used, and the names of refused functions called so far.
 CUresult open_report(Session& s);

@@ -110,7 +110,10 @@ CUresult cuStreamSynchronize(CUstream hStream) {
   StreamRef stream;
   if (CUresult r = resolve_stream(hStream, stream); r) return r;
   if (CUresult r = stream_asked(stream); r) return r;
-  if (finished(stream)) return require();
+  if (finished(stream)) {
+    print_device_text();
+    return require();
+  }
   const auto streams = covered(stream);  // what was given before the wait
   wire::StreamSynchronize call{};
   call.stream = stream.number;

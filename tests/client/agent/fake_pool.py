@@ -44,6 +44,8 @@ class FakeWorker:
         self.alive, self.mute = True, False
         self.lie: bytes | None = None  #: answer this instead
         self.big = b""  #: payload of the answers
+        self.printed: list[int | None] = []  #: how much text the agent said it had, at each attachment
+        self.confirmed = 0  #: and since then
         self.connection: SealedConnection | None = None
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = self.listener.getsockname()[:2]
@@ -72,6 +74,7 @@ class FakeWorker:
                 self.connection.close()
             self.connection = connection
             self.attached += 1
+            self.printed.append(request.get("printed"))
             connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": self.applied + 1,
                                                         **self.pool.attached_more}))
             for seq in sorted(self.retained):
@@ -95,6 +98,8 @@ class FakeWorker:
                 connection.send(20, bytes(body))
             elif kind == 3:
                 self.byes.append(msgspec.msgpack.decode(body))
+            elif kind == 8:
+                (self.confirmed,) = struct.unpack("<Q", body)
             elif kind == 5:
                 self.stats = msgspec.msgpack.decode(body)
 
@@ -119,6 +124,11 @@ class FakeWorker:
         assert self.connection is not None
         self.connection.send(19, msgspec.msgpack.encode({"kind": kind, "epoch": self.epoch if epoch is None else epoch,
                                                          **values}))
+
+    def print_text(self, position: int, text: bytes) -> None:
+        """Kernels printed ``text``, which begins at that byte of all they printed."""
+        assert self.connection is not None
+        self.connection.send(23, struct.pack("<Q", position), text)
 
     def drop(self) -> None:
         """Cut the connection; the worker lives."""

@@ -13,7 +13,7 @@ import struct
 import time
 import zlib
 
-from rgpu.client.local import ANSWER, RELEASE, STATE, WATERMARK, WELCOME
+from rgpu.client.local import ANSWER, RELEASE, STATE, TEXT, WANTS_TEXT, WATERMARK, WELCOME
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.record import AWAITED, EXTERNAL, HEADER, pack
 
@@ -120,7 +120,7 @@ class FakeReader:
             if kind == 0:
                 block = capacity - self.at % capacity
                 self.wraps += 1
-            elif kind == WATERMARK:
+            elif kind in (WATERMARK, TEXT):
                 found.append((kind, page[here + 16:here + 16 + length]))
             else:
                 self._piece(page[here + 16:here + 16 + length], first, found)
@@ -142,7 +142,9 @@ class FakeReader:
 class FakeShim:
     """Connects to an agent, says HELLO, journals calls, and reads what comes back."""
 
-    def __init__(self, path: str, ring: bool = False, **sizes: int) -> None:
+    def __init__(self, path: str, ring: bool = False, text: bool = False, **sizes: int) -> None:
+        self.takes_text = text
+        self.text = b""  #: what kernels printed, each byte once
         self.ring = FakeReader() if ring else None
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK)
         self.sock = socket.socket(socket.AF_UNIX)
@@ -160,7 +162,8 @@ class FakeShim:
 
     def hello(self) -> None:
         name = b"/usr/bin/fake"
-        body = struct.pack("<IIIIQH", 1, os.getpid(), os.getppid(), self.ring is not None, 0, len(name)) + name
+        body = struct.pack("<IIIIQH", 1, os.getpid(), os.getppid(),
+                           (self.ring is not None) | self.takes_text * WANTS_TEXT, 0, len(name)) + name
         self._send(1, body, self.eventfd, *(self.ring.fds if self.ring else ()))
         self.wait(lambda: self.welcome or self.refused or self.eof)
 
@@ -225,6 +228,10 @@ class FakeShim:
             self.answers.append((seq, result, body[20:20 + size], body[20 + size:]))
         elif kind == WATERMARK:
             self.watermarks.append(struct.unpack_from("<Q", body)[0])
+        elif kind == TEXT:
+            position = int.from_bytes(body[:8], "little")
+            assert self.takes_text and position <= len(self.text), "a hole"
+            self.text += body[8 + len(self.text) - position:]
         elif kind == RELEASE:
             self.released.append(struct.unpack("<I", body)[0])
         elif kind == STATE:

@@ -26,7 +26,7 @@ from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.record import AWAITED, EXTERNAL, HEADER, Record, RecordReader, padded
 from tests.client.shim.fake_ring import FakeRing
 
-HELLO, SEGMENT, GOODBYE, WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED = 1, 2, 3, 32, 33, 34, 35, 36
+HELLO, SEGMENT, GOODBYE, WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, TEXT = 1, 2, 3, 32, 33, 34, 35, 36, 39
 LOG, BULK = 0, 1
 MIB = 1 << 20
 
@@ -76,6 +76,7 @@ class FakeAgent:
         self.ended = threading.Event()
         self.hello: tuple[Any, ...] = ()
         self.host_functions: list[int] = []
+        self.texts: list[list[tuple[int, bytes]]] = []  #: printed (position, text) ahead of each next awaited answer
         self.sockets: list[socket.socket] = []
         self._held: list[Record] = []
         self._marked = 0
@@ -208,7 +209,7 @@ class FakeAgent:
             return 0, b"", []
 
     def _send(self, sock: socket.socket, kind: int, body: bytes, fd: int | None = None) -> None:
-        if self.ring is not None and kind in (ANSWER, WATERMARK):
+        if self.ring is not None and kind in (ANSWER, WATERMARK, TEXT):
             self.ring.send(kind, body)
             return
         data = struct.pack("<II", len(body), kind) + body
@@ -382,4 +383,11 @@ class FakeAgent:
             reply = decoders.encode_reply("cluster_occupancy", value=100 + args.form + 10 * args.cluster_x)
         elif call.name == "event_elapsed":
             reply = decoders.encode_reply("event_elapsed", milliseconds=1.5)
+        if call.answer is Answer.WAIT and self.texts:
+            for position, text in self.texts.pop(0):
+                self.print_text(position, text)
         self._send(sock, ANSWER, struct.pack("<QiII", record.seq, 0, 0, len(reply)) + reply + payload)
+
+    def print_text(self, position: int, text: bytes) -> None:
+        """Kernels printed ``text``, which begins at that byte of all they printed."""
+        self._send(self.sockets[0], TEXT, struct.pack("<Q", position) + text)

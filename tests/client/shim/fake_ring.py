@@ -7,7 +7,7 @@ import os
 import struct
 import time
 
-ANSWER, WATERMARK = 33, 34
+ANSWER, WATERMARK, TEXT = 33, 34, 39
 
 
 class FakeRing:
@@ -30,7 +30,7 @@ class FakeRing:
 
     def send(self, kind: int, body: bytes) -> None:
         """A message as it goes over the Unix socket; an answer is cut so that several pieces fit the ring."""
-        if kind == WATERMARK:
+        if kind in (WATERMARK, TEXT):
             self.put(kind, body)
             return
         size = self.capacity // 3

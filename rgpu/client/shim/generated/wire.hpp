@@ -107,6 +107,7 @@ static_assert(sizeof(SegmentHeader) == kSegmentHeader);
 // Unix socket between shim and agent: u32 body length, u32 type, body.
 inline constexpr uint32_t kProtocol = 1;
 inline constexpr uint32_t kWantsRing = 1;  // HELLO: the shim reads answers from a ring
+inline constexpr uint32_t kWantsText = 2;  // HELLO: the shim takes what kernels print
 enum Message : uint32_t {
     kHello = 1,
     kSegment = 2,
@@ -121,6 +122,7 @@ enum Message : uint32_t {
     kRefused = 36,
     kState = 37,
     kObserved = 38,
+    kText = 39,
 };
 inline constexpr uint32_t kAnswerSticky = 1;
 enum State : uint32_t { kRunning = 0, kJournalFull = 1, kUnprotected = 2 };

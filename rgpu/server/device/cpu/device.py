@@ -26,6 +26,7 @@ from rgpu.server.device.cpu.graphs import Graphs
 from rgpu.server.device.cpu.memory import Memory
 from rgpu.server.device.cpu.modules import Engine, Modules
 from rgpu.server.device.cpu.peer import CpuPeer
+from rgpu.server.device.cpu.printed import Printed
 from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Fault, Streams
@@ -48,13 +49,13 @@ class CpuDevice:
     ``memory``: bytes for mappings and globals. ``threads``: host threads a
     kernel may use. ``host``: the node's name, part of the uuid. ``index``: the
     session's own number for the device, which decides the address range.
-    ``engine``: the PTX engine; ``printf``: gets the text that kernels print.
+    ``engine``: the PTX engine. ``text``: what kernels print.
     """
 
     shares_processors = True  #: kernels run where pages are hashed and copied
 
     def __init__(self, ordinal: int = 0, memory: int = 4 << 30, threads: int = 2, *, host: str = "", index: int = 0,
-                 engine: Engine | None = None, printf: Callable[[str], None] | None = None) -> None:
+                 engine: Engine | None = None) -> None:
         self.facts = make_facts(ordinal, memory, host)
         self.threads = threads
         self._engine: Any = engine or importlib.import_module("rgpu.server.device.cpu.ptx")
@@ -68,7 +69,7 @@ class CpuDevice:
         self._contexts: dict[int, dict[int, int]] = {}
         self._clock_offset = -time.monotonic_ns()
         self._ranges: tuple[RangeTable | None, Any] = (None, None)
-        self._printf = printf
+        self.text = Printed()
         self._ring = HostRing()
         self._closed = False
 
@@ -192,9 +193,11 @@ class CpuDevice:
         parameters = bytes(launch.parameters[:kernel.parameter_bytes])
 
         def run() -> None:
+            self.text.wait_room()
             result = module.linked.launch(
                 kernel.name, launch.grid, launch.block, launch.shared, parameters, self._kernel_ranges(),
-                threads=self.threads, cancel=self._streams.cancel, printf=self._print)
+                threads=self.threads, cancel=self._streams.cancel,
+                printf=self.text.writer(kernel.name))
             if result.error:
                 where = f" at {result.address:#x}" if result.address else ""
                 raise Fault(result.error, f"{kernel.name}{where}: {result.detail}")
@@ -209,12 +212,6 @@ class CpuDevice:
             ranges = self._engine.MemoryRanges(list(current))
             self._ranges = (current, ranges)
         return ranges
-
-    def _print(self, text: str) -> None:
-        if self._printf is not None:
-            self._printf(text)
-        else:
-            log.info("kernel output", text=text)
 
     def _rows(self, address: int, pitch: int, width: int, height: int, what: str) -> np.ndarray[Any, Any]:
         """Checked again at execution: what was freed meanwhile is a fault of the program's, not of ours."""

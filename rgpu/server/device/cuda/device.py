@@ -12,6 +12,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
 from rgpu.server.device.cuda.peer import CudaPeer
+from rgpu.server.device.cuda.printed import CapturedStdout, Printed
 from rgpu.server.device.cuda.ring import CudaRing
 from rgpu.server.device.cuda.staging import Staging
 from rgpu.server.device.cuda.streams import Completion
@@ -49,9 +51,13 @@ NON_BLOCKING = 1
 
 
 class CudaDevice:
-    """Implements :class:`rgpu.checkpoint.device.Device` on GPU ``ordinal``."""
+    """Implements :class:`rgpu.checkpoint.device.Device` on GPU ``ordinal``.
 
-    def __init__(self, ordinal: int = 0) -> None:
+    ``stdout``: where the driver writes what kernels print, captured before; without it that goes where this
+    process's standard output goes.
+    """
+
+    def __init__(self, ordinal: int = 0, stdout: CapturedStdout | None = None) -> None:
         pinned.reserve()
         check(driver.cuInit(0), "cuInit")
         self.ordinal = ordinal
@@ -63,6 +69,7 @@ class CudaDevice:
         self._ring = CudaRing(self._context)
         self.engine = Engine(int(self._context))
         self.fast_path = self.engine
+        self.text = Printed(stdout, self._context, self.engine) if stdout is not None else None
         self.zeroing = Zeroing(lambda: [state.handle for state in list(self.completion.streams.values())])
         self.memory = Memory(ordinal, self.engine, self.zeroing)
         self.staging = Staging(ordinal)
@@ -222,8 +229,10 @@ class CudaDevice:
         self._use()
         loaded, text = modules.load(image, options, library, self.facts.compute_capability)
         self._modules[module] = loaded
+        if loaded.prints and self.text is not None:
+            self.text.loaded()
         sizes = [max((offset + size for offset, size in layout), default=0) for layout in loaded.layouts]
-        self.engine.load_functions(module, [int(function) for function in loaded.functions], sizes)
+        self.engine.load_functions(module, [int(function) for function in loaded.functions], sizes, loaded.prints)
         for variable in loaded.table.globals:
             self.engine.add_range(variable.address, variable.size)
         return loaded.table, text
@@ -326,7 +335,9 @@ class CudaDevice:
 
     def launch_graph(self, seq: int, graph: int, stream: int) -> None:
         self._use()
-        self._run(seq, stream, driver.cuGraphLaunch(self._graphs.handle(graph), self._stream(stream)), "cuGraphLaunch")
+        with self.text.launch() if self.text is not None else nullcontext():
+            result = driver.cuGraphLaunch(self._graphs.handle(graph), self._stream(stream))
+            self._run(seq, stream, result, "cuGraphLaunch")
 
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
         """The bytes are taken when this returns."""
@@ -522,6 +533,8 @@ class CudaDevice:
         self._host_functions.stop()
         self.completion.stop()
         self._use()
+        if self.text is not None:
+            self.text.close()
         self.hasher.close()
         self._ring.close()
         self.engine.close()

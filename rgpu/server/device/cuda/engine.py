@@ -21,7 +21,7 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.record import Record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 1
+VERSION = 2
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for what goes to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for what comes from it
 WATERMARK_SIZE = 1 << 16
@@ -63,9 +63,10 @@ def _library() -> ctypes.CDLL:
     signatures: dict[str, tuple[Any, ...]] = {
         "version": (i,), "open": (e, p, q, q, c_char_p, z), "stop": (None, e), "close": (None, e),
         "add_stream": (None, e, q, p), "remove_stream": (i, e, q), "add_event": (None, e, q, p),
-        "remove_event": (None, e, q), "event_recorded": (q, e, q), "add_module": (None, e, q, p, p, z),
-        "remove_module": (None, e, q), "add_range": (None, e, q, q), "remove_range": (i, e, q),
-        "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)), "passed": (None, e, q),
+        "remove_event": (None, e, q), "event_recorded": (q, e, q), "add_module": (None, e, q, p, p, z, i),
+        "printing_launches": (q, e), "remove_module": (None, e, q), "add_range": (None, e, q, q),
+        "remove_range": (i, e, q), "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)),
+        "passed": (None, e, q),
         "position": (None, e, q), "applied": (q, e), "reset": (None, e), "foreign": (None, e, p, z),
         "pass_all": (None, e, i), "interrupt": (None, e, i), "apply": (i, e, c_uint32, q, p, z, p, z),
         "boundary": (None, e, q), "submitted": (None, e, q, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
@@ -157,10 +158,14 @@ class Engine:
         if result:
             raise DeviceError(f"{BY_ID[call_id].name}: the driver answers {result}", result)
 
-    def load_functions(self, module: int, handles: list[int], sizes: list[int]) -> None:
-        """The functions of a module in the order of its table, with the size of each one's parameters."""
+    def load_functions(self, module: int, handles: list[int], sizes: list[int], prints: bool) -> None:
+        """The functions of a module in the order of its table, with the size of each one's parameters.
+
+        ``prints``: they may print; launches of such are counted (``printing_launches``).
+        """
         count = len(handles)
-        self._lib.rge_add_module(self._engine, module, (c_void_p * count)(*handles), (c_uint32 * count)(*sizes), count)
+        self._lib.rge_add_module(self._engine, module, (c_void_p * count)(*handles), (c_uint32 * count)(*sizes), count,
+                                 prints)
 
     # -- progress ---------------------------------------------------------------------
     def progress(self) -> tuple[set[int], dict[int, int]]:

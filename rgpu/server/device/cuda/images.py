@@ -47,6 +47,11 @@ def is_cubin(code: bytes) -> bool:
     return code[:4] == _ELF
 
 
+def prints(code: bytes) -> bool:
+    """Whether kernels of a cubin or a PTX text may print: they call ``vprintf``. What is not understood may."""
+    return not code or b"vprintf" in code
+
+
 def variables(code: bytes) -> list[Variable]:
     """The variables of a cubin or a PTX text (names only); empty for what is neither."""
     if is_cubin(code):

@@ -40,6 +40,7 @@ class Module:
     table: ModuleTable
     layouts: list[tuple[tuple[int, int], ...]]
     library: Any = None
+    prints: bool = False  #: some kernel of it may print
     pins: list[str] = field(default_factory=list)
 
 
@@ -84,7 +85,9 @@ def load(image: bytes, options: bytes, library: bool, capability: tuple[int, int
     module = driver.CUmodule(handle.value)
     made = Module(module, [], ModuleTable((), ()), [], driver.CUlibrary(owner.value) if library else None)
     try:
-        _describe(made, images.chosen(image, capability))
+        code = images.chosen(image, capability)
+        made.prints = images.prints(code)
+        _describe(made, code)
     except DeviceError:
         unload(made)
         raise

@@ -104,7 +104,8 @@ class Linked:
     def launch(self, kernel: str, grid: Any, block: Any, dynamic_shared: int, params: bytes, ranges: MemoryRanges, *,
                threads: int, cancel: Any, printf: Any) -> LaunchResult:
         if kernel == "print":
-            printf("hello\n")
+            number = struct.unpack_from("<Q", params, 8)[0]
+            printf(b"say %d\n" % number if number else b"hello\n")
         address = struct.unpack_from("<Q", params)[0]
         if kernel != "fault" and not ranges.holds(address, 4):
             return LaunchResult(700, address, "global access")

@@ -221,12 +221,14 @@ def test_dynamic_shared_memory_is_opted_into(client: Client) -> None:
 
 
 def test_printf() -> None:
-    printed: list[str] = []
-    device = CpuDevice(0, 64 << 20, 1, engine=stub, printf=printed.append)  # type: ignore[arg-type]
+    device = CpuDevice(0, 64 << 20, 1, engine=stub)  # type: ignore[arg-type]
     try:
-        Client(device).launch("print", DEVICE_BASE)
+        client = Client(device)
+        assert not device.text.printing
+        client.launch("print", DEVICE_BASE)
         assert device.drain(WAIT)
-        assert printed == ["hello\n"]
+        assert device.text.printing and device.text.waiting == 6
+        assert (device.text.take(4), device.text.take(100), device.text.take(100)) == (b"hell", b"o\n", b"")
     finally:
         device.close()
 

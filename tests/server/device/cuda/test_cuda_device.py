@@ -13,6 +13,7 @@ import pytest
 from rgpu.checkpoint.device import GRANULE, Launch
 from rgpu.session.addresses import DEVICE_BASE
 from rgpu.session.errors import DeviceError
+from tests.server.device.cuda import fresh
 
 pytestmark = pytest.mark.gpu
 
@@ -28,8 +29,8 @@ extern "C" __global__ void wild(int* p) { p[threadIdx.x] = 1; }
 """
 
 
-@pytest.fixture(scope="module")
-def ptx() -> bytes:
+def compiled() -> bytes:
+    """PTX, by NVRTC."""
     from cuda.bindings import nvrtc
 
     _, program = nvrtc.nvrtcCreateProgram(SOURCE, b"t.cu", 0, [], [])
@@ -39,6 +40,11 @@ def ptx() -> bytes:
     text = b" " * size
     nvrtc.nvrtcGetPTX(program, text)
     return text
+
+
+@pytest.fixture(scope="module")
+def ptx() -> bytes:
+    return compiled()
 
 
 @pytest.fixture
@@ -146,13 +152,20 @@ def test_state_survives_in_another_device(ptx: bytes) -> None:
     second.close()
 
 
-def test_a_kernel_fault_sticks(device: Any, ptx: bytes) -> None:
-    """Last: the context is gone after it."""
-    functions, _ = prepare(device, ptx)
+def kernel_fault() -> None:
+    from rgpu.server.device.cuda.device import CudaDevice
+
+    device = CudaDevice(0)
+    functions, _ = prepare(device, compiled())
     device.launch(1, Launch(16, functions["wild"], (1, 1, 1), (32, 1, 1), 0, 0, struct.pack("<Q", 0x10)))
     answer = Answer()
     device.synchronize(2, None, answer)
     assert answer.ready.wait(20) and answer.result == 700 and device.error == 700
+
+
+def test_a_kernel_fault_sticks() -> None:
+    """In a process of its own: there is no context in it any more after it."""
+    fresh.run(kernel_fault)
 
 
 def test_a_cut_stays_while_the_session_runs_on(device: Any, ptx: bytes) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.server.device.cuda import fresh
+
 pytestmark = pytest.mark.gpu
 
 MODULE, STREAM, OTHER, EVENT = 30, 31, 32, 33
@@ -24,17 +26,22 @@ extern "C" __global__ void wild(int* p) { p[threadIdx.x] = 1; }
 """
 
 
-@pytest.fixture(scope="module")
-def ptx() -> bytes:
+def compiled(source: bytes = SOURCE) -> bytes:
+    """PTX, by NVRTC."""
     from cuda.bindings import nvrtc
 
-    _, program = nvrtc.nvrtcCreateProgram(SOURCE, b"t.cu", 0, [], [])
+    _, program = nvrtc.nvrtcCreateProgram(source, b"t.cu", 0, [], [])
     (error,) = nvrtc.nvrtcCompileProgram(program, 1, [b"--gpu-architecture=compute_75"])
     assert int(error) == 0, "NVRTC does not compile the kernels"
     _, size = nvrtc.nvrtcGetPTXSize(program)
     text = b" " * size
     nvrtc.nvrtcGetPTX(program, text)
     return text
+
+
+@pytest.fixture(scope="module")
+def ptx() -> bytes:
+    return compiled()
 
 
 class Session:
@@ -190,10 +197,17 @@ def test_a_wild_copy_is_an_error_code(session: Session) -> None:
     assert session.answer()[0] == 0, "an argument error must not stick"
 
 
-def test_an_illegal_address_sticks(session: Session) -> None:
-    """Last: the context is gone after it."""
+def illegal_address() -> None:
+    from rgpu.server.device.cuda.device import CudaDevice
+
+    session = Session(CudaDevice(0), compiled())
     session.feed(session.launch("wild", struct.pack("<Q", 0x10), threads=32)
                  + session.journal("stream_synchronize", stream=STREAM))
     assert session.answer()[0] == 700
     session.feed(session.journal.read(16, session.base, STREAM))
     assert session.answer()[0] == 700 and session.runtime.executor.error == 700
+
+
+def test_an_illegal_address_sticks() -> None:
+    """In a process of its own: there is no context in it any more after it."""
+    fresh.run(illegal_address)

@@ -9,7 +9,7 @@
 using rgpu::Engine;
 
 // Changed with the layouts of Step and Out and the functions below.
-RGPU_API int rge_version() { return 1; }
+RGPU_API int rge_version() { return 2; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -33,11 +33,13 @@ RGPU_API int rge_remove_stream(Engine *e, uint64_t number) { return e->remove_st
 RGPU_API void rge_add_event(Engine *e, uint64_t number, void *handle) { e->add_event(number, handle); }
 RGPU_API void rge_remove_event(Engine *e, uint64_t number) { e->remove_event(number); }
 RGPU_API uint64_t rge_event_recorded(Engine *e, uint64_t number) { return e->event_recorded(number); }
-RGPU_API void rge_add_module(Engine *e, uint64_t number, void *const *handles, const uint32_t *sizes, size_t count) {
+RGPU_API void rge_add_module(Engine *e, uint64_t number, void *const *handles, const uint32_t *sizes, size_t count,
+                             int prints) {
     std::vector<rgpu::Function> functions(count);
-    for (size_t i = 0; i < count; ++i) functions[i] = {handles[i], sizes[i]};
+    for (size_t i = 0; i < count; ++i) functions[i] = {handles[i], sizes[i], prints != 0};
     e->add_module(number, functions.data(), count);
 }
+RGPU_API uint64_t rge_printing_launches(Engine *e) { return e->printing_launches(); }
 RGPU_API void rge_remove_module(Engine *e, uint64_t number) { e->remove_module(number); }
 RGPU_API void rge_add_range(Engine *e, uint64_t address, uint64_t size) { e->add_range(address, size); }
 RGPU_API int rge_remove_range(Engine *e, uint64_t address) { return e->remove_range(address); }

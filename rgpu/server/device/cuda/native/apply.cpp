@@ -25,6 +25,19 @@ bool Engine::rectangle(CUdeviceptr address, uint64_t pitch, uint64_t width, uint
     return size <= ~uint64_t{0} && contains(address, static_cast<uint64_t>(size));
 }
 
+namespace {
+struct Counted {  // once when it is made, once when it ends
+    std::atomic<uint64_t> *number;
+    explicit Counted(std::atomic<uint64_t> *number) : number(number) {
+        if (number) number->fetch_add(1);
+    }
+    ~Counted() {
+        if (number) number->fetch_add(1);
+    }
+    Counted(const Counted &) = delete;
+};
+}  // namespace
+
 CUresult Engine::launch(const wire::Launch &call, uint64_t seq) {
     auto module = modules_.find(call.module);
     if (module == modules_.end() || call.function >= module->second.size()) return kInvalidHandle;
@@ -32,6 +45,7 @@ CUresult Engine::launch(const wire::Launch &call, uint64_t seq) {
     Stream *on = stream(call.stream);
     if (!on) return kInvalidHandle;
     if (call.parameters.size < function.parameters || call.attributes.size % sizeof(LaunchAttribute)) return kInvalidValue;
+    const Counted counted(function.prints ? &printing_launches_ : nullptr);
     size_t size = call.parameters.size;
     void *extra[] = {reinterpret_cast<void *>(1), const_cast<void *>(call.parameters.data),  // buffer pointer
                      reinterpret_cast<void *>(2), &size,                                     // buffer size

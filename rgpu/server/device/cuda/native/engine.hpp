@@ -88,6 +88,7 @@ struct EventWait {  // a call that waits for an event's record
 struct Function {
     CUfunction handle = nullptr;
     uint32_t parameters = 0;  // bytes of its parameter block
+    bool prints = false;      // its module's kernels may print
 };
 
 enum class Outcome { applied, interrupted, opened, handed };
@@ -158,6 +159,8 @@ class Engine {
     void forget_records();
     void add_module(uint64_t number, const Function *functions, size_t count);
     void remove_module(uint64_t number) { modules_.erase(number); }
+    // Counts up before and behind each launch of a kernel that may print: who saw the same even number twice missed none.
+    uint64_t printing_launches() const { return printing_launches_.load(std::memory_order_acquire); }
     void add_range(CUdeviceptr address, uint64_t size);
     bool remove_range(CUdeviceptr address);
     bool contains(CUdeviceptr address, uint64_t size);
@@ -291,6 +294,7 @@ class Engine {
     bool pass_all_ = false;
     std::atomic<int> interrupts_{0};
     std::atomic<int> error_{0}, broken_{0};
+    std::atomic<uint64_t> printing_launches_{0};  // of kernels that may print, twice each: odd while one is being given
     uint64_t bugs_ = 0, bug_seq_ = 0;
     int bug_result_ = 0;
     uint32_t bug_call_ = 0;

@@ -6,7 +6,9 @@
 //
 // Kernels: add_one(u64 address, u32 count) adds 1 to each u32; wait_flag(u64
 // address) runs until the u32 there is not 0; slow(u32 microseconds); wild()
-// is an illegal address; sum(u64 address, u32...) adds up its parameters. A launch may be captured into a graph,
+// is an illegal address; sum(u64 address, u32...) adds up its parameters; vprintf(u64 number, u32 lines) prints "NUMBER:
+// LINE of LINES". What kernels print comes out where a real driver prints it, or after fake_print_at(1) only in
+// cuCtxSynchronize; after fake_print_at(2) cuStreamSynchronize does not return before that is changed. A launch may be captured into a graph,
 // with parameters as the real driver takes them there: a packed buffer of at most 4096 bytes. Our own module's (an image that cuModuleLoadData takes,
 // whatever it is): rgpu_hash_pages and rgpu_copy_hash_pages, whose "hash" of a
 // page is the sum of its bytes plus the key's first word, and its length.
@@ -20,6 +22,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -69,6 +72,15 @@ std::atomic<long> launches{0};
 auto &streams_lock = *new std::mutex;  // behind `lock`
 auto &streams = *new std::vector<Stream *>;
 std::atomic<bool> loads_wait{false};
+std::atomic<int> print_at{0};
+auto &printed_lock = *new std::mutex;  // behind the others
+auto &printed = *new std::string;
+
+void print_out() {
+    std::lock_guard guard(printed_lock);
+    std::fwrite(printed.data(), 1, printed.size(), stdout);
+    printed.clear();
+}
 
 struct Stream {
     std::deque<std::function<bool()>> work;  // false: not yet
@@ -218,6 +230,16 @@ Result start(const Kernel *kernel, void *stream, void **extra) {
         std::memcpy(&given, parameters.data(), sizeof given);
         return give_once(stream, [=] { hash_pages(given); });
     }
+    if (kernel->name == "vprintf") {
+        std::memcpy(&count, parameters.data() + 8, 4);
+        return give_once(stream, [=] {
+            std::string text;
+            for (uint32_t i = 0; i < count; ++i)
+                text += std::to_string(address) + ": " + std::to_string(i) + " of " + std::to_string(count) + "\n";
+            std::lock_guard guard(printed_lock);
+            printed += text;
+        });
+    }
     if (kernel->name == "wild") return give_once(stream, [] { sticky = 700; });
     return give_once(stream, [] {});
 }
@@ -225,7 +247,8 @@ Result start(const Kernel *kernel, void *stream, void **extra) {
 }  // namespace
 
 API Result fake_inject(int error) { return injected = error, 0; }
-API Result fake_reset() { return loads_wait = false, injected = 0, sticky = 0, starved = 0; }
+API Result fake_print_at(int how) { return print_at = how, 0; }
+API Result fake_reset() { return loads_wait = false, print_at = 0, injected = 0, sticky = 0, starved = 0; }
 API Result fake_loads_wait(int on) { return loads_wait = on, 0; }
 API Result fake_out_of_memory(int count) { return starved = count, 0; }
 API long fake_launches() { return launches; }
@@ -270,6 +293,19 @@ API Result cuStreamDestroy_v2(void *) { return 0; }
 API Result cuStreamSynchronize(void *stream) {
     std::unique_lock guard(lock);
     changed.wait(guard, [&] { return of(stream)->work.empty(); });
+    guard.unlock();
+    while (print_at == 2) usleep(1000);
+    if (!print_at) print_out();
+    return sticky;
+}
+API Result cuCtxSynchronize() {
+    std::unique_lock guard(lock);
+    changed.wait(guard, [] {
+        std::lock_guard inner(streams_lock);
+        return std::all_of(streams.begin(), streams.end(), [](Stream *s) { return s->work.empty(); });
+    });
+    guard.unlock();
+    print_out();
     return sticky;
 }
 API Result cuStreamWaitEvent(void *stream, void *handle, unsigned) {
@@ -410,6 +446,7 @@ API Result cuModuleGetGlobal_v2(Ptr *address, size_t *size, void *module, const 
     return *address = reinterpret_cast<Ptr>(found->second.first), *size = found->second.second, 0;
 }
 API Result cuLaunchKernel(void *f, unsigned gx, unsigned, unsigned, unsigned bx, unsigned, unsigned, unsigned, void *stream, void **, void **extra) {
+    if (!print_at) print_out();
     if (starved > 0) return --starved, 2;
     return gx && bx ? start(static_cast<Kernel *>(f), stream, extra) : 1;
 }

@@ -1,10 +1,8 @@
-"""What the cases share: a device on the fake driver, a session's records, sealed links over loopback."""
+"""What the cases share: a device on the fake driver, a session's records, the agent's end of a link."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -12,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from rgpu.link.frames import Handover, SealedConnection
-from rgpu.link.sealing import FROM_NODE, TO_NODE
-from rgpu.server.agent_link import AgentLink
+from rgpu.link.frames import SealedConnection
 from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.server.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.record import pack
+from tests.server.links import linked
+
+__all__ = ["linked"]
 
 BASE = DEVICE_BASE
 IMAGE = b"add_one 12\nslow 4\nwild 0\nwait_flag 8\n.global .b8 counter[64];\n"
@@ -100,25 +99,6 @@ def collect(runtime: SessionRuntime, wanted: set[int], seconds: float = 20) -> d
             found[piece.seq] = (piece.result, b"".join(parts.pop(piece.seq)))
         fast.release(piece)
     return found
-
-
-def linked(runtime: SessionRuntime, published: int = 0, seal: bool = True) -> tuple[AgentLink, SealedConnection]:
-    """A started link of the runtime over loopback TCP, and the agent's end of it, attached."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    near = socket.create_connection(listener.getsockname())
-    far, _ = listener.accept()
-    listener.close()
-    keys = os.urandom(32), os.urandom(32)
-    agent = Handover(keys[0], keys[1], TO_NODE, runtime.session, runtime.epoch, "calls").connection(near)
-    worker = Handover(keys[1], keys[0], FROM_NODE, runtime.session, runtime.epoch, "calls").connection(far)
-    link = AgentLink(worker, runtime, lambda event, values: None)
-    link.start()
-    import msgspec
-
-    agent.send(1, msgspec.msgpack.encode({"session": runtime.session, "epoch": runtime.epoch, "delivered": published,
-                                          "client": "t"}))
-    assert agent.recv(10)[0] == 16
-    return link, agent
 
 
 class Agent:

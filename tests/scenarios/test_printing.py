@@ -1,0 +1,107 @@
+"""Text that kernels print: once, whole, and in its place among the program's own, whatever happens to the session."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.conftest import SWEEP
+from tests.scenarios.faults import WatchedPool
+from tests.scenarios.fire import OTHER
+from tests.scenarios.pool import Program
+from tests.scenarios.programs import printing
+
+PROGRAM = Path(printing.__file__)
+STEPS, LINES, GATES = 6, 300, ["1", "1.", "4"]
+WAYS = ["kill", "image and kill", "copy", "replay", "link"]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedPool]:
+    """Three nodes, their data ports behind proxies."""
+    with WatchedPool(tmp_path_factory.mktemp("printing"), proxied=True) as running:
+        yield running
+
+
+def started(pool: WatchedPool, name: str, folder: Path, steps: int, lines: int, gates: list[str]) -> Program:
+    return pool.run(sys.executable, "-W", "ignore", str(PROGRAM), str(folder), str(steps), str(lines), *gates,
+                    name=name)
+
+
+def reach(program: Program, line: str, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while line not in program.lines[-1:]:
+        assert program.process.poll() is None, f"ended with {program.process.returncode}: {program.errors[-20:]}"
+        assert time.monotonic() < deadline, f"not at {line!r} but at {program.lines[-2:]}"
+        time.sleep(0.01)
+
+
+def disturb(pool: WatchedPool, name: str, how: str) -> None:
+    row = pool.wait_state(name, "running")
+    if how == "link":
+        pool.proxies[row["host"]].set("drop")
+        time.sleep(0.3)
+        pool.proxies[row["host"]].set("pass")
+    elif how in ("copy", "replay"):
+        result = pool.rgpu("migrate", name, OTHER[row["host"]], "--mode", how)
+        assert result["outcome"] == "committed", result
+    else:
+        if how == "image and kill":
+            pool.rgpu("checkpoint", name)
+        os.kill(row["worker_pid"], signal.SIGKILL)
+
+
+def check(program: Program, steps: int, lines: int, gates: list[str]) -> None:
+    """The output is that of an undisturbed run, line for line."""
+    code = program.process.wait(180)
+    for thread in program._threads:
+        thread.join(10)
+    assert code == 0, f"exit {code}: {program.errors[-30:]}"
+    wanted = printing.expected(steps, lines, gates)
+    if program.lines != wanted:
+        at = next((i for i, pair in enumerate(zip(program.lines, wanted, strict=False)) if pair[0] != pair[1]),
+                  min(len(program.lines), len(wanted)))
+        raise AssertionError(f"{len(program.lines)} lines of {len(wanted)}; line {at} and on: "
+                             f"{program.lines[at:at + 5]} instead of {wanted[at:at + 5]}")
+
+
+def test_undisturbed_and_more_than_a_mebibyte_at_once(pool: WatchedPool, tmp_path: Path) -> None:
+    lines = 30_000
+    program = started(pool, "large", tmp_path, 2, lines, [])
+    check(program, 2, lines, [])
+    assert sum(len(line) + 1 for line in program.lines) > 2 << 20
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_disturbed_at_gates(pool: WatchedPool, tmp_path: Path, how: str) -> None:
+    """With text under way that the program has not seen, and with text that it has."""
+    name = f"gates-{how.replace(' ', '-')}"
+    program = started(pool, name, tmp_path, STEPS, LINES, GATES)
+    for gate in GATES:
+        reach(program, f"gate {gate}")
+        disturb(pool, name, how)
+        (tmp_path / gate).touch()
+    check(program, STEPS, LINES, GATES)
+
+
+@pytest.mark.parametrize("seed", range(20 if SWEEP else 1))
+def test_disturbed_at_any_moment(pool: WatchedPool, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    steps, lines, name = 60, 3000, f"moments-{seed}"
+    program = started(pool, name, tmp_path, steps, lines, ["0.", f"{steps - 1}."])
+    reach(program, "gate 0.")
+    (tmp_path / "0.").touch()
+    ways = [*WAYS, "kill", "link"]
+    rng.shuffle(ways)
+    for how in ways:
+        time.sleep(rng.uniform(0.05, 1.0))
+        disturb(pool, name, how)
+    (tmp_path / f"{steps - 1}.").touch()
+    check(program, steps, lines, ["0.", f"{steps - 1}."])
