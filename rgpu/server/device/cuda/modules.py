@@ -85,9 +85,9 @@ def load(image: bytes, options: bytes, library: bool, capability: tuple[int, int
     module = driver.CUmodule(handle.value)
     made = Module(module, [], ModuleTable((), ()), [], driver.CUlibrary(owner.value) if library else None)
     try:
-        code = images.chosen(image, capability)
-        made.prints = images.prints(code)
-        _describe(made, code)
+        part = images.chosen(image, capability)
+        made.prints = images.prints(part)
+        _describe(made, part)
     except DeviceError:
         unload(made)
         raise
