@@ -150,7 +150,10 @@ class Upkeep:
                 "blocked_reason": self._kept_reason, "exposure": _EXPOSURES[self._state[0]],
                 "divergences": len(shipper.deliveries.divergences),
                 "divergence": shipper.deliveries.divergences[0].what if shipper.deliveries.divergences else "",
-                "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics()}
+                "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics(),
+                "shared_bytes_to_device": shipper.bulk.named_bytes,
+                "shared_bytes_from_device": shipper.returns.areas.bytes,
+                "same_host": shipper.same_host_state()}
 
     def tell_anew(self) -> None:
         """Another worker is attached, which knows nothing yet."""
