@@ -9,7 +9,7 @@
 using rgpu::Engine;
 
 // Changed with the layouts of Step and Out and the functions below.
-RGPU_API int rge_version() { return 1; }
+RGPU_API int rge_version() { return 2; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -90,6 +90,10 @@ RGPU_API const uint8_t *rge_answer_piece(rgpu::Answer *answer, uint32_t index, u
     *size = answer->pieces[index];
     return answer->piece(index);
 }
+
+RGPU_API int rge_area(Engine *e, const uint8_t **data, size_t *size) { return e->area(*data, *size); }
+RGPU_API int rge_pin(Engine *e, const uint8_t *data, size_t size) { return e->pin(data, size); }
+RGPU_API int rge_unpin(Engine *e, const uint8_t *data) { return e->unpin(data); }
 
 RGPU_API uint8_t *rge_take_frame(Engine *e) { return e->take_frame(); }
 RGPU_API void rge_give_frame(Engine *e, uint8_t *data) { e->give_frame(data); }
