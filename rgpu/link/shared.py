@@ -46,10 +46,15 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 Identity = tuple[int, int, int]  #: device, inode, size of a memfd: no other has it while one is mapped
 
 
-def identity() -> str:
-    """Which boot of which host this is; the same in all its containers. Empty where that cannot be known."""
-    if named := os.environ.get(HOST_VARIABLE):
-        return named
+def identity(node: str = "") -> str:
+    """Which boot of which host this is; the same in all its containers. Empty where that cannot be known.
+
+    Tests name hosts with :data:`HOST_VARIABLE`: ``NODE=NAME,…`` for a node's workers, ``NAME`` for agents.
+    """
+    for entry in os.environ.get(HOST_VARIABLE, "").split(","):
+        whose, _, name = entry.rpartition("=")
+        if name and whose == node:
+            return name
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -122,8 +122,9 @@ def _number() -> int:
 class HostMemory:
     """See the module docstring."""
 
-    def __init__(self, fast: FastPath | None, kept: Callable[[int], bool]) -> None:
+    def __init__(self, fast: FastPath | None, kept: Callable[[int], bool], node: str = "") -> None:
         """``kept``: as :class:`PlainArea` has it."""
+        self._node = node
         self.worker = secrets.token_hex(16)  #: this process' name, by which an agent knows it again
         self._fast, self._kept = fast, kept
         self._lock = threading.Lock()
@@ -134,7 +135,7 @@ class HostMemory:
 
     def invite(self, host: Any) -> Door | str | None:
         """For an agent on ``host``: a door, why there is none, or None for another host."""
-        if not host or host != shared.identity():
+        if not host or host != shared.identity(self._node):
             return None
         try:
             return Door(self)

@@ -108,7 +108,7 @@ class Worker:
         self.link: AgentLink | None = None
         self.stats: dict[str, Any] = {}
         self.tasks = Tasks(self)
-        self.host_memory = HostMemory(self.runtime.fast, lambda seq: seq in self.runtime.retained)
+        self.host_memory = HostMemory(self.runtime.fast, lambda seq: seq in self.runtime.retained, host)
         self._lock = threading.RLock()
         self._exit = threading.Event()
         self._deadline: DeadlinePage | None = None

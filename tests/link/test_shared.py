@@ -160,4 +160,7 @@ def test_messages_that_cannot_be(data: bytes, fds: int) -> None:
 def test_the_host_has_another_name_where_a_test_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(shared.identity()) == 36
     monkeypatch.setenv(shared.HOST_VARIABLE, "elsewhere")
-    assert shared.identity() == "elsewhere"
+    assert shared.identity() == "elsewhere" and len(shared.identity("node-a")) == 36
+    monkeypatch.setenv(shared.HOST_VARIABLE, "node-b=away,node-c=far")
+    assert shared.identity("node-b") == "away" and shared.identity("node-c") == "far"
+    assert shared.identity("node-a") == shared.identity() and len(shared.identity()) == 36
