@@ -33,7 +33,8 @@ def begin(pool: LocalPool, folder: Path, name: str, *options: str, host: str = "
     return Staged(pool, folder, "bulk", ROUNDS, MIB, name=name, options=("--host", host, *options))
 
 
-def through(pool: LocalPool, folder: Path, name: str, *options: str, host: str = "node-a") -> tuple[str, dict[str, Any]]:
+def through(pool: LocalPool, folder: Path, name: str, *options: str, host: str = "node-a"
+            ) -> tuple[str, dict[str, Any]]:
     """Run undisturbed: the digest, and the session's row."""
     staged = begin(pool, folder, name, *options, host=host)
     staged.open(1, 2)
