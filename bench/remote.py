@@ -7,9 +7,9 @@
     python bench/remote.py --skip copies --budget 540
 
 Conditions: loopback (client and node on this machine, sealed TCP, --recover on), recover-off, shared (bulk through
-shared memory, --recover off), shared-recover, and rtt-MS: a round trip of MS milliseconds added by a proxy. Native and remote runs alternate; each figure is the median over the rounds
-of the medians within a run. Prints a table and writes DATE-remote.json to --output ($OUT, or bench/results) after
-every workload.
+shared memory, --recover off), shared-recover, and rtt-MS: a round trip of MS milliseconds added by a proxy. Native
+and remote runs alternate; each figure is the median over the rounds of the medians within a run. Prints a table and
+writes DATE-remote.json to --output ($OUT, or bench/results) after every workload.
 """
 
 from __future__ import annotations
