@@ -105,7 +105,7 @@ class Rig:
         self.reading: deque[tuple[Record, bytes]] = deque()
         self.acknowledged = 0
         self.cursor = Cursor(0, 0)
-        self.worker = Worker(self.host, self.reading, 0, self.shim.wire)
+        self.worker: Any = Worker(self.host, self.reading, 0, self.shim.wire)
         self.released = 0
 
     def _offer(self, segment: fake_shim.FakeSegment) -> None:
@@ -153,7 +153,7 @@ class Rig:
     def ship(self) -> int:
         self.journal.advance()
         return self.bulk.ship(self.worker, self.cursor, CHUNK, self.journal.contents.after(self.cursor)) or \
-            self.modules.ship(self.worker, self.cursor, CHUNK)  # type: ignore[arg-type]
+            self.modules.ship(self.worker, self.cursor, CHUNK)
 
     def acknowledge(self) -> None:
         self.acknowledged = self.worker.applied
