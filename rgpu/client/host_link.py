@@ -52,6 +52,11 @@ class HostLink:
         self.area: Area | None = None
         self.reason = "not asked for"
 
+    @property
+    def state(self) -> str:
+        """For ``rgpu ps``: ``on``, or why bulk goes over TCP."""
+        return "on" if self.channel is not None else self.reason
+
     def take_area(self) -> Area | None:
         """It is the caller's from now on."""
         area, self.area = self.area, None

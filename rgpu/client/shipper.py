@@ -427,11 +427,6 @@ class Shipper:
         else:
             log.info("notice from the worker", session=self.identity.session, kind=kind)
 
-    def same_host_state(self) -> str:
-        """For ``rgpu ps``: ``on``, or why bulk goes over TCP."""
-        host = None if self.link is None else self.link.host
-        return "not attached" if host is None else "on" if host.channel is not None else host.reason
-
     def release(self) -> None:
         """Give the shim the segments back that nothing needs."""
         for index in self.journal.released():

@@ -153,7 +153,7 @@ class Upkeep:
                 "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics(),
                 "shared_bytes_to_device": shipper.bulk.named_bytes,
                 "shared_bytes_from_device": shipper.returns.areas.bytes,
-                "same_host": shipper.same_host_state()}
+                "same_host": "not attached" if shipper.link is None else shipper.link.host.state}
 
     def tell_anew(self) -> None:
         """Another worker is attached, which knows nothing yet."""
