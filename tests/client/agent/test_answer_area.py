@@ -6,7 +6,7 @@ import fcntl
 import os
 import random
 import struct
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -55,7 +55,7 @@ class Link:
 class Rig:
     def __init__(self, compare: bool = True) -> None:
         self.ends = Ends(4096)
-        self.peer: Any = Peer()
+        self.peer = cast(Any, Peer())
         self.told: list[tuple[int, bytes]] = []
         self.deliveries = Deliveries(compare, lambda seq, digest: self.told.append((seq, digest)))
         self.returns = Returns("s", self.peer, self.ends.ring, self.deliveries, area=True)
