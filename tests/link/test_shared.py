@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -145,16 +146,26 @@ def test_memory_that_could_kill_its_reader_is_refused() -> None:
     (shared._MESSAGE.pack(shared.MEMORY, 1, SIZE), 0), (shared._MESSAGE.pack(shared.MAPPED, 1, 0) + bytes(2000), 0)])
 def test_messages_that_cannot_be(data: bytes, fds: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    before = len(os.listdir("/proc/self/fd"))
     given = [memory() for _ in range(fds)]
     socket.send_fds(ours, [data], given)
     with pytest.raises(Corrupt):
         shared.Channel(theirs).receive()
+    inodes = {os.fstat(fd).st_ino for fd in given}
     for fd in given:
         os.close(fd)
-    assert len(os.listdir("/proc/self/fd")) == before  # what came along was closed
+    assert not inodes & memfds()  # what came along was closed
     ours.close()
     theirs.close()
+
+
+def memfds() -> set[int]:
+    """Inodes of the memfds that this process has open."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:"):
+                found.add(os.fstat(int(name)).st_ino)
+    return found
 
 
 def test_the_host_has_another_name_where_a_test_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
