@@ -21,13 +21,13 @@ from typing import Any
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, VersionMismatch
 
 HELLO, SEGMENT, GOODBYE, OBSERVE, USAGE, UNSUPPORTED, AREA_MAPPED = 1, 2, 3, 4, 5, 6, 7
-WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, STATE, OBSERVED, AREA = 32, 33, 34, 35, 36, 37, 38, 39
+WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, STATE, OBSERVED, AREA = 32, 33, 34, 35, 36, 37, 38, 41
 ANSWER_AT = 40  #: in the answer ring only
 RUNNING, BLOCK, UNPROTECTED = 0, 1, 2  #: STATE
 STICKY = 1  #: ANSWER flag
 PROTOCOL = 1
 WANTS_RING = 1  #: HELLO: the shim reads answers from a ring
-WANTS_AREA = 2  #: HELLO: and their payloads from an area that the ring's messages name
+WANTS_AREA = 4  #: HELLO: and their payloads from an area that the ring's messages name
 BODY_LIMIT = 64 * 1024  #: longest message that a shim may send
 ANSWER_LIMIT = (1 << 32) - 1  #: the length field has 32 bits
 MAX_FDS = 8  #: descriptors not yet taken by a message

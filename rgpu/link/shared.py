@@ -25,8 +25,8 @@ from typing import Any
 
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, TimedOut
 
-CALLS_AT, AREA_READY = 8, 9  #: agent → worker, on the data link
-ANSWER_AT = 23  #: worker → agent
+CALLS_AT, AREA_READY = 10, 9  #: agent → worker, on the data link
+ANSWER_AT = 24  #: worker → agent
 SMALLEST = 64 * 1024  #: bytes: what is shorter goes in a frame
 TOKEN = 32
 TIMEOUT = 2.0  #: seconds for the agent to come, and for either proof

@@ -19,7 +19,7 @@ from tests.client.shim.fake_agent import FakeAgent
 from tests.client.shim.fake_ring import ANSWER
 from tests.client.shim.test_ring import answer, seq_of, waiting
 
-AREA, ANSWER_AT = 39, 40
+AREA, ANSWER_AT = 41, 40
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MIB = 1 << 20
 COPIERS = pytest.mark.parametrize("copiers", ["0", "3"], ids=["alone", "helped"])

@@ -153,7 +153,7 @@ static_assert(sizeof(SegmentHeader) == kSegmentHeader);
 // Unix socket between shim and agent: u32 body length, u32 type, body.
 inline constexpr uint32_t kProtocol = 1;
 inline constexpr uint32_t kWantsRing = 1;  // HELLO: the shim reads answers from a ring
-inline constexpr uint32_t kWantsArea = 2;  // and payloads from an area that the ring's messages name
+inline constexpr uint32_t kWantsArea = 4;  // and payloads from an area that the ring's messages name
 enum Message : uint32_t {
     kHello = 1,
     kSegment = 2,
@@ -169,7 +169,7 @@ enum Message : uint32_t {
     kRefused = 36,
     kState = 37,
     kObserved = 38,
-    kArea = 39,
+    kArea = 41,
     kAnswerAt = 40,  // in the answer ring only
 };
 inline constexpr uint32_t kAnswerSticky = 1;
