@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """The client's side alone: shim and agent against a worker that does nothing, over sealed loopback TCP.
 
-    python bench/client.py [--library PATH] [--quick] [--engine] [--recover] [--output FILE]
+    python bench/client.py [--library PATH] [--quick] [--engine [--paired]] [--recover] [--output FILE]
 
 Measures launches published and sustained, the awaited 4-byte copy behind a
 launch with where its time goes, and copies of 1 and 256 MiB both ways. Prints
 a table, and with --output writes it as JSON. Needs a C++ compiler, no GPU.
+With --paired copies go over TCP and through shared memory in turn, in one run.
 """
 
 from __future__ import annotations
@@ -120,15 +121,18 @@ class Bench:
         assert self.worker.stdout is not None
         port = int(self.worker.stdout.readline())
         pool = Pool(self.files, self.keys, port, recover)
-        self.agent = Agent(Options("bench", recover=recover, journal_limit=4 << 30), self.keys, [],
-                           desk=Desk(self.keys, [], make=lambda keys, endpoints: pool), complain=print)
-        self.agent.start()
+        self.agents = {shared: Agent(Options("bench", recover=recover, journal_limit=4 << 30, same_host=shared),
+                                     self.keys, [], complain=print,
+                                     desk=Desk(self.keys, [], make=lambda keys, endpoints: pool))
+                       for shared in (False, True)}
+        for agent in self.agents.values():
+            agent.start()
 
-    def run(self, *args: object) -> list[list[int]]:
-        """The probe's numbers, line by line."""
+    def run(self, *args: object, shared: bool = False) -> list[list[int]]:
+        """The probe's numbers, line by line. ``shared``: bulk may go through memory."""
         self.times.unlink(missing_ok=True)
         done = subprocess.run([str(self.probe), str(self.library), *map(str, args)], capture_output=True, text=True,
-                              timeout=300, env={**os.environ, "RGPU_AGENT": str(self.agent.socket_path)})
+                              timeout=300, env={**os.environ, "RGPU_AGENT": str(self.agents[shared].socket_path)})
         if done.returncode:
             raise SystemExit(f"the probe failed ({done.returncode}): {done.stderr[-500:]}")
         return [[int(value) for value in line.split()] for line in done.stdout.splitlines()]
@@ -143,7 +147,8 @@ class Bench:
         return list(msgspec.msgpack.decode(self.times.read_bytes()))
 
     def close(self) -> None:
-        self.agent.close()
+        for agent in self.agents.values():
+            agent.close()
         self.worker.kill()
         self.worker.wait()
 
@@ -184,6 +189,21 @@ def measure(bench: Bench, quick: bool, copies_only: bool = False) -> dict[str, A
     return rows
 
 
+def measure_paired(bench: Bench, quick: bool) -> dict[str, Any]:
+    """Copies over TCP and through memory, in turn; GB/s of each, and how many times faster memory is."""
+    rows: dict[str, Any] = {}
+    for name, mode in (("host to device", "h2d"), ("device to host", "d2h")):
+        for size, times in ((MIB, 50), (256 * MIB, 3)):
+            taken: dict[bool, list[int]] = {False: [], True: []}
+            for _ in range(1 if quick else 3):
+                for shared in (False, True):
+                    taken[shared] += [line[0] for line in bench.run(mode, times, size, shared=shared)]
+            tcp, memory = (size / statistics.median(taken[shared]) for shared in (False, True))
+            rows[f"{name} {size // MIB} MiB (GB/s)"] = {"tcp": round(tcp, 2), "shared": round(memory, 2),
+                                                        "ratio": round(memory / tcp, 2)}
+    return rows
+
+
 def measure_calls(bench: Bench, quick: bool, rows: dict[str, Any]) -> None:
     count = 20_000 if quick else 200_000
     published, drained = bench.run("launch", count)[0]
@@ -202,12 +222,16 @@ def main() -> None:
     parser.add_argument("--recover", action="store_true", help="keep the journal, as with a store configured")
     parser.add_argument("--engine", action="store_true", help="copies only, against the real worker's link and engine "
                         "on the tests' fake driver")
+    parser.add_argument("--paired", action="store_true", help="with --engine: TCP and shared memory in turn")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(options.library.resolve(), Path(directory), options.recover, options.engine)
         try:
-            rows = measure(bench, options.quick, options.engine)
+            if options.paired and options.engine:
+                rows = measure_paired(bench, options.quick)
+            else:
+                rows = measure(bench, options.quick, options.engine)
         finally:
             bench.close()
     for name, value in rows.items():

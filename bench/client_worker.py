@@ -106,13 +106,15 @@ def serve_engine(connection: SealedConnection) -> None:
     from rgpu.server.agent_link import AgentLink
     from rgpu.server.device.cuda.device import CudaDevice
     from rgpu.server.runtime import SessionRuntime
+    from rgpu.server.same_host import HostMemory
 
     device = CudaDevice(0)
     load = device.load
     device.load = lambda module, image, *rest: load(module, b"kernel 16\n", *rest)  # type: ignore[method-assign]
     ended = threading.Event()
     runtime = SessionRuntime(connection.session, 1, device)
-    AgentLink(connection, runtime, lambda event, values: ended.set() if event == "detached" else None).start()
+    AgentLink(connection, runtime, lambda event, values: ended.set() if event == "detached" else None,
+              host=HostMemory(runtime.fast, lambda seq: seq in runtime.retained)).start()
     ended.wait()
     device.close()
 

@@ -2,14 +2,14 @@
 """Native and remote in one run: what does it cost to compute over there?
 
     python bench/remote.py                       everything (about 25 minutes on an H200)
-    python bench/remote.py --quick               one round, loopback only (about two minutes)
+    python bench/remote.py --quick               one round, loopback and shared (about three minutes)
     python bench/remote.py --only gpt2 --conditions loopback,rtt-1
     python bench/remote.py --skip copies --budget 540
 
-Conditions: loopback (client and node on this machine, sealed TCP, --recover on), recover-off, and rtt-MS: a round
-trip of MS milliseconds added by a proxy. Native and remote runs alternate; each figure is the median over the rounds
-of the medians within a run. Prints a table and writes DATE-remote.json to --output ($OUT, or bench/results) after
-every workload.
+Conditions: loopback (client and node on this machine, sealed TCP, --recover on), recover-off, shared (bulk through
+shared memory, --recover off), shared-recover, and rtt-MS: a round trip of MS milliseconds added by a proxy. Native
+and remote runs alternate; each figure is the median over the rounds of the medians within a run. Prints a table and
+writes DATE-remote.json to --output ($OUT, or bench/results) after every workload.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ from bench.workload import Outcome, Runner, Side  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
 
 WORKLOADS = ("launches", "cnn", "gpt2", "gemm", "copies", "first_call")
-CONDITIONS = ("loopback", "recover-off", "rtt-0.2", "rtt-1", "rtt-10")
+CONDITIONS = ("loopback", "recover-off", "shared", "shared-recover", "rtt-0.2", "rtt-1", "rtt-10")
 #: Behind a slow link only what the link can change: a copy's rate over 10 ms says nothing new.
 DELAYED = ("launches", "cnn", "gpt2")
+SHARED = ("shared", "shared-recover")
 
 
 def side(condition: str, pool: BenchPool, memory: str, extra: tuple[str, ...]) -> Side:
     """``rgpu run``'s options for a condition."""
     trip = float(condition[4:]) if condition.startswith("rtt-") else 0.0
-    recover = "off" if condition == "recover-off" else "on"
-    return Side(condition, pool, ("--host", host_of(trip), "--recover", recover, "--memory", memory, *extra))
+    recover = "off" if condition in ("recover-off", "shared") else "on"
+    same_host = "auto" if condition in SHARED else "off"
+    return Side(condition, pool, ("--host", host_of(trip), "--recover", recover, "--same-host", same_host,
+                                  "--memory", memory, *extra))
 
 
 class Bench:
@@ -105,7 +108,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Native and remote in one run.")
-    parser.add_argument("--quick", action="store_true", help="one round, fewer repetitions, loopback only")
+    parser.add_argument("--quick", action="store_true", help="one round, fewer repetitions, loopback and shared only")
     parser.add_argument("--only", action="append", default=[], metavar="WORKLOAD")
     parser.add_argument("--skip", action="append", default=[], metavar="WORKLOAD")
     parser.add_argument("--rows", nargs="*", default=[], metavar="NAME", help="only rows that begin so")
@@ -121,7 +124,7 @@ def _arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.conditions = (options.conditions.split(",") if options.conditions else
-                          ["loopback"] if options.quick else list(CONDITIONS))
+                          ["loopback", "shared"] if options.quick else list(CONDITIONS))
     options.workloads = [w for w in WORKLOADS
                          if (not options.only or any(fnmatch.fnmatch(w, p) for p in options.only))
                          and not any(fnmatch.fnmatch(w, p) for p in options.skip)]

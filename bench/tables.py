@@ -32,6 +32,7 @@ TARGETS = (
     Target("graph replay", "loopback", ratio=1.5), Target("GEMM", "loopback", ratio=1.01),
     Target(".item()", "loopback", value=120.0), Target("to device, 256 MiB", "loopback", value=6.0),
     Target("from device, 256 MiB", "loopback", value=5.0), Target("GPT-2 training step", "rtt-1", ratio=1.10),
+    Target("to device, 256 MiB", "shared", value=20.0), Target("from device, 256 MiB", "shared", value=20.0),
 )
 
 

@@ -42,6 +42,8 @@ from rgpu.session.errors import NotFound, UsageError
               help="Take an image when a recovery would have to replay longer, by the calls' measured rate.")
 @click.option("--divergence", type=click.Choice(["warn", "stop"]), default="warn", show_default=True,
               help="When a recovered session answers otherwise than before: say so, or end the program's session.")
+@click.option("--same-host", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
+              help="Bulk data through shared memory where the session's server is this very host, or all over TCP.")
 @click.option("--record", type=click.Path(path_type=Path), metavar="DIR",
               help="Record the session's calls into DIR, for `rgpu journal`.")
 @common.pool_option
@@ -50,7 +52,7 @@ from rgpu.session.errors import NotFound, UsageError
 def command(name: str | None, memory: str | None, host: str | None, recover: str | None, journal_limit: str | None,
             journal_dir: str | None, on_full: str, checkpoint_every: float, max_replay: float, divergence: str,
             record: Path | None, pool: str | None, program: tuple[str, ...], gpus: str | None, compute: int | None,
-            models: tuple[str, ...], priority: int, anti_affinity: str | None, queue: bool) -> None:
+            models: tuple[str, ...], priority: int, anti_affinity: str | None, queue: bool, same_host: str) -> None:
     """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
 
     Exits as the program does.
@@ -67,7 +69,7 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
     sys.exit(run(list(program), name=name, memory=quota, pool=_pool(settings), recover=settings.recover,
                  journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
                  extra=options, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
-                 max_replay=max_replay, divergence=divergence, record=record))
+                 max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto"))
 
 
 def wishes(host: str | None, gpus: str | None, compute: int | None, models: tuple[str, ...], priority: int,

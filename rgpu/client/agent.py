@@ -58,6 +58,7 @@ class Options:
     checkpoint_every: float = 0.0  #: seconds after which the journal is worth an image; 0: any time
     max_replay: float = 0.0  #: seconds that the replay of a recovery may be predicted to take; 0: any time
     divergence: str = "warn"  #: when a replay answers otherwise: ``warn`` or ``stop``
+    same_host: bool = True  #: bulk through shared memory where the worker is on this host
 
 
 class Agent:
@@ -209,9 +210,10 @@ class Agent:
         page = AgentPage(answer_ring.CAPACITY if hello.ring else 0)
         ring = AnswerRing(page, *hello.ring) if hello.ring else None
         identity = Identity(name, peer.pid, hello.executable, self._client)
-        shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy), self.desk, owner, grant,
+        shared = self.options.same_host
+        shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy, shared), self.desk, owner, grant,
                           lambda: self._code_of(peer.pid), ring, lambda usage: self.observer.counts(name, usage),
-                          self._recorder(name), hello.text)
+                          self._recorder(name), hello.text, hello.area and shared, shared)
         for segment in early:
             shipper.journal.offer(segment)
         self.observer.began(name, peer.pid, facts, str(reply.get("driver_release") or ""))

@@ -130,6 +130,17 @@ class AnswerRing:
         if not attending:
             os.eventfd_write(self._doorbell, 1)
 
+    @property
+    def written(self) -> int:
+        """Position behind the newest message."""
+        return self._written
+
+    def was_read(self, position: int) -> bool:
+        """Whether the shim has read everything up to there. Raises :class:`Corrupt`."""
+        if self._read < position:
+            self._look()
+        return self._read >= position
+
     def put(self, kind: int, body: bytes) -> bool:
         """Publish a message made here; False when there is no room."""
         room = self.room(len(body) + 1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rgpu.client.attachment import Owner
 from rgpu.client.data_link import DataLink, attach
 from rgpu.client.desk import Desk, Grant
+from rgpu.client.host_link import HostAsk
 from rgpu.session.errors import RgpuError, VersionMismatch
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ class Attempt:
     """Starts at once; posts ``opened(attempt, link or None, next, error)`` to the loop, unless cancelled."""
 
     def __init__(self, number: int, owner: Owner, identity: Identity, grant: Grant, published: int, desk: Desk,
-                 opened: Opened, post: Callable[..., None], printed: int | None = None) -> None:
+                 opened: Opened, post: Callable[..., None], printed: int | None = None,
+                 same_host: bool = False) -> None:
+        """``same_host``: share memory with a worker on this host."""
         self.number = number
         self.owner = owner
         self.started = time.monotonic()
@@ -32,16 +35,18 @@ class Attempt:
         self._cancelled = False
         self.hopeless = False  #: no later try can do better: the two sides' versions do not fit
         self._opened, self._post = opened, post
+        self._host = HostAsk(identity.session, same_host)
         desk.submit(self._run, identity, grant, published, printed)
 
     def _run(self, identity: Identity, grant: Grant, published: int, printed: int | None) -> None:
         if self._cancelled:
             return
+        host = self._host
         try:
             connection, _, wanted = attach(self.owner.address, grant.ticket, grant.secret, identity.session,
                                            self.owner.epoch, published, identity.client, printed=printed,
-                                           connected=self._connected)
-            self._post(self._opened, self, DataLink(self.number, connection), wanted, "")
+                                           connected=self._connected, wishes=host.wishes, told=host.told)
+            self._post(self._opened, self, DataLink(self.number, connection, host.found), wanted, "")
         except VersionMismatch as error:
             self.hopeless = True
             self._post(self._opened, self, None, 0, error.message)

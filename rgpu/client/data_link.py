@@ -15,11 +15,13 @@ from typing import Any
 
 import msgspec
 
+from rgpu.client.host_link import HostLink
 from rgpu.client.sending import FrameSender
 from rgpu.link import versions
 from rgpu.link.frames import SealedConnection, client_preamble, connect
 from rgpu.link.module_refs import CALLS_REF, HAVE, REFERENCE
 from rgpu.link.sealing import frame_size
+from rgpu.link.shared import CALLS_AT, PLACE
 from rgpu.session.errors import Corrupt, LinkError, from_dict
 
 ATTACH, CALLS, BYE, PING, STATS, PRINTED = 1, 2, 3, 4, 5, 8
@@ -44,12 +46,15 @@ def decode_map(body: Any) -> dict[str, Any]:
 
 def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str, epoch: int, published: int,
            client: str, *, printed: int | None = None,
-           connected: Callable[[socket.socket], bool] = lambda sock: True) -> tuple[SealedConnection, int, int]:
+           connected: Callable[[socket.socket], bool] = lambda sock: True,
+           wishes: dict[str, Any] | None = None, told: Callable[[dict[str, Any]], None] = lambda answer: None
+           ) -> tuple[SealedConnection, int, int]:
     """Connect and attach: (connection, epoch, seq wanted next). Blocks; for a helper thread.
 
     ``printed``: bytes of what kernels print that the program has; None: it takes none.
     ``connected(socket)`` is asked before the first byte goes out; False ends
-    the attempt. Raises :class:`RgpuError` of any kind. A node that claims an epoch below
+    the attempt. ``wishes`` go with ATTACH, ``told`` hears what came with
+    ATTACHED. Raises :class:`RgpuError` of any kind. A node that claims an epoch below
     ``epoch`` gets no ATTACH.
     """
     sock = connect(address, CONNECT_TIMEOUT)
@@ -61,7 +66,7 @@ def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str,
         if connection.epoch < epoch:
             raise LinkError(f"{address[0]} still holds epoch {connection.epoch} of {session}; {epoch} was seen")
         request = {"session": session, "epoch": connection.epoch, "delivered": published, "client": client,
-                   "versions": versions.ours()}
+                   "versions": versions.ours(), **(wishes or {})}
         connection.send(ATTACH, _encode(request if printed is None else {**request, "printed": printed}))
         kind, body = connection.recv(ATTACH_TIMEOUT)
         if kind != ATTACHED:
@@ -73,6 +78,7 @@ def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str,
         wanted = answer.get("next")
         if answer.get("epoch") != connection.epoch or not isinstance(wanted, int) or wanted < 1:
             raise Corrupt(f"the worker answered ATTACH with {answer}", reason="protocol")
+        told(answer)
         return connection, connection.epoch, wanted
     except BaseException:
         (connection or sock).close()
@@ -82,8 +88,10 @@ def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str,
 class DataLink:
     """An attached connection, non-blocking. Every failure raises :class:`LinkError`."""
 
-    def __init__(self, number: int, connection: SealedConnection) -> None:
+    def __init__(self, number: int, connection: SealedConnection, host: HostLink | None = None) -> None:
+        """``host``: what came of asking whether the worker is on this host."""
         self.number = number
+        self.host = host or HostLink()
         self.epoch = connection.epoch
         self._connection = connection
         self._sock: socket.socket = connection.sock
@@ -123,6 +131,12 @@ class DataLink:
         offset = self._stream
         self._stream += sum(len(buffer) for buffer in buffers)
         self.send(CALLS, struct.pack("<Q", offset), *buffers)
+
+    def send_calls_at(self, buffers: list[Any], memory: int, offset: int, length: int) -> None:
+        """The next bytes of the stream: ``buffers``, then ``length`` bytes that stand in shared memory."""
+        begin = self._stream
+        self._stream += sum(len(buffer) for buffer in buffers) + length
+        self.send(CALLS_AT, PLACE.pack(begin, memory, 0, offset, length), *buffers)
 
     @property
     def stream_offset(self) -> int:
@@ -189,3 +203,4 @@ class DataLink:
     def close(self) -> None:
         self._sender.close()
         self._connection.close()
+        self.host.close()

@@ -17,7 +17,7 @@ from typing import Any
 from rgpu.client.keeping import Rules
 from rgpu.client.local import NewSegment
 from rgpu.client.module_ship import Contents
-from rgpu.client.segments import InlineRun, Run, Walker
+from rgpu.client.segments import ExternalRun, InlineRun, Run, Segment, Walker
 from rgpu.client.spill import FiledRun, SpillFile
 from rgpu.session.errors import Corrupt
 from rgpu.session.record import HEADER, HEADER_SIZE, MAGIC
@@ -65,9 +65,10 @@ class Cursor:
 class Journal:
     """See the module docstring. One thread uses it; spilling runs elsewhere, on a :class:`SpillJob`."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, share: bool = False) -> None:
+        """``share``: a worker on this host may be given the bulk segments."""
         self.policy = policy
-        self.walker = Walker()
+        self.walker = Walker(share)
         self._runs: deque[Run | FiledRun] = deque()
         self._base = 0  #: number of self._runs[0]
         self.contents = Contents()  #: the modules' images among them
@@ -103,8 +104,8 @@ class Journal:
         return max(self.memory_bytes, closed + min(still, self.memory_bytes))
 
     # -- taking in --------------------------------------------------------------------
-    def offer(self, offer: NewSegment) -> None:
-        self.walker.offer(offer)
+    def offer(self, offer: NewSegment) -> Segment:
+        return self.walker.offer(offer)
 
     def advance(self) -> list[tuple[int, int, int]]:
         """Take in what was published: [(seq, call id, flags)]. Raises :class:`Corrupt`."""
@@ -197,6 +198,17 @@ class Journal:
             cursor.offset += count
             limit -= count
         return found
+
+    def bulk_ahead(self, cursor: Cursor, limit: int) -> tuple[int, ExternalRun] | None:
+        """The next payload in a bulk segment that begins within ``limit`` bytes: number of its run, and the run."""
+        position, offset = cursor.number - self._base, cursor.offset
+        while position < len(self._runs) and limit > 0:
+            run = self._runs[position]
+            if isinstance(run, ExternalRun) and offset <= run.payload_at:
+                return self._base + position, run
+            limit -= run.size - offset
+            position, offset = position + 1, 0
+        return None
 
     def at_end(self, cursor: Cursor) -> bool:
         position = cursor.number - self._base

@@ -95,11 +95,12 @@ def check_pool(keys: KeyPair, endpoints: Sequence[Endpoint], name: str) -> None:
 def run(command: Sequence[str], *, name: str | None = None, memory: int | None = None, pool: Path,
         recover: bool | None = None, journal_limit: int = 1 << 30, journal_dir: Path | None = None,
         on_full: str = "block", extra: dict[str, Any] | None = None, reraise: bool = False, record: Path | None = None,
-        checkpoint_every: float = 0.0, max_replay: float = 0.0, divergence: str = "warn") -> int:
+        checkpoint_every: float = 0.0, max_replay: float = 0.0, divergence: str = "warn", same_host: bool = True
+        ) -> int:
     """Run ``command`` on sessions of the pool; returns its exit code, 128 + n when signal n ended it.
 
     ``reraise``: end this process by that signal too, as a shell expects it. ``record``, ``checkpoint_every``,
-    ``max_replay``, ``divergence``: see :class:`rgpu.client.agent.Options`.
+    ``max_replay``, ``divergence``, ``same_host``: see :class:`rgpu.client.agent.Options`.
     Raises :class:`RgpuError` for what is wrong before the program starts.
     """
     if not command:
@@ -111,7 +112,7 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
     name = name or default_name(command)
     check_pool(keys, endpoints, name)
     options = Options(name, memory, recover, journal_limit, journal_dir, on_full, extra or {}, record,
-                      checkpoint_every, max_replay, divergence)
+                      checkpoint_every, max_replay, divergence, same_host)
     agent = Agent(options, keys, endpoints, complain=lambda line: print(line, file=sys.stderr, flush=True))
     try:
         agent.start()

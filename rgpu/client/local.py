@@ -20,13 +20,15 @@ from typing import Any
 
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, VersionMismatch
 
-HELLO, SEGMENT, GOODBYE, OBSERVE, USAGE, UNSUPPORTED = 1, 2, 3, 4, 5, 6
+HELLO, SEGMENT, GOODBYE, OBSERVE, USAGE, UNSUPPORTED, AREA_MAPPED = 1, 2, 3, 4, 5, 6, 7
 WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, STATE, OBSERVED, TEXT = 32, 33, 34, 35, 36, 37, 38, 39
+ANSWER_AT, AREA = 40, 41  #: the first in the answer ring only
 RUNNING, BLOCK, UNPROTECTED = 0, 1, 2  #: STATE
 STICKY = 1  #: ANSWER flag
 PROTOCOL = 1
 WANTS_RING = 1  #: HELLO: the shim reads answers from a ring
 WANTS_TEXT = 2  #: HELLO: the shim takes what kernels print
+WANTS_AREA = 4  #: HELLO: and payloads from an area that the ring's messages name
 BODY_LIMIT = 64 * 1024  #: longest message that a shim may send
 ANSWER_LIMIT = (1 << 32) - 1  #: the length field has 32 bits
 MAX_FDS = 8  #: descriptors not yet taken by a message
@@ -51,6 +53,7 @@ class Hello:
     eventfd: int
     ring: tuple[int, int] | None = None  #: its page and its doorbell, if it reads an answer ring; the receiver's too
     text: bool = False  #: it takes what kernels print
+    area: bool = False  #: it can map an area of answers
 
     def close(self) -> None:
         for fd in (self.eventfd, *(self.ring or ())):
@@ -91,7 +94,14 @@ class Unsupported:
     name: str
 
 
-Message = Hello | NewSegment | Goodbye | Observe | UsagePage | Unsupported
+@dataclass(frozen=True, slots=True)
+class AreaMapped:
+    """The shim has mapped the area that it was given."""
+
+    number: int
+
+
+Message = Hello | NewSegment | Goodbye | Observe | UsagePage | Unsupported | AreaMapped
 
 
 class LocalPeer:
@@ -177,7 +187,7 @@ class LocalPeer:
             wake = self._fds.popleft()
             ring = (self._fds.popleft(), self._fds.popleft()) if wishes & WANTS_RING else None
             return Hello(pid, ppid, starttime, name.decode("utf-8", "replace"), wake, ring,
-                         bool(wishes & WANTS_TEXT))
+                         bool(wishes & WANTS_TEXT), ring is not None and bool(wishes & WANTS_AREA))
         if kind == SEGMENT and len(body) == _SEGMENT.size:
             index, segment_kind, size = _SEGMENT.unpack(body)
             return NewSegment(index, segment_kind, size, self._fds.popleft())
@@ -190,6 +200,8 @@ class LocalPeer:
             return UsagePage(self._fds.popleft())
         if kind == UNSUPPORTED and _FUNCTION.fullmatch(body):
             return Unsupported(body.decode())
+        if kind == AREA_MAPPED and len(body) == 4:
+            return AreaMapped(int.from_bytes(body, "little"))
         raise Corrupt(f"a message of type {kind} with {len(body)} bytes from the shim", type=kind, reason="message")
 
     # -- sending ------------------------------------------------------------------

@@ -11,9 +11,11 @@ import struct
 import structlog
 
 from rgpu.client import local
+from rgpu.client.answer_area import AnswerAreas
 from rgpu.client.answer_ring import AnswerRing
 from rgpu.client.delivery import AnswerAssembler, Deliveries, PassingAnswer, Verdict
 from rgpu.client.printed import TextLedger
+from rgpu.link.shared import PIECE_AT
 from rgpu.session.errors import Corrupt
 
 log = structlog.get_logger(__name__)
@@ -26,8 +28,11 @@ _WATERMARK = struct.Struct("<QII")
 class Returns:
     """One session's way back. ``ring``: None for a shim that reads its socket only."""
 
-    def __init__(self, session: str, peer: local.LocalPeer, ring: AnswerRing | None, deliveries: Deliveries) -> None:
+    def __init__(self, session: str, peer: local.LocalPeer, ring: AnswerRing | None, deliveries: Deliveries,
+                 area: bool = False) -> None:
+        """``area``: the shim can read payloads from an area."""
         self._session, self._peer, self._ring, self._deliveries = session, peer, ring, deliveries
+        self.areas = AnswerAreas(peer, ring, area)
         self._assembler = AnswerAssembler()
         self._passing: PassingAnswer | None = None
         self._assembling = False
@@ -64,6 +69,30 @@ class Returns:
         ring.publish(local.ANSWER, len(body) + 1, first)
         passing.add(body[1:])  # summed while the program copies it: in the ring only we write
         if not body[0]:
+            self._deliveries.delivered(passing.seq, passing.digest())
+            self._passing = None
+
+    def answer_at(self, body: memoryview) -> None:
+        """A piece that stands in the worker's area (:mod:`rgpu.client.answer_area`). Raises :class:`Corrupt`."""
+        if len(body) < PIECE_AT.size:
+            raise Corrupt("an answer's piece without its place", reason="answer")
+        more, number, offset, length = PIECE_AT.unpack_from(body)
+        payload = self.areas.view(number, offset, length)
+        piece = memoryview(b"".join((body[:1], body[PIECE_AT.size:])))
+        if self._ring is None or self._assembling or not self._passes(piece):
+            self._assemble(memoryview(b"".join((piece, payload))))
+            return
+        passing, ring = self._passing, self._ring
+        assert passing is not None
+        first = passing.untouched
+        if not more:
+            passing.check(len(piece) - 1 + length)
+        ring.publish(local.ANSWER_AT, len(body) + 1, first)
+        self.areas.named(length, ring.written)
+        passing.add(piece[1:])
+        # The worker keeps it there until it has `completed` of this call, and that comes by way of this thread.
+        passing.add(payload)
+        if not more:
             self._deliveries.delivered(passing.seq, passing.digest())
             self._passing = None
 
@@ -129,5 +158,6 @@ class Returns:
             self._streams = {stream: seq for stream, seq in self._streams.items() if seq > self._done}
 
     def close(self) -> None:
+        self.areas.close()
         if self._ring is not None:
             self._ring.close()

@@ -37,7 +37,7 @@ RUN_BYTES = 128 * 1024  #: a run of small records ends at the first record past 
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _COMMITTED, _NEXT, _FIRST_SEQ = 24 // 8, 32 // 8, 40 // 8
-_FLAGS = struct.Struct("<H")
+_CALL = _FLAGS = struct.Struct("<H")
 _EXTERNAL = struct.Struct("<IIQ")
 _MADV_POPULATE_READ = 22
 POPULATE = 8 * 1024 * 1024  #: bytes from which on a segment's page table is filled by a thread of its own
@@ -51,19 +51,18 @@ Identity = tuple[int, int, int]
 class Segment:
     """One mapped segment. ``uses``: runs in memory that need it; ``used``: bytes that the shim counts as taken."""
 
-    __slots__ = ("index", "kind", "size", "view", "words", "uses", "used", "closed", "_map", "_identity")
+    __slots__ = ("index", "kind", "size", "view", "words", "uses", "used", "closed", "memory")
 
     def __init__(self, offer: NewSegment, mappings: Mappings) -> None:
         """Checks, then maps; takes ``offer.fd`` over. Raises :class:`Corrupt`."""
         try:
-            self._identity = _check_offer(offer)
-            self._map: mmap.mmap | None = mappings.take(self._identity, offer)
+            self.memory: Memory | None = mappings.take(_check_offer(offer), offer)
         except OSError as error:
             raise Corrupt(f"segment {offer.index} cannot be mapped: {error}", segment=offer.index) from error
         finally:
             os.close(offer.fd)
         self.index, self.kind, self.size = offer.index, offer.kind, offer.size
-        self.view = memoryview(self._map)
+        self.view = memoryview(self.memory.map)
         #: 8-byte words: reading one is one load, so a value is never seen half written
         self.words = self.view.cast("Q")
         self.uses = 0
@@ -78,17 +77,33 @@ class Segment:
     def unmap(self) -> None:
         self.words.release()
         self.view.release()
-        if self._map is not None:
-            _close(self._map)
-            self._map = None
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
 
     def retire(self, mappings: Mappings) -> None:
         """It was released: the same memory may be offered again."""
         self.words.release()
         self.view.release()
-        if self._map is not None:
-            mappings.keep(self._identity, self._map)
-            self._map = None
+        if self.memory is not None:
+            mappings.keep(self.memory)
+            self.memory = None
+
+
+class Memory:
+    """One memfd of the shim's, mapped here. ``number``: 1, 2, …, no other memory of this agent ever has it."""
+
+    __slots__ = ("identity", "map", "number", "fd")
+
+    def __init__(self, identity: Identity, mapping: mmap.mmap, number: int, fd: int) -> None:
+        """``fd``: read-only, for a reader in another process; -1: there is none."""
+        self.identity, self.map, self.number, self.fd = identity, mapping, number, fd
+
+    def close(self) -> None:
+        _close(self.map)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 class Mappings:
@@ -99,32 +114,51 @@ class Mappings:
     """
 
     KEPT = 16
-    LARGEST = 64 * 1024 * 1024
+    LARGEST = 64 * 1024 * 1024 + 4096
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Identity, mmap.mmap] = OrderedDict()
+    def __init__(self, share: bool = False) -> None:
+        """``share``: keep a descriptor of each bulk segment, to be handed to a worker on this host."""
+        self._share = share
+        self._numbers = 0
+        self._kept: OrderedDict[Identity, Memory] = OrderedDict()
+        self.gone: list[int] = []  #: numbers of what was unmapped; who tells others empties it
 
-    def take(self, identity: Identity, offer: NewSegment) -> mmap.mmap:
+    def take(self, identity: Identity, offer: NewSegment) -> Memory:
         """A mapping of just this memory. Raises :class:`OSError`."""
         found = self._kept.pop(identity, None)
         if found is None:
-            found = mmap.mmap(offer.fd, offer.size, mmap.MAP_SHARED, mmap.PROT_READ)
+            mapping = mmap.mmap(offer.fd, offer.size, mmap.MAP_SHARED, mmap.PROT_READ)
             if offer.size > POPULATE and offer.size <= self.LARGEST:
-                threading.Thread(target=_populate, args=(found,), name="populate", daemon=True).start()
+                threading.Thread(target=_populate, args=(mapping,), name="populate", daemon=True).start()
+            self._numbers += 1
+            found = Memory(identity, mapping, self._numbers,
+                           _read_only(offer.fd) if self._share and offer.kind == BULK else -1)
         return found
 
-    def keep(self, identity: Identity, mapping: mmap.mmap) -> None:
-        if identity[2] > self.LARGEST:
-            _close(mapping)
+    def keep(self, memory: Memory) -> None:
+        if memory.identity[2] > self.LARGEST:
+            self._let_go(memory)
             return
-        self._kept[identity] = mapping
+        self._kept[memory.identity] = memory
         while len(self._kept) > self.KEPT:
-            _close(self._kept.popitem(last=False)[1])
+            self._let_go(self._kept.popitem(last=False)[1])
+
+    def _let_go(self, memory: Memory) -> None:
+        self.gone.append(memory.number)
+        memory.close()
 
     def close(self) -> None:
-        for mapping in self._kept.values():
-            _close(mapping)
+        for memory in self._kept.values():
+            memory.close()
         self._kept.clear()
+
+
+def _read_only(fd: int) -> int:
+    """Another descriptor of that memfd, with which nobody can write to it (OWNERSHIP 12); -1 where there is none."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 def _close(mapping: mmap.mmap) -> None:
@@ -185,13 +219,15 @@ class InlineRun:
 class ExternalRun:
     """One record whose payload stands in a bulk segment."""
 
-    __slots__ = ("first", "last", "segment", "bulk", "_pieces", "size")
+    __slots__ = ("first", "last", "segment", "bulk", "_pieces", "size", "call", "payload", "payload_at")
 
     def __init__(self, seq: int, segment: Segment, bulk: Segment, head: bytes, payload: tuple[int, int]) -> None:
         """``head``: header (EXTERNAL cleared) and padded arguments, copied; payload: offset and length in ``bulk``."""
         self.first = self.last = seq
         self.segment, self.bulk = segment, bulk
-        offset, length = payload
+        offset, length = self.payload = payload
+        self.call: int = _CALL.unpack_from(head, 4)[0]
+        self.payload_at = len(head)  #: offset of the payload in the run
         pad = bytes(-length % 8)
         self._pieces: tuple[Any, ...] = (head, (offset, length), pad)
         self.size = len(head) + length + len(pad)
@@ -219,8 +255,9 @@ Run = InlineRun | ExternalRun
 class Walker:
     """Follows the chain of log segments from record 1 on."""
 
-    def __init__(self) -> None:
-        self._mappings = Mappings()
+    def __init__(self, share: bool = False) -> None:
+        """``share``: as :class:`Mappings` has it."""
+        self.mappings = Mappings(share)
         self.logs: dict[int, Segment] = {}
         self.bulks: dict[int, Segment] = {}
         self.next_seq = 1
@@ -229,16 +266,17 @@ class Walker:
         self._at = SEGMENT_HEADER
         self._run: InlineRun | None = None
 
-    def offer(self, offer: NewSegment) -> None:
+    def offer(self, offer: NewSegment) -> Segment:
         """A segment that the shim announced. Raises :class:`Corrupt`."""
         if offer.index in self.logs or offer.index in self.bulks or len(self.logs) + len(self.bulks) >= MAX_SEGMENTS:
             os.close(offer.fd)
             raise Corrupt(f"segment {offer.index} was announced twice, or there are too many", segment=offer.index,
                           reason="index")
-        segment = Segment(offer, self._mappings)
+        segment = Segment(offer, self.mappings)
         (self.logs if segment.kind == LOG else self.bulks)[segment.index] = segment
         if self._current is None and segment.kind == LOG:
             self._enter(segment)
+        return segment
 
     @property
     def current(self) -> Segment | None:
@@ -346,7 +384,7 @@ class Walker:
     def forget(self, segment: Segment) -> None:
         """Drop a segment that was released."""
         (self.logs if segment.kind == LOG else self.bulks).pop(segment.index, None)
-        segment.retire(self._mappings)
+        segment.retire(self.mappings)
 
     def _corrupt(self, what: str, offset: int | None = None, **detail: Any) -> Corrupt:
         index = self._current.index if self._current else -1
@@ -357,7 +395,7 @@ class Walker:
     def close(self) -> None:
         for segment in [*self.logs.values(), *self.bulks.values()]:
             segment.unmap()
-        self._mappings.close()
+        self.mappings.close()
         self.logs.clear()
         self.bulks.clear()
         self._current = self._run = None

@@ -33,9 +33,11 @@ from rgpu.client.module_ship import ModuleShip
 from rgpu.client.observe import Usage
 from rgpu.client.recorder import Recorder
 from rgpu.client.returns import Returns
+from rgpu.client.same_host import SameHost
 from rgpu.client.upkeep import Upkeep
 from rgpu.link import effects
 from rgpu.link.module_refs import NEED, PRESENT
+from rgpu.link.shared import ANSWER_AT
 from rgpu.session.effects import Kind
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
 
@@ -77,10 +79,11 @@ class Shipper:
                  journal: Journal, desk: Desk, owner: at.Owner, grant: Grant,
                  exit_code: Callable[[], int | None] = lambda: None, ring: AnswerRing | None = None,
                  counts: Callable[[Usage], None] = lambda usage: None, recorder: Recorder | None = None,
-                 takes_text: bool = False) -> None:
+                 takes_text: bool = False, area: bool = False, same_host: bool = False) -> None:
         """``counts``: told of the page where the shim keeps the bytes it uses. ``recorder``: `rgpu run --record`.
 
         ``takes_text``: the shim wants what kernels print.
+        ``area``: the shim can read answers from one; ``same_host``: share memory with a worker on this host.
         """
         self.identity = identity
         self.peer, self.page, self.journal, self.desk = peer, page, journal, desk
@@ -89,8 +92,10 @@ class Shipper:
         self.recorder = recorder
         self.deliveries = Deliveries(journal.policy.recover) if recorder is None else \
             Deliveries(True, recorder.answered)
-        self.returns = Returns(identity.session, peer, ring, self.deliveries)
+        self.returns = Returns(identity.session, peer, ring, self.deliveries, area)
         self._takes_text = takes_text
+        self._same_host = same_host
+        self.bulk = SameHost(identity.session, journal, lambda fd: self._masks.pop(fd, None))
         self.effects = effects.open_log("agent", identity.session)
         if self.effects is not None:
             self.deliveries.given = lambda seq: self._effect(Kind.ACCEPTED, seq)
@@ -160,6 +165,8 @@ class Shipper:
         busy = self._take_calls()
         link = self.link
         if link is not None:
+            if self.returns.areas.pending:
+                self._step_area(link)
             busy = self._ship() or busy
             if self._blocked or self._unread:
                 self._link_ready(link)
@@ -185,6 +192,8 @@ class Shipper:
                     self.peer.flush()
                 if mask & ~select.EPOLLOUT:
                     self._socket_ready()
+            elif fd == self.bulk.fileno():
+                self.bulk.ready()
             elif self.link is not None and fd == self.link.fileno():
                 self._active = time.monotonic()
                 self._link_ready(self.link)
@@ -240,6 +249,7 @@ class Shipper:
         if self.link is not None:
             receive = 0 if self._blocked or self.returns.full else select.EPOLLIN
             self._mask(self.link.fileno(), receive | (select.EPOLLOUT if self.link.wants_write else 0))
+            self._mask(self.bulk.fileno(), select.EPOLLIN)
 
     def _mask(self, fd: int, mask: int) -> None:
         if fd >= 0 and self._masks.get(fd) != mask:
@@ -259,7 +269,9 @@ class Shipper:
     def _socket_ready(self) -> None:
         for message in self.peer.receive():
             if isinstance(message, local.NewSegment):
-                self.journal.offer(message)
+                self.bulk.announce(self.journal.offer(message))
+            elif isinstance(message, local.AreaMapped):
+                self.returns.areas.mapped(message.number)
             elif isinstance(message, local.Goodbye):
                 self.over = PROGRAM_ENDED
             elif isinstance(message, local.UsagePage):
@@ -273,6 +285,12 @@ class Shipper:
                 raise Corrupt("a second HELLO on one connection", reason="protocol")
         if self.peer.eof:
             self.over = self.over or PROGRAM_ENDED
+
+    def _step_area(self, link: DataLink) -> None:
+        try:
+            self.returns.areas.step(link)
+        except LinkError as error:
+            self.down(link, error)
 
     def _unsupported(self, name: str) -> None:
         if name not in self.unsupported and len(self.unsupported) < UNSUPPORTED_LIMIT:
@@ -305,7 +323,8 @@ class Shipper:
         sent = False
         try:
             while link.ready and not self.journal.at_end(cursor):
-                size = self.modules.ship(link, cursor, CHUNK)
+                size = self.bulk.ship(link, cursor, CHUNK, self.journal.contents.after(cursor)) or \
+                    self.modules.ship(link, cursor, CHUNK)
                 if not size:
                     break  # the worker is about to say whether it has the next image
                 self._pinged_bytes += size
@@ -358,7 +377,13 @@ class Shipper:
             self.returns.answer(body)
             if self.deliveries.divergences:
                 self._diverged()
+        elif kind == ANSWER_AT:
+            self.returns.answer_at(body)
+            if self.deliveries.divergences:
+                self._diverged()
         elif kind == dl.WATERMARK:
+            if self.bulk.complete(int.from_bytes(body[:8], "little")):
+                self.release()
             self.returns.watermark(body)
         elif kind == dl.TEXT and self._takes_text:
             self.returns.printed(body)
@@ -413,6 +438,7 @@ class Shipper:
         """Give the shim the segments back that nothing needs."""
         for index in self.journal.released():
             self.peer.release(index)
+        self.bulk.flush()
 
     def down(self, link: DataLink, error: RgpuError | struct.error) -> None:
         """A link broke, or broke its protocol."""
@@ -424,6 +450,8 @@ class Shipper:
         link, self.link, self.cursor, self._blocked, self._unread = self.link, None, None, False, False
         if link is not None:
             self._masks.pop(link.fileno(), None)
+            self._masks.pop(self.bulk.fileno(), None)
+            self.bulk.detached()
             link.close()
 
     # -- the attachment's commands --------------------------------------------------------
@@ -432,7 +460,7 @@ class Shipper:
             if isinstance(command, at.Open):
                 self._attempt = Attempt(command.link, command.owner, self.identity, self.grant, self.journal.last_seq,
                                         self.desk, self._opened, self.post,
-                                        self.returns.text.confirm() if self._takes_text else None)
+                                        self.returns.text.confirm() if self._takes_text else None, self._same_host)
             elif isinstance(command, at.Close):
                 if self._attempt is not None:
                     self._attempt.cancel()
@@ -481,6 +509,8 @@ class Shipper:
                  reships=max(0, self.journal.last_seq + 1 - wanted))
         self._effect(Kind.ATTACHED, wanted)
         self.returns.reattached()
+        self.bulk.attached(self.link.host)
+        self.returns.areas.attached(self.link.host.take_area())
         self._pinged, self._pinged_bytes, self.acknowledged = (0, 0.0), 0, wanted - 1
         self.journal.applied(wanted - 1, self.cursor)
         self.release()

@@ -43,6 +43,7 @@ class Upkeep:
         self._covered = 0  #: every call ≤ it stands in a durable image
         self._covered_at = time.monotonic()
         self._rate = ApplyRate()
+        self._same_host = "not attached"  #: of the attachment, or the last one
 
     def run(self, now: float) -> None:
         self._shipper.release()
@@ -145,12 +146,17 @@ class Upkeep:
     def statistics(self) -> dict[str, Any]:
         """What ``rgpu ps`` shows of the client's side."""
         shipper, journal = self._shipper, self._shipper.journal
+        if shipper.link is not None:
+            self._same_host = shipper.link.host.state
         return {"calls": journal.last_seq, "awaited_calls": shipper.awaited, "bytes": journal.total_bytes,
                 "pid": shipper.identity.pid, "command": shipper.identity.command, "journal_bytes": journal.kept_bytes,
                 "blocked_reason": self._kept_reason, "exposure": _EXPOSURES[self._state[0]],
                 "divergences": len(shipper.deliveries.divergences),
                 "divergence": shipper.deliveries.divergences[0].what if shipper.deliveries.divergences else "",
-                "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics()}
+                "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics(),
+                "shared_bytes_to_device": shipper.bulk.named_bytes,
+                "shared_bytes_from_device": shipper.returns.areas.bytes,
+                "same_host": self._same_host}
 
     def tell_anew(self) -> None:
         """Another worker is attached, which knows nothing yet."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -27,6 +28,7 @@ FRAME_LIMIT = MESSAGE_LIMIT + TAG  #: largest value of the length field that is 
 TO_NODE, FROM_NODE = 0, 1  #: direction bytes
 SALT = 32
 BULK = 64 * 1024  #: messages from here on may be opened into a buffer of the receiver's
+LONG = 256 * 1024  #: messages from here on are sealed from where their parts are: gathering them would cost as much
 _COUNTER_LIMIT = 1 << 40  #: frames of one connection: far below what one GCM key may seal
 
 _LENGTH = struct.Struct("<I")
@@ -50,6 +52,7 @@ class Sealer:
 
     def __init__(self, key: bytes, direction: int, epoch: int, session: str) -> None:
         self._cipher = AESGCM(key)
+        self._key = algorithms.AES(key)
         self._aad = associated_data(direction, epoch, session)
         self._counter = 0
 
@@ -75,14 +78,18 @@ class Sealer:
     def seal_into(self, kind: int, parts: Sequence[Any], frame: memoryview) -> int:
         """One whole frame into the beginning of ``frame``, which has room for it; its length.
 
-        The parts (contiguous, of bytes) are gathered there and sealed in
-        place: each byte is read once from where it is, and nothing is allocated.
+        The parts are contiguous, of bytes. Those of a short message are gathered
+        there and sealed in place; a long one is sealed from where its parts are.
         """
         end = frame_size(parts)
         if end - _LENGTH.size > FRAME_LIMIT or self._counter >= _COUNTER_LIMIT:
             raise LinkError(f"a message of {end - OVERHEAD} bytes as frame {self._counter}: over the limit")
         _HEAD.pack_into(frame, 0, end - _LENGTH.size, kind)
         at = _HEAD.size
+        if end >= LONG:
+            self._seal_parts(parts, frame, end)
+            self._counter += 1
+            return end
         for part in parts:
             size = len(part)
             frame[at:at + size] = part
@@ -91,6 +98,18 @@ class Sealer:
                                   frame[_LENGTH.size:end])
         self._counter += 1
         return end
+
+
+    def _seal_parts(self, parts: Sequence[Any], frame: memoryview, end: int) -> None:
+        """Behind the type, which stands in ``frame``. Without the interpreter's lock, as above."""
+        encryptor = Cipher(self._key, modes.GCM(_NONCE.pack(0, self._counter))).encryptor()
+        encryptor.authenticate_additional_data(self._aad)
+        at = _LENGTH.size
+        for part in (bytes(frame[at:_HEAD.size]), *parts):
+            if len(part):
+                at += encryptor.update_into(part, frame[at:end])
+        encryptor.finalize()
+        frame[at:end] = encryptor.tag
 
 
 def frame_size(parts: Sequence[Any]) -> int:

@@ -26,10 +26,12 @@ from rgpu.link import versions
 from rgpu.link.frames import SealedConnection
 from rgpu.link.module_refs import CALLS_REF, HAVE
 from rgpu.link.sealing import BULK
+from rgpu.link.shared import ANSWER_AT, AREA, AREA_READY, CALLS_AT, PIECE_AT, SMALLEST
 from rgpu.server.fast_path import FastPath, Piece, Took
 from rgpu.server.module_cache import ModuleCache
 from rgpu.server.module_stream import ModuleStream
 from rgpu.server.runtime import SessionRuntime
+from rgpu.server.same_host import DeviceArea, Door, HostMemory, PlainArea
 from rgpu.session.errors import Corrupt, Fenced, RgpuError, TimedOut, VersionMismatch
 
 log = structlog.get_logger(__name__)
@@ -42,6 +44,7 @@ SIGN_OF_LIFE = 2.0  #: seconds of silence after which the agent is told that the
 STICKY = 1
 SPIN = 0.0003  #: seconds that the receiving thread looks for an answer before it leaves that to the others
 
+_AT = bytes([ANSWER_AT])
 _ANSWER_HEAD = struct.Struct("<QiII")  #: seq, CUresult, flags, length of the reply
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -54,11 +57,16 @@ class AgentLink:
     """See the module docstring. ``report`` is called from the link's threads."""
 
     def __init__(self, connection: SealedConnection, runtime: SessionRuntime, report: Report,
-                 modules: ModuleCache | None = None) -> None:
+                 modules: ModuleCache | None = None, host: HostMemory | None = None) -> None:
+        """``host``: what may be shared with an agent on this host; None: nothing."""
         self.connection = connection
         self.runtime = runtime
         self.report = report
         self._stream = ModuleStream(modules, lambda kind, body: self._put("raw", (kind, body)))
+        self._host = host
+        self._asked: Any = None  #: which host the agent says it is on
+        self._door: Door | None = None
+        self._area: DeviceArea | PlainArea | None = None  #: the program's side has mapped it
         self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._progress_queued = threading.Event()
         self._closed = threading.Event()
@@ -92,13 +100,11 @@ class AgentLink:
             room = None if fast is None else fast.room
             while True:
                 kind, body, data = self._ahead.popleft() if self._ahead else (*self.connection.recv(room=room), None)
-                if kind in (CALLS, CALLS_REF):
+                if kind in (CALLS, CALLS_REF, CALLS_AT):
                     awaiting = 0
                     try:
-                        if data is None:
-                            data = stream.take(kind, body)
-                        if data is not None:
-                            awaiting = feed(data)
+                        for part in self._parts(kind, body) if data is None else (data,):
+                            awaiting = feed(part)
                     finally:
                         if fast is not None and len(body) >= BULK - 1:
                             fast.give(body)
@@ -107,10 +113,15 @@ class AgentLink:
                 elif kind == PING:
                     if not stream.waiting:  # else what it asks about was dropped; the agent asks again
                         self._put("raw", (PONG, bytes(body)))
+                        # And how much of it is complete, which the agent may wait for to let go of shared memory:
+                        # what completed before its position was known is in no watermark yet.
+                        self._progressed()
                 elif kind == PRINTED:
                     self._confirmed(body)
                 elif kind == HAVE:
                     stream.have(body)
+                elif kind == AREA_READY:
+                    self._use_area(body)
                 elif kind == STATS:
                     self.report("stats", _map(body))
                 elif kind == BYE:
@@ -140,11 +151,31 @@ class AgentLink:
         if kind == PRINTED:  # what the call waits for may be this
             self._confirmed(body)
             return b""
-        data = self._stream.take(kind, body) if kind in (CALLS, CALLS_REF) else None
-        if data is None and kind in (CALLS, CALLS_REF):
+        if kind not in (CALLS, CALLS_REF, CALLS_AT):
+            self._ahead.append((kind, body, None))
+            return b""
+        parts = self._parts(kind, body)
+        if not parts:
             return b""  # it was dropped, and comes again
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
         self._ahead.append((kind, body, data))
-        return b"" if data is None else data
+        return data
+
+    def _parts(self, kind: int, body: Any) -> tuple[Any, ...]:
+        """The bytes of records that a message brings or names; none where it is to be dropped."""
+        if kind != CALLS_AT:
+            data = self._stream.take(kind, body)
+            return () if data is None else (data,)
+        if self._door is None:
+            raise Corrupt("a place in shared memory, where none is shared", reason="place")
+        offset, before, payload = self._door.place(body)
+        return (before, payload) if self._stream.take_placed(offset, len(before) + len(payload)) else ()
+
+    def _use_area(self, body: Any) -> None:
+        area = self._host.area if self._host is not None and self._door is not None else None
+        if area is None or len(body) != AREA.size or AREA.unpack(body)[0] != area.number:
+            raise Corrupt("the agent has mapped an area that it was not given", reason="area")
+        self._area = area
 
     def _confirmed(self, body: Any) -> None:
         if len(body) != 8:
@@ -164,6 +195,7 @@ class AgentLink:
         if request.get("session") != self.runtime.session or request.get("epoch") != self.runtime.epoch:
             raise Fenced(f"attach for {request.get('session')} epoch {request.get('epoch')}; here is "
                          f"{self.runtime.session} epoch {self.runtime.epoch}")
+        self._asked = request.get("host")
         published = request.get("delivered")
         self._published = published if isinstance(published, int) else 0
         printed = request.get("printed")
@@ -171,7 +203,7 @@ class AgentLink:
 
     def _attach(self) -> None:
         self.connection.send(ATTACHED, _encode({"epoch": self.runtime.epoch, "next": self.runtime.applied + 1,
-                                                "state": "running", "versions": versions.ours()}))
+                                                "state": "running", "versions": versions.ours(), **self._invite()}))
         self.runtime.text.attach(self, self._printed, self._progressed)
         for seq, result, reply, payload in self.runtime.attach(self.deliver, self._published):
             self.deliver(seq, result, reply, payload)
@@ -179,6 +211,22 @@ class AgentLink:
             self.runtime.device.on_progress(self._progressed)
         self._progressed()
         self.report("attached", {"link": id(self)})
+
+    def _invite(self) -> dict[str, Any]:
+        """What ATTACHED says about shared memory."""
+        if self._host is None:
+            return {}
+        said: dict[str, Any] = {"worker": self._host.worker}
+        found = self._host.invite(self._asked)
+        if isinstance(found, str):
+            said["shared"] = {"refused": found}
+        elif found is not None:
+            self._door = found
+            found.start()
+            said["shared"] = found.offer.as_dict()
+            if self._closed.is_set():
+                found.close()
+        return said
 
     # -- sending ------------------------------------------------------------------
     def deliver(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
@@ -264,18 +312,31 @@ class AgentLink:
         """One piece of an answer, before the first the watermark."""
         head = b"\x11\x01" if piece.more else b"\x11\x00"  # ANSWER, and whether more follows
         try:
+            placed = self._place(piece)
             if piece.index:
-                self.connection.send_whole(fast.plaintext(piece, head))
+                self.connection.send_whole(placed or fast.plaintext(piece, head))
                 return
-            head += _ANSWER_HEAD.pack(piece.seq, piece.result, self._sticky(piece.result), 0)
+            begin = _ANSWER_HEAD.pack(piece.seq, piece.result, self._sticky(piece.result), 0)
             self.runtime.answering(piece.seq)
             with self._order:
                 body = self._watermark_body(fast)
                 self._send_text()
                 messages = [b"\x12" + body] if body else []
-                self.connection.send_whole(*messages, fast.plaintext(piece, head))
+                self.connection.send_whole(*messages, placed + begin if placed else fast.plaintext(piece, head + begin))
         finally:
             fast.release(piece)
+
+    def _place(self, piece: Piece) -> bytes:
+        """The beginning of an ANSWER_AT for a piece that lies in the area; empty: it goes in a frame.
+
+        Only for calls that were published on this connection: the record ``completed`` of an older one may be
+        on its way already, and with it the area's piece would be used again before it was read.
+        """
+        area = self._area
+        if not isinstance(area, DeviceArea) or piece.size < SMALLEST or piece.seq <= self._published:
+            return b""
+        offset = area.offset(piece.address, piece.size)
+        return b"" if offset is None else _AT + PIECE_AT.pack(piece.more, area.number, offset, piece.size)
 
     def _watermark_body(self, fast: FastPath) -> bytes:
         whole, self._whole = self._whole, False
@@ -315,6 +376,12 @@ class AgentLink:
         view = memoryview(payload)
         more = len(view) > PIECE
         self.runtime.answering(seq)
+        area = self._area
+        if isinstance(area, PlainArea) and len(view) >= SMALLEST and seq > self._published:  # see _place
+            offset = area.place(seq, view)
+            if offset is not None:
+                self.connection.send(ANSWER_AT, PIECE_AT.pack(0, area.number, offset, len(view)), head)
+                return
         self.connection.send(ANSWER, b"\x01" if more else b"\x00", head, view[:PIECE])
         at = PIECE
         while more:
@@ -334,6 +401,8 @@ class AgentLink:
         self.runtime.detach(self.deliver)
         self._put("stop", None)
         self.connection.close()
+        if self._door is not None:
+            self._door.close()
 
 
 def _map(body: Any) -> dict[str, Any]:

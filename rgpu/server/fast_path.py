@@ -91,6 +91,18 @@ class FastPath(Protocol):
     def plaintext(self, piece: Piece, head: bytes) -> memoryview:
         """``head`` and the piece's bytes in one run, without a copy of the latter."""
 
+    def area(self) -> tuple[int, int, int] | None:
+        """Where the bytes of most pieces lie, for another process to map: (memfd, address here, bytes)."""
+
+    def pin(self, address: int, size: int) -> bool | None:
+        """Memory of another process: feed() may give it to the device as it is. None: not while the device works.
+
+        What is fed from there is read until the call is complete, and its payload's checksum is not looked at.
+        """
+
+    def unpin(self, address: int) -> bool:
+        """False: not while the device works."""
+
     def wake(self) -> None: ...
     def watermark(self, whole: bool, broken: int) -> bytes:
         """The body of a WATERMARK message; empty when nothing is new."""

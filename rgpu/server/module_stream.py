@@ -39,12 +39,8 @@ class ModuleStream:
         if len(body) < _OFFSET.size or kind == CALLS_REF and len(body) != REFERENCE.size:
             raise Corrupt(f"a message of type {kind} with {len(body)} bytes", type=kind, reason="length")
         (offset,) = _OFFSET.unpack_from(body)
-        if offset > self._expected and self.waiting:
-            return None  # was under way when the agent went back
-        if offset != self._expected:
-            raise Corrupt(f"the record stream jumps from {self._expected} to {offset}", offset=self._expected,
-                          reason="gap")
-        self.waiting = False
+        if not self._follows(offset):
+            return None
         data = body[_OFFSET.size:] if kind == CALLS else self._named(body)
         if data is None:
             self.waiting = True
@@ -53,6 +49,23 @@ class ModuleStream:
             return None
         self._expected += len(data)
         return data
+
+    def take_placed(self, offset: int, length: int) -> bool:
+        """The next ``length`` bytes came another way; False when they are to be dropped. Raises :class:`Corrupt`."""
+        if not self._follows(offset):
+            return False
+        self._expected += length
+        return True
+
+    def _follows(self, offset: int) -> bool:
+        """Whether the stream goes on at ``offset``; False: that was under way when the agent went back."""
+        if offset > self._expected and self.waiting:
+            return False
+        if offset != self._expected:
+            raise Corrupt(f"the record stream jumps from {self._expected} to {offset}", offset=self._expected,
+                          reason="gap")
+        self.waiting = False
+        return True
 
     def _named(self, body: Any) -> bytes | None:
         _, length, digest = REFERENCE.unpack(body)

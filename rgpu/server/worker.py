@@ -37,6 +37,7 @@ from rgpu.server.agent_link import AgentLink
 from rgpu.server.channel import Channel, listen
 from rgpu.server.module_cache import ModuleCache
 from rgpu.server.runtime import SessionRuntime
+from rgpu.server.same_host import HostMemory
 from rgpu.server.worker_tasks import Sending, Tasks
 from rgpu.session.effects import Kind
 from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
@@ -111,6 +112,7 @@ class Worker:
         self.link: AgentLink | None = None
         self.stats: dict[str, Any] = {}
         self.tasks = Tasks(self)
+        self.host_memory = HostMemory(self.runtime.fast, lambda seq: seq in self.runtime.retained, host)
         self._lock = threading.RLock()
         self._exit = threading.Event()
         self._deadline: DeadlinePage | None = None
@@ -206,7 +208,7 @@ class Worker:
             if self.state not in ("running", "paused"):
                 connection.close()
                 raise Fenced(f"the session is {self.state} here")
-            link = AgentLink(connection, self.runtime, self._link_report, self.modules)
+            link = AgentLink(connection, self.runtime, self._link_report, self.modules, self.host_memory)
             old, self.link = self.link, link
             if old is not None:
                 old.close()

@@ -82,6 +82,9 @@ class RetainedAnswers:
     def __len__(self) -> int:
         return len(self._answers)
 
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._answers
+
     def answered(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
         """Call ``seq`` was answered; a second answer (a replay's) replaces the first."""
         if seq in self._early:

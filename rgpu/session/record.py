@@ -105,6 +105,7 @@ class RecordReader:
         self._held = 0  #: bytes in _pieces
         self._need = 0  #: bytes that must be held before it is worth looking again
         self._error: Corrupt | None = None
+        self._whole: tuple[int, int] | None = None  #: payload's length and checksum, when only the payload is missing
 
     @property
     def pending(self) -> int:
@@ -119,6 +120,9 @@ class RecordReader:
         """
         if self._error is not None:
             raise self._error
+        if self._whole is not None and len(data) == self._whole[0]:
+            return self._with_payload(data)
+        self._whole = None
         if self._held:
             self._pieces.append(bytes(data))
             self._held += len(data)
@@ -159,6 +163,8 @@ class RecordReader:
             payload_end = payload_at + payload_len
             end = (payload_end + 7) & ~7
             if end > size:
+                if payload_at == size and payload_end == end and not any(view[args_end:payload_at]):
+                    self._whole = payload_len, payload_crc
                 return self._hold(view, at, end - at)
             payload: Any = b""
             if payload_len:
@@ -175,6 +181,21 @@ class RecordReader:
                 self.next_seq += 1
             at = end
             yield Record(seq, call_id, args, payload, thread, flags)
+
+    def _with_payload(self, data: Any) -> Iterator[Record]:
+        """``data`` is the payload of the record that is held up to there: it is not copied."""
+        assert self._whole is not None
+        length, payload_crc = self._whole
+        head = b"".join(self._pieces)
+        self._pieces.clear()
+        self._held, self._whole = 0, None
+        _, call_id, flags, seq, thread, args_len, _, _, _ = HEADER.unpack_from(head)
+        if crc32(data) != payload_crc:
+            raise self._corrupt(f"checksum of a payload of {length} bytes", "payload checksum")
+        self.offset += len(head) + length
+        if self.next_seq is not None:
+            self.next_seq += 1
+        yield Record(seq, call_id, head[HEADER_SIZE:HEADER_SIZE + args_len], data, thread, flags)
 
     def _hold(self, view: memoryview, at: int, need: int) -> None:
         rest = bytes(view[at:])

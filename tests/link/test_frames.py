@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 import threading
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from rgpu.link import frames, tickets
 from rgpu.link.frames import Handover, SealedConnection, client_preamble, server_preamble
-from rgpu.link.sealing import FRAME_LIMIT, FROM_NODE, MESSAGE_LIMIT, TO_NODE, Opener, Sealer, derive_key
+from rgpu.link.sealing import FRAME_LIMIT, FROM_NODE, LONG, MESSAGE_LIMIT, TO_NODE, Opener, Sealer, derive_key
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, NotFound, RgpuError, TimedOut, VersionMismatch
 
 POOL = bytes(range(32))
@@ -315,3 +316,14 @@ def test_a_long_message_keeps_its_bytes_while_a_view_of_it_lives():
     del second
     assert {id(buffers.take(90_000).obj)} == kept  # the second one's memory: only the first is held
     assert len(buffers.take(1000)) == 1000
+
+
+@pytest.mark.parametrize("size", [LONG - 100, LONG - 9, LONG, LONG + 1, 1 << 20, MESSAGE_LIMIT - 9])
+def test_long_frames_are_the_same_bytes_as_short_ones(size: int) -> None:
+    """Sealed from where the parts are, or gathered first: the frame is that of the message in one run."""
+    data = random.Random(size).randbytes(size)
+    one, other = Sealer(KEY, TO_NODE, 3, "s"), Sealer(KEY, TO_NODE, 3, "s")
+    for _ in range(2):  # the counter goes on
+        frame = one.seal(7, (b"12345678", memoryview(data)[:11], b"", memoryview(data)[11:]))
+        whole = bytearray(len(frame))
+        assert other.seal_run(b"\x0712345678" + data, memoryview(whole)) == len(frame) and whole == frame

@@ -82,15 +82,15 @@ std::vector<std::uint8_t> hello_body(bool ring) {
   wire::detail::put(at, wire::kProtocol);
   wire::detail::put(at, static_cast<std::uint32_t>(::getpid()));
   wire::detail::put(at, static_cast<std::uint32_t>(::getppid()));
-  wire::detail::put(at, (ring ? wire::kWantsRing : std::uint32_t{0}) | wire::kWantsText);
+  wire::detail::put(at, (ring ? wire::kWantsRing | wire::kWantsArea : std::uint32_t{0}) | wire::kWantsText);
   wire::detail::put(at, start_time());
   wire::detail::put(at, length);
   if (length) std::memcpy(at, name, length);
   return body;
 }
 
-// The first message from the agent, with the descriptor that travels with its first byte.
-bool receive_first(int socket, std::uint32_t& type, std::vector<std::uint8_t>& body, int& fd) {
+// A message's head, and the descriptor that may travel with its first byte.
+bool read_head(int socket, std::uint32_t (&words)[2], int& fd) {
   std::uint8_t head[8];
   iovec io{head, sizeof head};
   alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
@@ -107,12 +107,17 @@ bool receive_first(int socket, std::uint32_t& type, std::vector<std::uint8_t>& b
     if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len >= CMSG_LEN(sizeof(int)))
       std::memcpy(&fd, CMSG_DATA(c), sizeof fd);
   if (!read_all(socket, head + n, sizeof head - static_cast<std::size_t>(n))) return false;
-  std::uint32_t length;
-  std::memcpy(&length, head, 4);
-  std::memcpy(&type, head + 4, 4);
-  if (length > MAX_CONTROL_BODY) return false;
-  body.resize(length);
-  return read_all(socket, body.data(), length);
+  std::memcpy(words, head, sizeof head);
+  return true;
+}
+
+// The first message from the agent, with its descriptor.
+bool receive_first(int socket, std::uint32_t& type, std::vector<std::uint8_t>& body, int& fd) {
+  std::uint32_t head[2];
+  if (!read_head(socket, head, fd) || head[0] > MAX_CONTROL_BODY) return false;
+  type = head[1];
+  body.resize(head[0]);
+  return read_all(socket, body.data(), body.size());
 }
 
 // ---------------------------------------------------------------- the reader
@@ -153,7 +158,18 @@ bool read_answer(Session& s, std::uint32_t length) {
   return whole;
 }
 
-void on_message(Session& s, std::uint32_t type, const std::vector<std::uint8_t>& body) {
+// The worker's memory for long answers: they come there once the agent has heard that it is mapped.
+void take_area(Session& s, const std::vector<std::uint8_t>& body, int fd) {
+  wire::AreaOffer offer;
+  if (body.size() != sizeof offer) return;
+  std::memcpy(&offer, body.data(), sizeof offer);
+  if (fd >= 0 && !offer.zero && map_area(s.ring, fd, offer.number, offer.size))
+    send_message(s, wire::kAreaMapped, &offer.number, sizeof offer.number);
+  else
+    log_once("area", "shared memory for answers cannot be used: they come by way of the agent");
+}
+
+void on_message(Session& s, std::uint32_t type, const std::vector<std::uint8_t>& body, int fd) {
   const std::uint8_t *at = body.data(), *end = at + body.size();
   std::uint32_t number = 0;
   std::string reason;
@@ -166,6 +182,9 @@ void on_message(Session& s, std::uint32_t type, const std::vector<std::uint8_t>&
       break;
     case wire::kRelease:
       if (take(at, end, number)) release_segment(s, number);
+      break;
+    case wire::kArea:
+      take_area(s, body, fd);
       break;
     case wire::kState:
       if (!take(at, end, number) || !take_text(at, end, reason)) break;
@@ -205,15 +224,17 @@ void* reader(void* argument) {
   std::vector<std::uint8_t> body;
   for (;;) {
     std::uint32_t head[2];
-    if (!wait_socket(s) || !read_all(s.socket, head, sizeof head)) break;
-    if (head[1] == wire::kAnswer) {
-      if (!read_answer(s, head[0])) break;
-      continue;
+    int fd = -1;
+    bool whole = wait_socket(s) && read_head(s.socket, head, fd);
+    if (whole && head[1] == wire::kAnswer) {
+      whole = read_answer(s, head[0]);
+    } else if (whole && (whole = head[0] <= MAX_CONTROL_BODY)) {
+      body.resize(head[0]);
+      whole = read_all(s.socket, body.data(), body.size());
+      if (whole) on_message(s, head[1], body, fd);
     }
-    if (head[0] > MAX_CONTROL_BODY) break;
-    body.resize(head[0]);
-    if (!read_all(s.socket, body.data(), body.size())) break;
-    on_message(s, head[1], body);
+    if (fd >= 0) ::close(fd);
+    if (!whole) break;
   }
   lose_agent(s);
   return nullptr;
@@ -402,6 +423,7 @@ void lose_agent(Session& s) {
   {
     std::lock_guard reading(s.ring.reading);  // nobody may be writing into a waiter's memory when it returns
     s.ring.broken = true;
+    settle_copies(s.ring);
     fail_waiters(s, CUDA_ERROR_SYSTEM_NOT_READY);
   }
   std::lock_guard guard(s.segments_lock);

@@ -107,6 +107,10 @@ class Payload {
   Payload& operator=(Payload&&) = delete;
   // For rows that are not contiguous: `fill` writes `size` bytes to where it is told.
   static Payload from(std::size_t size, const std::function<void(std::uint8_t* to)>& fill);
+  // An extent of `size` bytes (> 64 KiB) that is not filled yet: the caller does that, and sets `crc`, before it is
+  // published. `wait`: for journal space; without it the caller looks first (room_in_journal).
+  static Payload reserve(std::size_t size, bool wait);
+  std::uint8_t* place() const { return place_; }
   // In a bulk extent. Its journal space was waited for: make the Section with reserved = true.
   bool external() const { return external_; }
 
@@ -116,14 +120,18 @@ class Payload {
 
  private:
   friend class Section;
-  std::uint8_t* extent();  // where `size` bytes go; nullptr: `error` says why not
+  std::uint8_t* extent(bool wait = true);  // where `size` bytes go; nullptr: `error` says why not
 
   const std::uint8_t* data_ = nullptr;  // inline payload
   std::vector<std::uint8_t> own_;       // backing of data_ for `from` below 64 KiB
   bool external_ = false;
   std::uint32_t segment_ = 0;
   std::uint64_t offset_ = 0;
+  std::uint8_t* place_ = nullptr;
 };
+
+// Whether so much may be published without waiting for journal space.
+bool room_in_journal(std::uint64_t size);
 
 struct Waiter;  // one awaited call; journal-internal
 

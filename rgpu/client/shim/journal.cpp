@@ -211,9 +211,23 @@ void extent_published(Session& s, std::uint32_t index, std::uint64_t) {
 
 // ---------------------------------------------------------------- payloads
 
-std::uint8_t* Payload::extent() {
+bool room_in_journal(std::uint64_t size) {
   Session& s = session();
-  wait_for_space(s, false);
+  std::lock_guard guard(s.segments_lock);
+  return s.unreleased + size <= s.facts.journal_limit;
+}
+
+Payload Payload::reserve(std::size_t size, bool wait) {
+  Payload made;
+  made.size = size;
+  if (size > wire::kMaxPayload) made.error = CUDA_ERROR_INVALID_VALUE;
+  else made.extent(wait);
+  return made;
+}
+
+std::uint8_t* Payload::extent(bool wait) {
+  Session& s = session();
+  wait_for_space(s, !wait);
   Segment* segment = nullptr;
   error = bulk_extent(s, size, segment, offset_);
   if (error) return nullptr;
@@ -221,7 +235,7 @@ std::uint8_t* Payload::extent() {
   segment_ = segment->index;
   std::uint8_t* to = segment->map + offset_;
   std::memset(to + size, 0, wire::padded(size) - size);
-  return to;
+  return place_ = to;
 }
 
 Payload::Payload(const void* data, std::size_t n) : size(n), data_(static_cast<const std::uint8_t*>(data)) {
@@ -258,7 +272,8 @@ Payload Payload::from(std::size_t size, const std::function<void(std::uint8_t*)>
 
 Payload::Payload(Payload&& other) noexcept
     : size(other.size), crc(other.crc), error(other.error), data_(other.data_), own_(std::move(other.own_)),
-      external_(std::exchange(other.external_, false)), segment_(other.segment_), offset_(other.offset_) {}
+      external_(std::exchange(other.external_, false)), segment_(other.segment_), offset_(other.offset_),
+      place_(other.place_) {}
 
 Payload::~Payload() {
   if (external_) extent_published(session(), segment_, 0);  // was never published

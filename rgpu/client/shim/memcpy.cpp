@@ -5,8 +5,10 @@
 // the host are awaited. Arrays are not supported.
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "capturing.hpp"
+#include "crew.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 
@@ -65,12 +67,79 @@ CUresult resolve(End& end, const Copy& copy) {
   }
 }
 
+// The longest answer: half of the area where there is one, so that the next finds room while this one is copied out.
+std::uint64_t download_piece() {
+  const std::uint64_t area = session().ring.area_size.load(std::memory_order_relaxed);
+  return area ? std::clamp<std::uint64_t>(area / 2 & ~0xFFFull, 1ull << 20, PIECE) : PIECE;
+}
+
+// Pieces of a long copy to the device that are being copied into the journal, published in their order.
+class Uploads {
+ public:
+  explicit Uploads(const StreamRef& stream) : stream_(stream) {}
+  ~Uploads() {
+    for (Piece& piece : pieces_) wait_for_copy(piece.job);  // they read the program's memory
+  }
+  Uploads(const Uploads&) = delete;
+
+  CUresult add(std::uint64_t destination, const std::uint8_t* from, std::uint64_t size) {
+    // Whoever holds an extent that is not published must not wait for space: its segment cannot be released.
+    while (!pieces_.empty() && (pieces_.size() > copy_helpers() || !room_in_journal(size)))
+      if (CUresult r = publish(); r) return r;
+    Piece& piece = pieces_.emplace_back(Payload::reserve(size, pieces_.empty()));
+    if (piece.payload.error) {
+      const CUresult error = piece.payload.error;
+      pieces_.pop_back();
+      return error;
+    }
+    piece.call.destination = destination;
+    piece.call.stream = stream_.number;
+    piece.job = {piece.payload.place(), from, size, true, 0, false};
+    start_copy(piece.job);
+    return CUDA_SUCCESS;
+  }
+
+  CUresult finish() {
+    while (!pieces_.empty())
+      if (CUresult r = publish(); r) return r;
+    return CUDA_SUCCESS;
+  }
+
+ private:
+  struct Piece {
+    explicit Piece(Payload&& made) : payload(std::move(made)) {}
+    Payload payload;
+    wire::MemcpyH2d call{};
+    CopyJob job;
+  };
+
+  CUresult publish() {
+    Piece& piece = pieces_.front();
+    wait_for_copy(piece.job);
+    piece.payload.crc = piece.job.crc;
+    const CUresult r = submit_work(stream_, piece.call, piece.payload);
+    pieces_.pop_front();
+    return r;
+  }
+
+  const StreamRef& stream_;
+  std::deque<Piece> pieces_;
+};
+
 CUresult to_device(const Copy& c, const StreamRef& stream) {
   const Place::Kind kind = place_of(c.source.address).kind;
   if (kind != Place::Kind::host)
     if (CUresult r = settle_source(c.source.address, c.width); r) return r;
   if (c.packed(c.source) && c.packed(c.destination)) {
     const std::uint64_t total = c.width * c.height;
+    if (total >= 2 * FIRST_UPLOAD && copy_helpers()) {
+      Uploads uploads(stream);
+      for (std::uint64_t done = 0, size = 0; done < total; done += size) {
+        size = upload_piece(done, total);
+        if (CUresult r = uploads.add(c.destination.address + done, bytes(c.source.address + done), size); r) return r;
+      }
+      return uploads.finish();
+    }
     for (std::uint64_t done = 0, size = 0; done < total; done += size) {
       wire::MemcpyH2d call{};
       size = upload_piece(done, total);
@@ -102,10 +171,10 @@ CUresult to_host(const Copy& c, const StreamRef& stream) {
   std::uint64_t received = 0;
   if (c.packed(c.source) && c.packed(c.destination)) {
     const std::uint64_t total = c.width * c.height;
-    for (std::uint64_t done = 0; done < total; done += PIECE) {
+    for (std::uint64_t done = 0, size = 0; done < total; done += size) {
       wire::MemcpyD2h call{};
       call.source = c.source.address + done;
-      call.size = std::min(PIECE, total - done);
+      call.size = size = std::min(download_piece(), total - done);
       call.stream = stream.number;
       if (CUresult r = await_work(stream, call, bytes(c.destination.address + done), call.size, &received); r) return r;
       if (received != call.size) return CUDA_ERROR_UNKNOWN;

@@ -22,7 +22,7 @@ namespace rgpu {
 namespace {
 
 constexpr int SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-constexpr std::uint64_t LARGEST_RING = 1ull << 30;
+constexpr std::uint64_t LARGEST_RING = 1ull << 30, LARGEST_AREA = 1ull << 34;
 constexpr std::uint32_t MAX_REPLY = 1u << 30;
 constexpr long DEFAULT_SPIN = 200;  // µs
 
@@ -55,6 +55,7 @@ std::chrono::microseconds spin_time() {
 
 bool begin_answer(Session& s, AnswerRing& r, const std::uint8_t*& at, std::uint64_t& size) {
   AnswerHead head;
+  settle_copies(r);  // of an answer that comes anew
   if (size < sizeof head) return false;
   std::memcpy(&head, at, sizeof head);
   if (head.reply > MAX_REPLY) return false;
@@ -74,6 +75,7 @@ bool begin_answer(Session& s, AnswerRing& r, const std::uint8_t*& at, std::uint6
 
 void end_answer(Session& s, AnswerRing& r) {
   r.passing = false;
+  settle_copies(r);
   if (r.flags & wire::kAnswerSticky) set_sticky(static_cast<CUresult>(r.result));
   if (!r.waiter) return;
   Answer& answer = *r.waiter->answer;
@@ -90,27 +92,55 @@ void end_answer(Session& s, AnswerRing& r) {
   finish_waiter(r.waiter);
 }
 
-// A piece: u8 more, then the next bytes of head, reply arguments and payload. The payload goes from
-// here straight into the program's memory.
-bool take_piece(Session& s, AnswerRing& r, bool first, const std::uint8_t* at, std::uint64_t size) {
-  if (!size || *at > 1) return false;
-  const bool more = *at++;
-  --size;
+// Bytes of the payload, straight into the program's memory. `stays`: they do, until the program has the answer.
+void take_payload(AnswerRing& r, const std::uint8_t* at, std::uint64_t size, bool stays) {
+  if (r.waiter && size && r.payload <= r.waiter->capacity) {
+    const std::uint64_t fits = std::min<std::uint64_t>(size, r.waiter->capacity - r.payload);
+    auto* to = static_cast<std::uint8_t*>(r.waiter->destination) + r.payload;
+    if (stays && fits >= kCrewSmallest && copy_helpers()) {
+      r.copies.push_back({to, at, fits, false, 0, false});
+      start_copy(r.copies.back());
+    } else if (fits) {
+      std::memcpy(to, at, fits);
+    }
+  }
+  r.payload += size;
+}
+
+// The next bytes of head, reply arguments and payload, and `placed` of payload that stand in the area.
+bool take_bytes(Session& s, AnswerRing& r, bool first, bool more, const std::uint8_t* at, std::uint64_t size,
+                const std::uint8_t* area, std::uint64_t placed) {
   if (first ? !begin_answer(s, r, at, size) : !r.passing) return false;
   const auto reply = static_cast<std::uint32_t>(std::min<std::uint64_t>(size, r.reply_left));
   if (r.waiter && reply) r.waiter->answer->reply.insert(r.waiter->answer->reply.end(), at, at + reply);
   r.reply_left -= reply;
   at += reply;
   size -= reply;
-  if (r.waiter && size && r.payload <= r.waiter->capacity) {
-    const std::uint64_t fits = std::min<std::uint64_t>(size, r.waiter->capacity - r.payload);
-    if (fits) std::memcpy(static_cast<std::uint8_t*>(r.waiter->destination) + r.payload, at, fits);
-  }
-  r.payload += size;
+  if (placed && r.reply_left) return false;
+  take_payload(r, at, size, false);
+  if (placed) take_payload(r, area, placed, true);
   if (more) return true;
   if (r.reply_left) return false;
   end_answer(s, r);
   return true;
+}
+
+// A piece: u8 more, then its bytes.
+bool take_piece(Session& s, AnswerRing& r, bool first, const std::uint8_t* at, std::uint64_t size) {
+  if (!size || *at > 1) return false;
+  return take_bytes(s, r, first, *at, at + 1, size - 1, nullptr, 0);
+}
+
+// A piece whose last bytes stand in the area.
+bool take_piece_at(Session& s, AnswerRing& r, bool first, const std::uint8_t* at, std::uint64_t size) {
+  wire::PieceAt where;
+  if (size < sizeof where) return false;
+  std::memcpy(&where, at, sizeof where);
+  const std::uint64_t there = r.area_size.load(std::memory_order_relaxed);
+  if (where.more > 1 || !where.length || where.area != r.area_number || where.offset > there ||
+      where.length > there - where.offset)
+    return false;
+  return take_bytes(s, r, first, where.more, at + sizeof where, size - sizeof where, r.area + where.offset, where.length);
 }
 
 // The next message, if one is there. `reading` held.
@@ -133,6 +163,9 @@ Found step(Session& s, AnswerRing& r) {
       break;
     case wire::kAnswer:
       if (!take_piece(s, r, head.first != 0, body, head.length)) return Found::broken;
+      break;
+    case wire::kAnswerAt:
+      if (!take_piece_at(s, r, head.first != 0, body, head.length)) return Found::broken;
       break;
     case wire::kWatermark:
       take_watermark(body, body + head.length);
@@ -208,11 +241,39 @@ bool map_ring(AnswerRing& r, int fd, std::uint64_t offset, std::uint64_t size) {
 void drop_ring(AnswerRing& r) {
   if (r.own) ::munmap(r.own, wire::kShimPageSize);
   if (r.page) ::munmap(const_cast<std::uint8_t*>(r.page), wire::kAgentPageSize + r.size);
+  if (r.area) ::munmap(const_cast<std::uint8_t*>(r.area), r.area_size);
+  r.area = nullptr;
+  r.area_size = 0;
   if (r.doorbell >= 0) ::close(r.doorbell);
   r.own = nullptr;
   r.page = r.data = nullptr;
   r.size = 0;
   r.doorbell = -1;
+}
+
+bool map_area(AnswerRing& r, int fd, std::uint32_t number, std::uint64_t size) {
+  struct stat status {};
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (!r.size || !number || !size || size > LARGEST_AREA || seals < 0 || (seals & SEALS) != SEALS ||
+      ::fstat(fd, &status) || static_cast<std::uint64_t>(status.st_size) != size ||
+      static_cast<std::uint64_t>(status.st_blocks) * 512 < size)
+    return false;
+  void* map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
+  if (map == MAP_FAILED) return false;
+  ::madvise(map, size, MADV_DONTFORK);
+  ::madvise(map, size, MADV_DONTDUMP);
+  std::lock_guard reading(r.reading);
+  settle_copies(r);
+  if (r.area) ::munmap(const_cast<std::uint8_t*>(r.area), r.area_size);
+  r.area = static_cast<const std::uint8_t*>(map);
+  r.area_number = number;
+  r.area_size = size;
+  return true;
+}
+
+void settle_copies(AnswerRing& r) {
+  for (CopyJob& job : r.copies) wait_for_copy(job);
+  r.copies.clear();
 }
 
 void attend(Session& s, Waiter& waiter) {

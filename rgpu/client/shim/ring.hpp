@@ -3,8 +3,12 @@
 // one that waits, while it waits, else the reader thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <mutex>
+
+#include "crew.hpp"
 
 namespace rgpu {
 
@@ -29,6 +33,12 @@ struct AnswerRing {
   std::int32_t result = 0;
   std::uint32_t flags = 0, reply_left = 0;
   std::uint64_t payload = 0;  // bytes that came
+  std::deque<CopyJob> copies;  // of its pieces, into the waiter's memory
+
+  // the worker's memory for long answers, read-only
+  const std::uint8_t* area = nullptr;
+  std::uint32_t area_number = 0;
+  std::atomic<std::uint64_t> area_size{0};  // 0: there is none
 };
 
 // Makes the shim's page and the doorbell; false: no ring is asked for.
@@ -36,6 +46,10 @@ bool prepare_ring(AnswerRing& ring, int& page_fd);
 // Takes over the ring behind the agent's page. `size` 0: the agent has none.
 bool map_ring(AnswerRing& ring, int agent_page, std::uint64_t offset, std::uint64_t size);
 void drop_ring(AnswerRing& ring);
+// Maps an area in the place of the one before, which nothing names any more. False: it cannot be used.
+bool map_area(AnswerRing& ring, int fd, std::uint32_t number, std::uint64_t size);
+// Nothing is being copied into a waiter's memory when it returns. `reading` held.
+void settle_copies(AnswerRing& ring);
 
 // Reads the ring while the answer is not there, for as long as a sleep would
 // cost. Returns with or without it: then sleep on waiter.done.

@@ -27,6 +27,7 @@ from rgpu.session.record import AWAITED, EXTERNAL, HEADER, Record, RecordReader,
 from tests.client.shim.fake_ring import FakeRing
 
 HELLO, SEGMENT, GOODBYE, WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, TEXT = 1, 2, 3, 32, 33, 34, 35, 36, 39
+AREA_MAPPED = 7
 LOG, BULK = 0, 1
 MIB = 1 << 20
 
@@ -72,6 +73,7 @@ class FakeAgent:
         self.ring: FakeRing | None = None
         self.refusal = 0  #: REFUSED instead of WELCOME, with this code
         self.recycle = True  #: closed segments are released
+        self.areas: list[int] = []  #: that the shim has mapped
         self.goodbye = threading.Event()
         self.ended = threading.Event()
         self.hello: tuple[Any, ...] = ()
@@ -188,6 +190,8 @@ class FakeAgent:
                         self._log = self._segments[index]
                 elif kind == GOODBYE:
                     self.goodbye.set()
+                elif kind == AREA_MAPPED:
+                    self.areas.append(int.from_bytes(body, "little"))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             if not self.stall:

@@ -81,11 +81,27 @@ inline constexpr size_t kRingAlignment = 64;
 inline constexpr uint32_t kRingSkip = 0;  // type of what fills the ring's end
 struct RingHeader {
     uint32_t length;  // of the body, which follows
-    uint32_t type;    // kAnswer or kWatermark, as on the Unix socket
+    uint32_t type;    // kAnswer or kWatermark, as on the Unix socket, or kAnswerAt
     uint32_t first;   // 1: begins an answer; what was unfinished before is void
     uint32_t zero;
 };
 static_assert(sizeof(RingHeader) == 16);
+
+// Begins the body of kAnswerAt: where the piece's last bytes stand; those before them follow.
+struct PieceAt {
+    uint8_t more;
+    uint32_t area;
+    uint64_t offset;
+    uint64_t length;
+} __attribute__((packed));
+static_assert(sizeof(PieceAt) == 21);
+
+struct AreaOffer {  // body of kArea
+    uint32_t number;
+    uint32_t zero;
+    uint64_t size;
+};
+static_assert(sizeof(AreaOffer) == 16);
 
 // The page where the shim says how many bytes the program holds.
 inline constexpr char kUsageMagic[9] = "RGPUUSE1";
@@ -108,6 +124,7 @@ static_assert(sizeof(SegmentHeader) == kSegmentHeader);
 inline constexpr uint32_t kProtocol = 1;
 inline constexpr uint32_t kWantsRing = 1;  // HELLO: the shim reads answers from a ring
 inline constexpr uint32_t kWantsText = 2;  // HELLO: the shim takes what kernels print
+inline constexpr uint32_t kWantsArea = 4;  // and payloads from an area that the ring's messages name
 enum Message : uint32_t {
     kHello = 1,
     kSegment = 2,
@@ -115,6 +132,7 @@ enum Message : uint32_t {
     kObserve = 4,
     kUsage = 5,
     kUnsupported = 6,
+    kAreaMapped = 7,
     kWelcome = 32,
     kAnswer = 33,
     kWatermark = 34,
@@ -123,6 +141,8 @@ enum Message : uint32_t {
     kState = 37,
     kObserved = 38,
     kText = 39,
+    kArea = 41,
+    kAnswerAt = 40,  // in the answer ring only
 };
 inline constexpr uint32_t kAnswerSticky = 1;
 enum State : uint32_t { kRunning = 0, kJournalFull = 1, kUnprotected = 2 };

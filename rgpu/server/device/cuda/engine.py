@@ -76,6 +76,7 @@ def _library() -> ctypes.CDLL:
         "take_here": (None, e, POINTER(_Out), q, i), "take_callback": (None, e, POINTER(_Out), q),
         "release": (None, e, p), "wake": (None, e), "retained": (z, e, p, z), "retained_answer": (p, e, q),
         "answer_result": (i, p), "answer_pieces": (z, p), "answer_piece": (p, p, c_uint32, POINTER(q)),
+        "area": (i, e, POINTER(p), POINTER(z)), "pin": (i, e, p, z), "unpin": (i, e, p),
         "take_frame": (p, e), "give_frame": (None, e, p), "frame_size": (q,)}
     for name, (result, *arguments) in signatures.items():
         function = getattr(library, f"rge_{name}")
@@ -148,6 +149,19 @@ class Engine:
 
     def give(self, buffer: memoryview) -> None:
         self._lib.rge_give_frame(self._engine, _address(buffer)[0])
+
+    # -- memory shared with other processes ---------------------------------------------
+    def area(self) -> tuple[int, int, int] | None:
+        address, size = c_void_p(), c_size_t()
+        fd = int(self._lib.rge_area(self._engine, byref(address), byref(size)))
+        return (fd, address.value or 0, size.value) if fd >= 0 else None
+
+    def pin(self, address: int, size: int) -> bool | None:
+        found = int(self._lib.rge_pin(self._engine, address, size))
+        return None if found < 0 else bool(found)
+
+    def unpin(self, address: int) -> bool:
+        return bool(self._lib.rge_unpin(self._engine, address))
 
     # -- one call -------------------------------------------------------------------
     def apply(self, call_id: int, seq: int, args: bytes, payload: Any = b"") -> None:

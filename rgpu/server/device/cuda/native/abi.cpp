@@ -93,6 +93,10 @@ RGPU_API const uint8_t *rge_answer_piece(rgpu::Answer *answer, uint32_t index, u
     return answer->piece(index);
 }
 
+RGPU_API int rge_area(Engine *e, const uint8_t **data, size_t *size) { return e->area(*data, *size); }
+RGPU_API int rge_pin(Engine *e, const uint8_t *data, size_t size) { return e->pin(data, size); }
+RGPU_API int rge_unpin(Engine *e, const uint8_t *data) { return e->unpin(data); }
+
 RGPU_API uint8_t *rge_take_frame(Engine *e) { return e->take_frame(); }
 RGPU_API void rge_give_frame(Engine *e, uint8_t *data) { e->give_frame(data); }
 RGPU_API uint64_t rge_frame_size() { return rgpu::kFrameSize; }

@@ -127,7 +127,7 @@ CUresult Engine::copy_out(uint64_t seq, uint64_t stream_number, CUdeviceptr sour
         width *= height;
         height = 1;
     }
-    const uint64_t piece = width * height <= kShort ? kShortPiece : kPiece;
+    const uint64_t piece = width * height <= kShort ? kShortPiece : width * height <= kLong ? kPiece : kLongPiece;
     // Whole rows, or one row in parts.
     const uint64_t rows = height == 1 ? 1 : std::clamp<uint64_t>(piece / width, 1, height);
     const uint64_t parts = (width + piece - 1) / piece;
@@ -452,6 +452,8 @@ void Engine::close() {
     use();
     for (CUevent event : spare_) driver_.event_destroy(event);
     spare_.clear();
+    for (auto &[data, size] : windows_) driver_.host_unregister(const_cast<uint8_t *>(data));
+    windows_.clear();
     staging_.close();
 }
 

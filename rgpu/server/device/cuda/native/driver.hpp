@@ -23,6 +23,8 @@ inline constexpr CUresult kInvalidHandle = 400;
 inline constexpr CUresult kNotReady = 600;
 inline constexpr CUresult kNotSupported = 801;
 inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kRegisterPortable = 1;
+inline constexpr unsigned kRegisterReadOnly = 8;
 inline constexpr unsigned kMemoryHost = 1;
 inline constexpr unsigned kMemoryDevice = 2;
 
@@ -89,7 +91,9 @@ static_assert(sizeof(Copy2D) == 128);
     X(event_query, "cuEventQuery", (CUevent))                                                                       \
     X(stream_wait_event, "cuStreamWaitEvent", (CUstream, CUevent, unsigned))                                        \
     X(host_alloc, "cuMemHostAlloc", (void **, size_t, unsigned))                                                    \
-    X(host_free, "cuMemFreeHost", (void *))
+    X(host_free, "cuMemFreeHost", (void *))                                                                         \
+    X(host_register, "cuMemHostRegister_v2", (void *, size_t, unsigned))                                            \
+    X(host_unregister, "cuMemHostUnregister", (void *))
 
 struct Driver {
 #define RGPU_DECLARE(member, name, parameters) CUresult(*member) parameters = nullptr;

@@ -26,6 +26,7 @@
 namespace rgpu {
 
 inline constexpr size_t kPiece = 1u << 20;  // longest piece of an answer's payload
+inline constexpr size_t kLongPiece = 2u << 20, kLong = 32u << 20;  // and of one beyond kLong bytes: fewer of them
 inline constexpr size_t kShortPiece = 256u << 10, kShort = 4u << 20;  // and of one up to kShort bytes: it is soon there
 inline constexpr size_t kHeadroom = 64;     // before each piece: the sender writes the message's head there
 inline constexpr uint64_t kLegacy = 0;
@@ -131,6 +132,7 @@ struct Out {  // mirrored in engine.py
 // A copy to the device whose payload is arriving.
 struct Inflow {
     bool open = false, skip = false;
+    bool unsummed = false;  // part of it went to the device from another process' memory
     uint16_t call = 0;
     uint64_t seq = 0, left = 0, sent = 0, total = 0;
     uint32_t crc = 0, wanted = 0;
@@ -203,6 +205,12 @@ class Engine {
     void stop();
     size_t retained(uint64_t *seqs, size_t size);
     Answer *retained_answer(uint64_t seq);
+
+    // -- memory of other processes (windows.cpp): the applying thread only -------------
+    int area(const uint8_t *&data, size_t &size) const { return staging_.area(data, size); }
+    int pin(const uint8_t *data, size_t size);  // 1: done; 0: refused; -1: not while the device works
+    bool unpin(const uint8_t *data);            // false: not while the device works
+    bool pinned(const uint8_t *data, size_t size) const;
 
     uint8_t *take_frame();
     void give_frame(uint8_t *data);
@@ -285,6 +293,7 @@ class Engine {
     std::vector<EventWait> event_waits_;
     std::vector<CUevent> spare_;
 
+    std::map<const uint8_t *, size_t> windows_;  // pinned: where each begins, its bytes
     std::atomic<uint64_t> applied_{0};
     std::vector<uint8_t> gathered_;
     bool gathered_done_ = false;

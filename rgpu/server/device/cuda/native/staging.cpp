@@ -1,18 +1,61 @@
 #include "staging.hpp"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
 namespace rgpu {
+
+namespace {
+
+// Memory that others may map read-only, and not change; null where that cannot be had.
+uint8_t *shareable(size_t size, int &fd) {
+    fd = memfd_create("rgpu-answers", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return nullptr;
+    void *memory = MAP_FAILED;
+    if (!ftruncate(fd, static_cast<off_t>(size)) && !posix_fallocate(fd, 0, static_cast<off_t>(size)))
+        memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (memory != MAP_FAILED &&
+        !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE))
+        return static_cast<uint8_t *>(memory);
+    if (memory != MAP_FAILED) munmap(memory, size);
+    close(fd);
+    fd = -1;
+    return nullptr;
+}
+
+}  // namespace
+
+CUresult Staging::open_arena(size_t size) {
+    size = (size + 4095) & ~size_t{4095};
+    arena_size_ = size;
+    arena_ = shareable(size, area_);
+    if (arena_) {
+        if (!driver_.host_register(arena_, size, kRegisterPortable)) return kSuccess;
+        munmap(arena_, size);
+        ::close(area_);
+        area_ = -1;
+    }
+    void *memory = nullptr;
+    const CUresult result = driver_.host_alloc(&memory, size, 0);
+    arena_ = static_cast<uint8_t *>(memory);
+    return result;
+}
 
 CUresult Staging::open(size_t ring, size_t arena) {
     ring = std::max(ring, size_t{16} << 20);
     void *memory = nullptr;
     if (CUresult result = driver_.host_alloc(&memory, ring, 0)) return result;
     base_ = static_cast<uint8_t *>(memory);
-    if (CUresult result = driver_.host_alloc(&memory, arena, 0)) return result;
-    arena_ = static_cast<uint8_t *>(memory);
-    holes_[0] = arena;
+    if (CUresult result = open_arena(arena)) return result;
+    holes_[0] = arena_size_;
 
     // A sixteenth for each of the small grades, a quarter for large slots, the rest for frames.
     uint8_t *at = base_;
@@ -35,8 +78,15 @@ void Staging::close() {
     for (auto &[size, data] : kept_) driver_.host_free(data);
     kept_.clear();
     if (base_) driver_.host_free(base_);
-    if (arena_) driver_.host_free(arena_);
+    if (arena_ && area_ >= 0) {
+        driver_.host_unregister(arena_);
+        munmap(arena_, arena_size_);
+        ::close(area_);
+    } else if (arena_) {
+        driver_.host_free(arena_);
+    }
     base_ = arena_ = nullptr;
+    area_ = -1;
 }
 
 bool Staging::take_slot(size_t wanted, Slot &slot) {

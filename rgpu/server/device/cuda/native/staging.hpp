@@ -5,7 +5,8 @@
 // while it waits behind a kernel. A frame is a buffer that the receiver
 // decrypts a message into; bulk goes to the device straight from it. The arena
 // holds the payloads of answers until the program has them; what does not fit
-// there is pinned on its own and kept for the next one.
+// there is pinned on its own and kept for the next one. The arena is a memfd
+// where that can be had, so that a program on this host reads answers from it.
 //
 // Not locked: the engine calls it under its mutex.
 #pragma once
@@ -55,6 +56,13 @@ class Staging {
     void give_frame(Frame *frame);
     Frame *frame_of(const uint8_t *data);  // the frame that holds this byte, or null
 
+    // The arena, as memory that another process may map: a memfd, or -1 where it is none.
+    int area(const uint8_t *&data, size_t &size) const {
+        data = arena_;
+        size = arena_size_;
+        return area_;
+    }
+
     CUresult take_buffer(size_t size, HostBuffer &buffer);
     void give_buffer(const HostBuffer &buffer);
 
@@ -64,6 +72,9 @@ class Staging {
     Driver &driver_;
     uint8_t *base_ = nullptr;
     uint8_t *arena_ = nullptr;
+    size_t arena_size_ = 0;
+    int area_ = -1;
+    CUresult open_arena(size_t size);
     std::vector<Slot> free_[3];
     std::vector<Frame> frames_;
     std::vector<Frame *> free_frames_;
