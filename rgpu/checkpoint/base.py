@@ -14,7 +14,7 @@ import numpy as np
 
 from rgpu.checkpoint import image, pagehash
 from rgpu.checkpoint.pages import page_size
-from rgpu.checkpoint.state import RegionState, SessionState
+from rgpu.checkpoint.state import RegionState
 
 #: A pack of which less than this is still used is not referred to: its chunks are stored again, and it can go.
 SPARSE = 0.25
@@ -50,6 +50,23 @@ class Base:
             at += 1
         return None
 
+    def find_many(self, names: Array) -> Array:
+        """For each row of (n, 32) ``names`` the number of the chunk of that name, or −1: int64."""
+        found = np.full(len(names), -1, np.int64)
+        if not len(self._sorted):
+            return found
+        wanted = names[:, :8].copy().view("<u8").reshape(-1)
+        at = np.searchsorted(self._sorted, wanted)
+        at[at == len(self._sorted)] = 0
+        maybe = np.flatnonzero(self._sorted[at] == wanted)
+        numbers = self._order[at[maybe]]
+        right = (self.names[numbers] == names[maybe]).all(axis=1)
+        found[maybe[right]] = np.where(self.avoided[self.table.packs[numbers[right]]], -1, numbers[right])
+        for index in maybe[~right].tolist():  # another name that begins alike
+            number = self.find(names[index].tobytes())
+            found[index] = -1 if number is None else number
+        return found
+
     def prepare(self) -> None:
         """Choose the packs to leave by what this image itself uses; else :meth:`unchanged` does, by what is left.
 
@@ -64,13 +81,13 @@ class Base:
             self._leave_sparse_packs(self._compare(hash_key, regions))
             self._decided = True
 
-    def unchanged(self, state: SessionState) -> list[tuple[Array, Array]]:
-        """For each region of ``state``: (which pages are as they were, u32 chunk numbers there or ZERO_PAGE).
+    def unchanged(self, hash_key: bytes, regions: list[RegionState]) -> list[tuple[Array, Array]]:
+        """For each region: (which pages are as they were, u32 chunk numbers there or ZERO_PAGE).
 
         Nothing is, if the page hashes were made under another key.
         """
-        self._decide(state.hash_key, state.regions)
-        return self._compare(state.hash_key, state.regions)
+        self._decide(hash_key, regions)
+        return self._compare(hash_key, regions)
 
     def _compare(self, hash_key: bytes, regions: list[RegionState]) -> list[tuple[Array, Array]]:
         same_key = self.table.body.state.hash_key == hash_key
@@ -114,7 +131,7 @@ def _compare(region: RegionState, old: RegionState, hashes: Array, column: Array
     if not region.hashes or not old.hashes:
         return
     count = min(len(kept), len(column))
-    same = (region.page_hashes()[:count] == hashes[:count]).all(axis=1)
+    same = ~pagehash.differ(region.page_hashes()[:count], hashes[:count])
     for index in {count - 1} if count else ():
         same[index] &= page_size(region.region(), index) == page_size(old.region(), index)
     kept[:count] = same

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from rgpu.checkpoint.files import TEMPORARY, NewFile, failing_as, make_directories, sync_directory
-from rgpu.session.errors import AlreadyExists, StoreError, StoreMissing
+from rgpu.session.errors import AlreadyExists, Corrupt, StoreError, StoreMissing
 
 MAX_BLOB = 1 << 31  #: bytes that are ever read in one piece
 
@@ -83,6 +83,20 @@ class Blobs(Protocol):
         """What broken writers left behind that is no blob: named as it is deleted."""
 
 
+def read_into(blobs: Blobs, name: str, offset: int, buffer: memoryview) -> None:
+    """Fill ``buffer`` with what the blob has from ``offset`` on. Raises :class:`Corrupt` if that is less."""
+    direct = getattr(blobs, "read_into", None)
+    if direct is not None:
+        got = direct(name, offset, buffer)
+    else:
+        data = blobs.read_range(name, offset, len(buffer))
+        got = len(data)
+        buffer[:got] = data
+    if got != len(buffer):
+        raise Corrupt(f"{blobs.where(name)}: ends after {offset + got} bytes", offset=offset + got, reason="cut short",
+                      path=blobs.where(name))
+
+
 def check_name(name: str) -> str:
     """The name, if it is one. Raises :class:`StoreError`: a name that leaves the store is never followed."""
     if not _NAME.fullmatch(name) or any(part in (".", "..") for part in name.split("/")):
@@ -131,6 +145,18 @@ class DirectoryBlobs:
             finally:
                 os.close(descriptor)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` from ``offset`` on, without a copy of its own; returns the bytes, fewer at the end."""
+        path, got = self._path(name), 0
+        with failing_as("cannot read", path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                while got < len(buffer) and (more := os.preadv(descriptor, [buffer[got:]], offset + got)):
+                    got += more
+            finally:
+                os.close(descriptor)
+        return got
 
     def size(self, name: str) -> int | None:
         path = self._path(name)

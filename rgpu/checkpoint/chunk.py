@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import struct
 import zlib
+from functools import lru_cache
 from typing import Any
 
 import lz4.block
+import numpy as np
 from blake3 import blake3
 
 from rgpu.session.addresses import PAGE
@@ -53,14 +55,15 @@ def padded(length: int) -> int:
     return length + -length % 8
 
 
-def worth_compressing(raw: bytes) -> bool:
+def worth_compressing(raw: Any) -> bool:
     """Whether LZ4 pays on a sample: three pieces of the page, so that one odd corner does not decide."""
-    if len(raw) <= _SAMPLE:
-        sample = raw
+    view = memoryview(raw)
+    if len(view) <= _SAMPLE:
+        sample = bytes(view)
     else:
         third = _SAMPLE // 3
-        middle = len(raw) // 2
-        sample = raw[:third] + raw[middle:middle + third] + raw[-third:]
+        middle = len(view) // 2
+        sample = b"".join((view[:third], view[middle:middle + third], view[-third:]))
     return len(lz4.block.compress(sample, store_size=False)) < _PAYS * len(sample)
 
 
@@ -76,6 +79,25 @@ def encode(raw: bytes, name: bytes) -> bytes:
     header = _CHUNK.pack(CHUNK_MAGIC, VERSION, codec, len(raw), len(stored), name, zlib.crc32(stored), bytes(8), 0)
     crc = zlib.crc32(header[:-4])
     return b"".join((header[:-4], struct.pack("<I", crc), stored, bytes(-len(stored) % 8)))
+
+
+def raw_headers(names: np.ndarray[Any, Any], crcs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """(n, 64) uint8: the headers of whole pages stored raw. ``names``: (n, 32); ``crcs``: of the pages."""
+    headers = np.zeros((len(names), CHUNK_HEADER), np.uint8)
+    headers[:, :16] = raw_start()
+    headers[:, 16:48] = names
+    headers[:, 48:52] = crcs.astype("<u4").reshape(-1, 1).view(np.uint8)
+    data = headers.tobytes()
+    ends = [zlib.crc32(data[at:at + 60]) for at in range(0, len(data), CHUNK_HEADER)]
+    headers[:, 60:] = np.array(ends, "<u4").reshape(-1, 1).view(np.uint8)
+    return headers
+
+
+@lru_cache(maxsize=1)
+def raw_start() -> np.ndarray[Any, Any]:
+    """The first 16 bytes of such a header: what stands before the name."""
+    start = _CHUNK.pack(CHUNK_MAGIC, VERSION, RAW, PAGE, PAGE, bytes(NAME_SIZE), 0, bytes(8), 0)[:16]
+    return np.frombuffer(start, np.uint8)
 
 
 def read_header(header: bytes, offset: int) -> tuple[int, int, int, bytes, int]:

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rgpu.checkpoint.pagehash import PageHashes
+from rgpu.checkpoint.frames import FramePool
+from rgpu.checkpoint.pagehash import PageHashes, Ranges
 from rgpu.checkpoint.ring import PageRing
 from rgpu.session.addresses import GRANULE, PAGE
 from rgpu.session.graphs import Node
@@ -207,12 +208,15 @@ class Device(Protocol):
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
         """Of many regions in one go, with which of their pages are all zeros."""
 
-    def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
+    def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes:
         """Hash what is copied: the pages of (address, bytes) ranges, in order; page i goes to ``staging`` + PAGE · i.
 
         ``staging``: the address of memory that the device can write, a multiple of 16; the rest of a short
         last page's place becomes zeros. The hash is that of the bytes at ``staging``, whatever runs meanwhile.
         """
+
+    def frames(self) -> FramePool:
+        """The frames through which images go, both ways. One image at a time uses them."""
 
     def page_ring(self) -> PageRing:
         """The device's one staging ring, made when the device was opened. One page stream uses it at a time."""

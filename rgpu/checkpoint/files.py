@@ -17,6 +17,7 @@ from typing import Any
 from rgpu.session.errors import StoreDenied, StoreError, StoreFull, StoreMissing, StoreUnreachable
 
 TEMPORARY = ".tmp"
+DIRECT = 256 << 10  #: bytes from which on they are written from where they lie
 _CLASSES: dict[int, type[StoreError]] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), StoreFull),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), StoreDenied),
@@ -75,20 +76,25 @@ class NewFile:
 
     def write(self, data: Any) -> int:
         """Append; returns the offset at which ``data`` begins."""
-        at = self.size
-        self._buffer += data
-        self.size += len(data)
+        at, size = self.size, len(data)
+        if size >= DIRECT:
+            self._flush()
+            self._out(memoryview(data))
+        else:
+            self._buffer += data
+        self.size += size
         if len(self._buffer) >= 1 << 20:
             self._flush()
         return at
 
     def _flush(self) -> None:
+        self._out(memoryview(self._buffer))
+        self._buffer = bytearray()
+
+    def _out(self, view: memoryview) -> None:
         with failing_as("cannot write", self.path):
-            view = memoryview(self._buffer)
             while view:
                 view = view[os.write(self._descriptor, view):]
-            view.release()
-        self._buffer = bytearray()
 
     def commit(self, new: bool = False) -> None:
         """Flush, rename, flush the directory. On failure nothing of it stays.

@@ -25,16 +25,15 @@ from typing import Any
 import numpy as np
 
 from rgpu.checkpoint.device import PAGE, Device, DeviceFacts, Region
-from rgpu.checkpoint.pagehash import PageHashes
-from rgpu.checkpoint.pages import PageTable, page_size
+from rgpu.checkpoint.pagehash import PageHashes, Ranges, differ
+from rgpu.checkpoint.pages import PageList, PageTable, page_size
+from rgpu.checkpoint.room import Room
 from rgpu.session.errors import DeviceError, Refused
 
 #: Device memory that a cut leaves alone: the program may map more while its cut is streamed.
 RESERVE = 256 << 20
 HOST_LIMIT = 1 << 30  #: bytes of pages that may be kept in host memory, where the device has no room
-BLOCK = 4096  #: pages copied by one call, into memory that is given back as one
 PATIENCE = 5.0  #: seconds that whoever needs the memory more waits for who reads it (a frame takes some ms)
-OUT_OF_MEMORY = 2  #: CUDA_ERROR_OUT_OF_MEMORY
 
 Array = np.ndarray[Any, Any]
 Hashed = dict[tuple[int, int, str], PageHashes]
@@ -74,13 +73,17 @@ class MomentView:
     def hash_pages(self, region: Region, key: bytes) -> Array:
         return self._hashed[_identity(region)].hashes
 
+    def found(self) -> list[PageHashes]:
+        """What was found in each of the regions, in their order."""
+        return [self._hashed[_identity(region)] for region in self._regions]
+
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
         return [self._hashed[_identity(region)] for region in regions]
 
     def read(self, address: int, size: int) -> bytes:
         return self.device.read(address, size)
 
-    def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
+    def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes:
         return self.device.copy_and_hash(pages, staging, key)
 
 
@@ -150,7 +153,7 @@ class FrozenPages(MomentView):
                 return bool(self._hashed[_identity(region)].zero[(address - region.address) // PAGE])
         return False
 
-    def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
+    def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes:
         with self.reading():
             places = [(self.place(address), size) for address, size in pages]
             found = [(place, size) for place, size in places if place is not None]
@@ -202,6 +205,28 @@ def look(device: Device, key: bytes) -> MomentView:
     return MomentView(device, regions, device.hash_regions(regions, key))
 
 
+def list_pages(view: MomentView, wanted: Sequence[Array]) -> tuple[PageList, list[Array]]:
+    """The wanted pages that a kernel can copy, and for each region the indices of the others; zeros are in neither.
+
+    ``wanted``: for each region of ``view`` the indices of its pages, ascending. A kernel copies whole pages of
+    mapped memory; module variables, pinned shadows and short last pages it leaves.
+    """
+    regions = view.regions()
+    some_of, left = [], []
+    for number, (region, found, some) in enumerate(zip(regions, view.found(), wanted, strict=True)):
+        if not len(some):
+            left.append(some)
+            continue
+        plain = np.flatnonzero(~found.zero) if len(some) == len(found.zero) else some[~found.zero[some]]
+        if region.kind == "mapped" and not region.size % PAGE:
+            whole = plain
+        else:
+            whole = plain[plain < region.size // PAGE] if region.kind == "mapped" else plain[:0]
+        left.append(plain[len(whole):])
+        some_of.append((number, whole, found.hashes))
+    return PageList.of(regions, some_of), left
+
+
 def set_aside(view: MomentView, wanted: Sequence[Array], key: bytes, room: int) -> tuple[FrozenPages, list[Array]]:
     """Copy pages of a device that stands still into its free memory: at most ``room`` bytes.
 
@@ -211,56 +236,71 @@ def set_aside(view: MomentView, wanted: Sequence[Array], key: bytes, room: int) 
     them (module variables, pinned shadows). Raises :class:`DeviceError` when
     something ran.
     """
-    regions = view.regions()
-    hashed = view.hash_regions(regions, key)
-    frozen = FrozenPages(view.device, regions, hashed)
-    addresses, hashes, left = [np.zeros(0, np.uint64)], [np.zeros((0, 2), np.uint64)], []
-    for region, found, indices in zip(regions, hashed, wanted, strict=True):
-        plain = indices[~found.zero[indices]]
-        whole = plain[plain < region.size // PAGE] if region.kind == "mapped" else plain[:0]
-        addresses.append(np.uint64(region.address) + whole.astype(np.uint64) * np.uint64(PAGE))
-        hashes.append(found.hashes[whole])
-        left.append(plain)
-    done = _stage(frozen, np.concatenate(addresses), np.concatenate(hashes), key, max(0, room) // PAGE)
-    for number, (region, some) in enumerate(zip(regions, addresses[1:], strict=True)):
-        copied = min(len(some), done)
-        done -= copied
-        if copied:
-            last = int(some[copied - 1])
-            left[number] = left[number][left[number] > (last - region.address) // PAGE]
+    pages, left = list_pages(view, wanted)
+    frozen = FrozenPages(view.device, view.regions(), view.found())
+    done = stage(frozen, pages, key, Room(view.device, room))
+    rest = pages.part(done, len(pages))
+    for address, _, mine in rest.by_region():
+        number = int(rest.owners[mine.start])
+        assert pages.regions[number].address == address
+        left[number] = np.concatenate([rest.indices[mine], left[number]])
     return frozen, left
 
 
-def _stage(frozen: FrozenPages, addresses: Array, hashes: Array, key: bytes, room: int) -> int:
-    """Copy the first ``room`` pages; returns how many found room indeed."""
-    room = min(room, len(addresses))
+def stage(frozen: FrozenPages, pages: PageList, key: bytes, room: Room) -> int:
+    """Copy the first pages into ``room``, as many as fit; returns how many. Raises as :func:`set_aside` does."""
+    return fill(frozen, pages, key, claim(frozen, pages, room))
+
+
+def claim(frozen: FrozenPages, pages: PageList, room: Room) -> list[tuple[int, int, int]]:
+    """Take blocks of ``room`` for the first pages: (place, first page, pages) of each."""
+    addresses, done, found = pages.addresses, 0, []
+    while done < len(pages) and (block := room.take(len(pages) - done)) is not None:
+        place, count = block
+        frozen.add_block(place, addresses[done:done + count])
+        found.append((place, done, count))
+        done += count
+    return found
+
+
+def fill(frozen: FrozenPages, pages: PageList, key: bytes, blocks: list[tuple[int, int, int]]) -> int:
+    """Copy the pages to the blocks claimed for them, and compare what arrived with their hashes; returns how many."""
+    addresses, number = pages.addresses, 0
     try:
-        for at in range(0, room, BLOCK):
-            end = min(at + BLOCK, room)
-            try:
-                place = frozen.device.stage((end - at) * PAGE)
-            except DeviceError as error:
-                if error.result != OUT_OF_MEMORY:
-                    raise
-                return at  # somebody else was faster
-            frozen.add_block(place, addresses[at:end])
-            copied = frozen.device.copy_and_hash(runs(addresses[at:end]), place, key)
-            if len(bad := np.flatnonzero((copied.hashes != hashes[at:end]).any(axis=1))):
-                raise DeviceError(f"the page at {int(addresses[at + bad[0]]):#x} changed during the cut", 999)
+        while number < len(blocks):
+            place, at, count = blocks[number]
+            number, end = number + 1, at + count
+            while number < len(blocks) and blocks[number][0] == place + (end - at) * PAGE:
+                end += blocks[number][2]  # blocks that lie side by side are filled by one call
+                number += 1
+            copied = frozen.device.copy_and_hash(run_table(addresses[at:end]), place, key)
+            if len(bad := np.flatnonzero(differ(copied.hashes, pages.hashes[at:end]))):
+                raise pages.changed(at + int(bad[0]))
     except BaseException:
         frozen.release()
         raise
-    return room
+    return sum(count for _, _, count in blocks)
+
+
+def run_table(addresses: Array, owners: Array | None = None) -> Array:
+    """(n, 2) uint64: address and bytes of each run of whole pages that follow one another; ``addresses`` ascend.
+
+    ``owners``: of each page its region's number; then no run goes from one into the next (a copy of two dimensions
+    must stay in one mapping).
+    """
+    if not len(addresses):
+        return np.zeros((0, 2), np.uint64)
+    apart = np.diff(addresses) != np.uint64(PAGE)
+    if owners is not None:
+        apart |= np.diff(owners) != 0
+    firsts = np.concatenate([[0], np.flatnonzero(apart) + 1])
+    lengths = np.diff(np.concatenate([firsts, [len(addresses)]])) * PAGE
+    return np.column_stack([addresses[firsts], lengths.astype(np.uint64)])
 
 
 def runs(addresses: Array) -> list[tuple[int, int]]:
-    """(address, bytes) of each run of whole pages that follow one another; ``addresses`` ascend."""
-    if not len(addresses):
-        return []
-    breaks = np.flatnonzero(np.diff(addresses) != np.uint64(PAGE)) + 1
-    firsts = np.concatenate([[0], breaks])
-    lengths = np.diff(np.concatenate([firsts, [len(addresses)]])) * PAGE
-    return list(zip(addresses[firsts].tolist(), lengths.tolist(), strict=True))
+    """The same as a list."""
+    return [(address, size) for address, size in run_table(addresses).tolist()]
 
 
 def freeze(device: Device, table: PageTable, *, reserve: int = RESERVE, host_limit: int = HOST_LIMIT) -> FrozenPages:

@@ -1,12 +1,13 @@
-"""An image of a session that runs on: one pause, and everything else behind it.
+"""An image of a session that runs on: one pause, and everything else around it.
 
-Before the pause, the previous image is read, and what takes long is decided.
-In it, every page is hashed, the session's state
-is taken, and pages that the store lacks are copied aside on the device
-(:mod:`.frozen`); those that find no room there are read in the pause, into the
-writer's memory and through it to the store. Behind it, the session runs, and
-the copies are read, named, compressed and stored; each block of device memory
-is given back once it was read.
+Before the pause, the previous image is read, what will have to be copied is
+estimated from the pages as they are, and memory for it is taken: on the device
+(:mod:`.room`), and where that has none, in the host (:mod:`.frames`). In the
+pause, every page is hashed, the session's state is taken, and pages that the
+store lacks are copied aside on the device (:mod:`.frozen`); those that find no
+room there go to frames of host memory, and nothing else is done with them.
+Behind it, the session runs, and the copies are read, named, compressed and
+stored; each block of device memory is given back once it was read.
 
 Whoever needs that memory more, or the session to be left alone, calls
 :meth:`Imaging.give_way`: the image is given up, with that reason.
@@ -16,25 +17,43 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Device, Region
-from rgpu.checkpoint.frozen import RESERVE, Array, FrozenPages, MomentView, look, runs, set_aside
-from rgpu.checkpoint.pages import read_page
-from rgpu.checkpoint.ring import FRAME_PAGES
-from rgpu.checkpoint.state import SessionState
-from rgpu.checkpoint.writer import ImageWriter
+from rgpu.checkpoint.frames import Frame
+from rgpu.checkpoint.frozen import (
+    RESERVE,
+    Array,
+    FrozenPages,
+    MomentView,
+    claim,
+    fill,
+    list_pages,
+    look,
+    run_table,
+)
+from rgpu.checkpoint.pages import Page, PageList, page_size
+from rgpu.checkpoint.room import Room
+from rgpu.checkpoint.state import RegionState, SessionState
+from rgpu.checkpoint.writer import STILL_PATIENCE, ImageWriter
 from rgpu.session.errors import DeviceError, Refused
 
 #: The session stands still while it is entered; raises :class:`TimedOut` if it cannot.
 StandStill = Callable[[], AbstractContextManager[None]]
 #: The session's state of the moment of a view.
 Take = Callable[[MomentView], SessionState]
+
+LOOKS = 3  #: before the pause, while memory comes and goes
+#: What changes until the pause: room for this share of what must be copied now is taken in addition, and so many pages.
+MORE, MORE_PAGES = 1 / 8, 1024
+BEGUN = 4  #: frames that may stay half empty: of mapped memory, of variables, of shadows, of short pages
+ASK_SECONDS = 0.5  #: between two looks whether the image was given up, while all frames are in use
 
 
 @dataclass
@@ -45,10 +64,35 @@ class Taken:
     drain_ms: float = 0.0  #: from the wish until it stood still: its work came to an end
     cut_bytes: int = 0  #: set aside on the device
     paused_bytes: int = 0  #: read while the session stood still
+    prepare_ms: float = 0.0  #: before the pause: an estimate was made, and memory taken
+    hash_ms: float = 0.0  #: of the pause: every page was hashed
+    state_ms: float = 0.0  #: of the pause: the state was taken, and compared with the previous image
+    room_ms: float = 0.0  #: of the pause: memory of the device was taken that nobody had foreseen
+    copy_ms: float = 0.0  #: of the pause: pages were copied aside on the device
+    read_ms: float = 0.0  #: of the pause: pages were read
 
     def as_dict(self) -> dict[str, Any]:
-        return {"pause_ms": round(self.pause_ms, 3), "drain_ms": round(self.drain_ms, 3), "cut_bytes": self.cut_bytes,
-                "paused_bytes": self.paused_bytes}
+        return {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(self).items()}
+
+
+class Clock:
+    """Adds up what the parts of a pause take."""
+
+    def __init__(self, taken: Taken) -> None:
+        self._taken, self._last = taken, time.monotonic()
+
+    def over(self, name: str) -> None:
+        now = time.monotonic()
+        setattr(self._taken, name, getattr(self._taken, name) + (now - self._last) * 1000)
+        self._last = now
+
+
+@dataclass
+class Held:
+    """What a pause read: whole pages in frames, and short ones."""
+
+    frames: list[tuple[Frame, PageList]]
+    short: list[tuple[Region, int, bytes, tuple[int, int]]]
 
 
 class Imaging:
@@ -61,9 +105,10 @@ class Imaging:
     def __init__(self, device: Device, hash_key: bytes, room: int | None = None, *, reserve: int = RESERVE,
                  point: Callable[[str], object] = lambda name: None) -> None:
         self.device, self.hash_key = device, hash_key
-        self.room, self.reserve, self.point = room, reserve, point
+        self.limit, self.reserve, self.point = room, reserve, point
         self.taken = Taken()
         self._lock = threading.Lock()
+        self._room: Room | None = None
         self._frozen: FrozenPages | None = None
         self._writer: ImageWriter | None = None
         self._reason = ""
@@ -74,10 +119,11 @@ class Imaging:
         """Give the image up; returns the bytes of device memory that this freed. What is complete stays so."""
         with self._lock:
             self._reason = self._reason or f"the checkpoint gave way: {reason}; take it again"
-            frozen, writer = self._frozen, self._writer
+            frozen, writer, room = self._frozen, self._writer, self._room
         if writer is not None:
             writer.give_up(Refused(self._reason))
-        return frozen.give_way(self._reason) if frozen is not None else 0
+        freed = room.release() if room is not None else 0
+        return frozen.give_way(self._reason) if frozen is not None else freed
 
     def wait_read(self, seconds: float) -> bool:
         """Once it was to give way: until the device, and its staging ring, are not used any more."""
@@ -101,103 +147,222 @@ class Imaging:
             self._check()
             self._writer = writer
         writer.prepare()
-        with self._using:
-            state, wanted = self._cut(writer, stand_still, take)
-        assert self._frozen is not None
-        with self._frozen as frozen:
-            self.point("cut")
+        held = Held([], [])
+        try:
             with self._using:
-                self._check()
-                self._store(frozen, writer, state, wanted)
-        self.point("image")
-        self._check()
-        return state, writer.finish(state, self.taken.as_dict(), facts)
+                room = self._prepare(writer)
+                state, wanted, pages = self._cut(writer, room, stand_still, take, held)
+            assert self._frozen is not None
+            self.device.frames().allow(0)
+            with self._frozen as frozen:
+                room.release()
+                self.point("cut")
+                with self._using:
+                    self._check()
+                    self._store(frozen, writer, state, wanted, pages, held)
+            self.point("image")
+            self._check()
+            return state, writer.finish(state, self.taken.as_dict(), facts)
+        finally:
+            self._let_go(held)
+            if self._room is not None:
+                self._room.release()
+            self.device.frames().trim()
 
-    def _cut(self, writer: ImageWriter, stand_still: StandStill, take: Take) -> tuple[SessionState, list[Array]]:
+    # -- before the pause ----------------------------------------------------------------
+    def _prepare(self, writer: ImageWriter) -> Room:
+        """Take memory for what would have to be copied now."""
+        began = time.monotonic()
+        room, frames = Room(self.device, self._free()), self.device.frames()
+        with self._lock:
+            self._check()
+            self._room = room
+        frames.allow(writer.staging)
+        # Where kernels run on the processors that would hash, and memory costs nothing before it is used: not there.
+        view = None if getattr(self.device, "shares_processors", False) else self._look_ahead()
+        if view is not None:
+            regions = [RegionState(region.address, region.size, region.kind, hashes=pagehash.pack(found.hashes))
+                       for region, found in zip(view.regions(), view.found(), strict=True)]
+            pages, left = list_pages(view, writer.wanted(self.hash_key, regions))
+            mapped = sum(region.size // PAGE for region in regions if region.kind == "mapped")
+            need = min(mapped, len(pages) + int(MORE * len(pages)) + MORE_PAGES)
+            rest = need - room.prepare(need) + sum(map(len, left))
+            frames.prepare(-(-rest // frames.rows) + BEGUN)
+        self.taken.prepare_ms = (time.monotonic() - began) * 1000
+        return room
+
+    def _look_ahead(self) -> MomentView | None:
+        """The pages as they are, while the session changes them; None if they cannot be had."""
+        for _ in range(LOOKS):
+            try:
+                return look(self.device, self.hash_key)
+            except DeviceError:  # memory went away meanwhile
+                continue
+        return None
+
+    def _free(self) -> int:
+        free = self.device.free_memory() - self.reserve
+        return max(0, free if self.limit is None else min(free, self.limit))
+
+    # -- the pause --------------------------------------------------------------------
+    def _cut(self, writer: ImageWriter, room: Room, stand_still: StandStill, take: Take, held: Held,
+             ) -> tuple[SessionState, list[Array], PageList]:
         asked = time.monotonic()
         with stand_still(), writer.hurried():
-            began = time.monotonic()
+            began, clock = time.monotonic(), Clock(self.taken)
             self._check()
             view = look(self.device, self.hash_key)
+            clock.over("hash_ms")
             state = take(view)
-            wanted = writer.wanted(state)
-            frozen, left = set_aside(view, wanted, self.hash_key, self._free())
+            wanted = writer.wanted(state.hash_key, state.regions)
+            pages, left = list_pages(view, wanted)
+            clock.over("state_ms")
+            frozen = FrozenPages(self.device, view.regions(), view.found())
             try:
+                blocks = claim(frozen, pages, room)
+                clock.over("room_ms")
+                done = fill(frozen, pages, self.hash_key, blocks)
+                clock.over("copy_ms")
                 self._hold(frozen)
                 self.taken.cut_bytes = frozen.staged_bytes
                 self.point("image.paused")
-                for region, indices in zip(view.regions(), left, strict=True):
-                    self._read_here(view, writer, region, indices)
+                self._read_whole(writer, pages.part(done, len(pages)), held)
+                self._read_left(writer, view, left, held)
+                for frame, _ in held.frames:
+                    frame.settle()
+                clock.over("read_ms")
             except BaseException:
                 frozen.release()
                 raise
             self.taken.pause_ms = (time.monotonic() - began) * 1000
             self.taken.drain_ms = (began - asked) * 1000
-        return state, wanted
-
-    def _free(self) -> int:
-        free = self.device.free_memory() - self.reserve
-        return max(0, free if self.room is None else min(free, self.room))
+        return state, wanted, pages.part(0, done)
 
     def _hold(self, frozen: FrozenPages) -> None:
         with self._lock:
             self._frozen = frozen
             self._check()
 
-    # -- reading ----------------------------------------------------------------------
-    def _read_here(self, view: MomentView, writer: ImageWriter, region: Region, indices: Array) -> None:
-        """Pages of the device that stands still, into the writer."""
-        whole = indices[indices < region.size // PAGE] if region.kind == "mapped" else indices[:0]
-        addresses = np.uint64(region.address) + whole.astype(np.uint64) * np.uint64(PAGE)
-        for at in range(0, len(whole), FRAME_PAGES):
-            some = whole[at:at + FRAME_PAGES]
-            self._frame(view, writer, region, some, runs(addresses[at:at + FRAME_PAGES]), nullcontext())
-            self.taken.paused_bytes += len(some) * PAGE
-        for index in indices[len(whole):].tolist():
-            page = read_page(self.device, region, index, self.hash_key)
-            low, high = view.hash_pages(region, self.hash_key)[index].tolist()
-            if page.hash != (low, high):
-                raise changed(region, index)
-            writer.add_page(page)
-            self.taken.paused_bytes += page.size
+    def _read_whole(self, writer: ImageWriter, pages: PageList, held: Held, pinned: bool = False) -> None:
+        """Pages of the device that stands still, into frames; to the writer only when there are no more frames."""
+        addresses, at = pages.addresses, 0
+        while at < len(pages):
+            frame = self._frame_now(writer, held)
+            end = min(at + len(frame.rows), len(pages))
+            held.frames.append((frame, pages.part(at, end)))
+            ranges = run_table(addresses[at:end], pages.owners[at:end])
+            if pinned:
+                self._read_pinned(frame, ranges.tolist())
+            else:
+                frame.gather(ranges, self.hash_key)
+            self.taken.paused_bytes += (end - at) * PAGE
+            at = end
 
-    def _frame(self, view: MomentView, writer: ImageWriter, region: Region, indices: Array,
-               sources: Sequence[tuple[int, int]], there: AbstractContextManager[None]) -> None:
-        """Whole pages through a frame of the device's ring; hashed on the way. ``there``: they stay meanwhile."""
-        ring = self.device.page_ring()
-        with there:
-            found = self.device.copy_and_hash(sources, ring.staging(0), self.hash_key).hashes
-            ring.fetch(0, len(indices))
-        bad = np.flatnonzero((found != view.hash_pages(region, self.hash_key)[indices]).any(axis=1))
-        if len(bad):
-            raise changed(region, int(indices[bad[0]]))
-        frame = ring.frame(0)
-        start = len(frame) - FRAME_PAGES * PAGE
-        writer.add_frame(region, indices, bytes(frame[start:start + len(indices) * PAGE]), found)
+    def _read_pinned(self, frame: Frame, ranges: list[list[int]]) -> None:
+        """Shadows are host memory already: no business of a copy engine."""
+        row, start = 0, frame.rows.shape[1] - PAGE
+        for address, size in ranges:
+            count = size // PAGE
+            data = np.frombuffer(self.device.read(address, size), np.uint8)
+            frame.rows[row:row + count, start:] = data.reshape(count, PAGE)
+            row += count
+
+    def _frame_now(self, writer: ImageWriter, held: Held) -> Frame:
+        frames = self.device.frames()
+        frame = frames.take(0)
+        if frame is None:
+            for mine, _ in held.frames:
+                mine.settle()
+            self._hand_over(writer, held)
+            frame = frames.take(STILL_PATIENCE)
+        if frame is None:
+            raise writer.takes_nothing()
+        return frame
+
+    def _read_left(self, writer: ImageWriter, view: MomentView, left: list[Array], held: Held) -> None:
+        """What is never set aside: module variables, pinned shadows, short last pages."""
+        variables: list[tuple[int, Any, Any]] = []
+        shadows: list[tuple[int, Any, Any]] = []
+        short: list[tuple[Region, int, Array]] = []
+        for number, (region, found, some) in enumerate(zip(view.regions(), view.found(), left, strict=True)):
+            if not len(some):
+                continue
+            whole = some[some < region.size // PAGE] if region.size >= PAGE else some[:0]
+            (shadows if region.kind == "pinned" else variables).append((number, whole, found.hashes))
+            short += [(region, index, found.hashes[index]) for index in some[len(whole):].tolist()]
+        self._read_whole(writer, PageList.of(view.regions(), variables), held)
+        self._read_whole(writer, PageList.of(view.regions(), shadows), held, pinned=True)
+        self._read_short(writer, short, held)
+
+    def _read_short(self, writer: ImageWriter, short: list[tuple[Region, int, Array]], held: Held) -> None:
+        """(region, index, hash) of last pages that are less than a page."""
+        at = 0
+        while at < len(short):
+            frame = self._frame_now(writer, held)
+            try:
+                now = short[at:at + len(frame.rows)]
+                sizes = [page_size(region, index) for region, index, _ in now]
+                frame.gather([(region.address + index * PAGE, size)
+                              for (region, index, _), size in zip(now, sizes, strict=True)], self.hash_key)
+                frame.settle()
+                start = frame.rows.shape[1] - PAGE
+                for row, ((region, index, (low, high)), size) in enumerate(zip(now, sizes, strict=True)):
+                    data = frame.rows[row, start:start + size].tobytes()
+                    held.short.append((region, index, data, (int(low), int(high))))
+            finally:
+                self.device.frames().give(frame)
+            self.taken.paused_bytes += sum(sizes)
+            at += len(now)
 
     # -- behind the pause ----------------------------------------------------------------
-    def _store(self, frozen: FrozenPages, writer: ImageWriter, state: SessionState, wanted: list[Array]) -> None:
+    def _store(self, frozen: FrozenPages, writer: ImageWriter, state: SessionState, wanted: list[Array],
+               pages: PageList, held: Held) -> None:
         """Everything of the cut into the writer; memory goes back block by block."""
         writer.inherit(state)
-        regions = frozen.regions()
-        for region, indices, found in zip(regions, wanted, frozen.hash_regions(regions, self.hash_key), strict=True):
-            writer.add_zeros(region, indices[found.zero[indices]], found.hashes)
-        starts = np.array([region.address for region in regions], np.uint64)
+        self._hand_over(writer, held)
+        for region, index, data, value in held.short:
+            if pagehash.hash_page(data, self.hash_key) != value:
+                raise DeviceError(f"page {index} of {region.address:#x} changed during the cut", 999)
+            writer.add_page(Page(region, index, data, value))
+        for region, indices, found in zip(frozen.regions(), wanted, frozen.found(), strict=True):
+            if len(indices):
+                writer.add_zeros(region, indices[found.zero[indices]], found.hashes)
+        done = 0
         for block in list(frozen.blocks):
-            addresses = block.addresses
-            owners = np.searchsorted(starts, addresses, "right") - 1
-            for at in range(0, len(addresses), FRAME_PAGES):
-                place = block.place + at * PAGE
-                end = min(at + FRAME_PAGES, len(addresses))
-                while at < end:  # a frame's pages may lie in several regions
-                    region = regions[int(owners[at])]
-                    stop = at + int(np.count_nonzero(owners[at:end] == owners[at]))
-                    indices = ((addresses[at:stop] - np.uint64(region.address)) // np.uint64(PAGE)).astype(np.int64)
-                    self._frame(frozen, writer, region, indices, [(place, (stop - at) * PAGE)], frozen.reading())
-                    place += (stop - at) * PAGE
-                    at = stop
+            self._store_block(frozen, writer, block.place, pages.part(done, done + len(block.addresses)))
+            done += len(block.addresses)
             frozen.drop(block)
 
+    def _store_block(self, frozen: FrozenPages, writer: ImageWriter, place: int, pages: PageList) -> None:
+        frames, at = self.device.frames(), 0
+        while at < len(pages):
+            while (frame := frames.take(ASK_SECONDS)) is None:
+                writer.check()
+            end = min(at + len(frame.rows), len(pages))
+            try:
+                with frozen.reading():
+                    frame.gather([(place + at * PAGE, (end - at) * PAGE)], self.hash_key)
+                    frame.settle()
+            except BaseException:
+                frames.give(frame)
+                raise
+            self._add(writer, frame, pages.part(at, end))
+            at = end
 
-def changed(region: Region, index: int) -> DeviceError:
-    return DeviceError(f"page {index} of {region.address:#x} changed during the cut", 999)
+    def _hand_over(self, writer: ImageWriter, held: Held) -> None:
+        while held.frames:
+            frame, pages = held.frames.pop(0)
+            self._add(writer, frame, pages)
+
+    def _add(self, writer: ImageWriter, frame: Frame, pages: PageList) -> None:
+        writer.add_rows(frame.rows, pages, self.hash_key, lambda: self.device.frames().give(frame))
+
+    def _let_go(self, held: Held) -> None:
+        """Frames that nobody will store; the device may still be filling them."""
+        while held.frames:
+            frame, _ = held.frames.pop()
+            try:
+                frame.settle()
+            except DeviceError:
+                pass
+            self.device.frames().give(frame)

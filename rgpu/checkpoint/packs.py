@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from blake3 import blake3
 
@@ -13,6 +15,7 @@ from rgpu.checkpoint import chunk, image
 from rgpu.checkpoint.blobs import Blobs, Sink
 from rgpu.session.errors import StoreError
 
+SPREAD = 32 << 20  #: bytes that an image gives to each of its open packs before one more is begun
 UNDER_WAY = 3  #: packs that may be on their way to the store while the next one is filled
 
 
@@ -29,18 +32,25 @@ class _Open:
         self.hash = blake3(key=key)
         self.write(chunk.pack_header(name))
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         self.hash.update(data)
         return self.sink.write(data)
 
 
 class Packs:
-    """Thread-safe. ``owner``: the writer's ID; every pack's name begins with it (:mod:`.intents`)."""
+    """Thread-safe. ``owner``: the writer's ID; every pack's name begins with it (:mod:`.intents`).
 
-    def __init__(self, blobs: Blobs, prefix: str, owner: str, key: bytes) -> None:
+    Threads fill up to ``beside`` packs side by side: one is hashed and written by one thread at a time. The second
+    is begun only when there is something to gain, so that a small image is one pack.
+    """
+
+    def __init__(self, blobs: Blobs, prefix: str, owner: str, key: bytes, beside: int = 1) -> None:
         self._blobs, self._prefix, self._owner, self._key = blobs, prefix, owner, key
-        self._lock = threading.Lock()
-        self._open: _Open | None = None
+        self._changed = threading.Condition()
+        self._beside = max(1, beside)
+        self._idle: list[_Open] = []
+        self._busy = 0  #: packs that a thread fills now
+        self._bytes = 0  #: given to all of them so far
         self._written: list[image.Pack] = []
         self._names: list[str] = []
         self._commits = ThreadPoolExecutor(UNDER_WAY, thread_name_prefix="pack")
@@ -49,38 +59,81 @@ class Packs:
         self._over = False
         self._failure: BaseException | None = None
 
-    def append(self, data: bytes) -> tuple[int, int]:
-        """(which of this writer's packs, offset there) of an encoded chunk. Raises :class:`StoreError`."""
-        with self._lock:
-            if self._over:
-                raise self._failure or StoreError("the image was given up")
-            if self._open is None:
-                self._open = self._begin()
-            pack = self._open
-            offset = pack.write(data)
-            pack.chunks += 1
-            if pack.sink.size >= self._blobs.pack_limit:
-                self._end()
-            return pack.index, offset
+    def append(self, data: Any, size: int = 0) -> Iterator[tuple[int, int, int]]:
+        """Store encoded chunks: (which of this writer's packs, offset there, how many chunks) of each run of them.
+
+        ``size``: bytes of each, by default of all: they are one. A pack that is full is ended between two of them.
+        Raises :class:`StoreError`.
+        """
+        view = memoryview(data)
+        size = size or len(view)
+        at, count = 0, len(view) // size
+        while at < count:
+            pack, some = self._take(), 0
+            try:
+                some = min(count - at, max(1, -(-(self._blobs.pack_limit - pack.sink.size) // size)))
+                offset = pack.write(view[at * size:(at + some) * size])
+                pack.chunks += some
+            finally:
+                self._give(pack, some * size)
+            yield pack.index, offset, some
+            at += some
+
+    def _take(self) -> _Open:
+        with self._changed:
+            while True:
+                if self._over:
+                    raise self._failure or StoreError("the image was given up")
+                if self._idle:
+                    self._busy += 1
+                    return self._idle.pop()
+                if not self._busy or (self._busy < self._beside and self._bytes >= SPREAD * self._busy):
+                    self._busy += 1
+                    break
+                self._changed.wait()
+        try:
+            return self._begin()
+        except BaseException:
+            self._give(None)
+            raise
+
+    def _give(self, pack: _Open | None, size: int = 0) -> None:
+        """A thread is done with a pack for now; a full one is ended."""
+        full = pack is not None and pack.sink.size >= self._blobs.pack_limit
+        try:
+            if full and pack is not None and not self._over:
+                self._end(pack)
+                pack = None
+        finally:
+            with self._changed:
+                self._busy -= 1
+                self._bytes += size
+                if pack is not None:
+                    self._idle.append(pack)
+                self._changed.notify_all()
 
     def _begin(self) -> _Open:
         name = self._owner + secrets.token_hex(16 - len(self._owner) // 2)
-        pack = _Open(len(self._written), name, self._blobs.create(pack_blob(self._prefix, name)), self._key)
-        self._names.append(name)
-        self._written.append(image.Pack(name, 0))  # its size and hash are known at its end
-        return pack
+        sink = self._blobs.create(pack_blob(self._prefix, name))
+        with self._changed:
+            self._names.append(name)
+            self._written.append(image.Pack(name, 0))  # its size and hash are known at its end
+            index = len(self._written) - 1
+        try:
+            return _Open(index, name, sink, self._key)
+        except BaseException:
+            sink.discard()
+            raise
 
-    def _end(self) -> None:
-        pack, self._open = self._open, None
-        if pack is None:
-            return
+    def _end(self, pack: _Open) -> None:
         digest = pack.hash.digest()
         pack.sink.write(chunk.pack_end(pack.chunks, pack.sink.size, digest))
         self._written[pack.index] = image.Pack(pack.name, pack.sink.size, digest)
         self._room.acquire()
         future = self._commits.submit(pack.sink.commit)
         future.add_done_callback(self._committed)
-        self._pending.append(future)
+        with self._changed:
+            self._pending.append(future)
 
     def _committed(self, future: Future[None]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
@@ -88,21 +141,22 @@ class Packs:
         self._room.release()
 
     def finish(self) -> list[image.Pack]:
-        """End the open pack, wait until all are durable. Raises :class:`StoreError`."""
-        with self._lock:
-            self._end()
+        """End the open packs, wait until all are durable; nobody appends any more. Raises :class:`StoreError`."""
+        while self._idle:
+            self._end(self._idle.pop())
         self._commits.shutdown(wait=True)
         for future in self._pending:
             future.result()
         return self._written
 
     def discard(self) -> None:
-        """Stop: nothing more is written. Never raises."""
-        with self._lock:
+        """Stop: nothing more is written; nobody appends any more. Never raises."""
+        with self._changed:
             self._over = True
-            if self._open is not None:
-                self._open.sink.discard()
-                self._open = None
+            for pack in self._idle:
+                pack.sink.discard()
+            self._idle.clear()
+            self._changed.notify_all()
         self._commits.shutdown(wait=True, cancel_futures=True)
 
     def remove(self) -> None:

@@ -15,13 +15,11 @@ a libgcc function that is not there.)
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 
+from rgpu.checkpoint import jit
 from rgpu.checkpoint.pagehash import COEFFICIENTS, COLUMNS, LANES, PRIME, ROW_WORDS, ROWS, HashKey, PageHashes
 from rgpu.session.addresses import PAGE
 
@@ -167,10 +165,10 @@ end:
 
 
 def _page_ir(groups: int) -> str:
-    """``hash_whole_pages(data, pages, length, key, q, out, zero)``."""
+    """``hash_whole_pages(data, pitch, pages, length, key, q, out, zero)``; ``pitch``: bytes from page to page."""
     columns = groups * _WORDS // ROW_WORDS
     return f"""
-define void @hash_whole_pages(ptr %data, i64 %pages, i64 %length, ptr %key, ptr %q, ptr %out, ptr %zero) {{
+define void @hash_whole_pages(ptr %data, i64 %pitch, i64 %pages, i64 %length, ptr %key, ptr %q, ptr %out, ptr %zero) {{
 entry:
   %n = alloca [{COLUMNS * LANES} x i64], align 16
   %q1 = getelementptr i64, ptr %q, i64 {COEFFICIENTS}
@@ -178,11 +176,11 @@ entry:
   br i1 %any, label %page, label %end
 page:
   %p = phi i64 [ 0, %entry ], [ %p.next, %finish ]
-  %page.at = mul i64 %p, {PAGE}
+  %page.at = mul i64 %p, %pitch
   %page.p = getelementptr i8, ptr %data, i64 %page.at
   %p.next = add i64 %p, 1
   %p.more = icmp ult i64 %p.next, %pages
-  %next.page = select i1 %p.more, i64 {PAGE}, i64 0
+  %next.page = select i1 %p.more, i64 %pitch, i64 0
   br label %part
 part:
   %b = phi i64 [ 0, %page ], [ %b.next, %part ]
@@ -218,27 +216,20 @@ end:
 
 def compile_for(cpu: str, features: str, groups: int) -> tuple[Any, Any]:
     """(callable, what keeps its code alive). ``groups``: vectors side by side, as many as the registers hold."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3)
-    module = llvm.parse_assembly(_nh_ir(groups) + _level2_ir() + _page_ir(groups))
-    module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    builder = llvm.create_pass_builder(machine, options)
-    passes = builder.getModulePassManager()
-    passes.run(module, builder)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    pointer, word = ctypes.c_void_p, ctypes.c_uint64
-    function = ctypes.CFUNCTYPE(None, pointer, word, word, pointer, pointer, pointer, pointer)(
-        engine.get_function_address("hash_whole_pages"))
-    return function, engine
+    engine = jit.compile_ir(_nh_ir(groups) + _level2_ir() + _page_ir(groups), cpu, features)
+    kinds = (jit.POINTER, jit.WORD, jit.WORD, jit.WORD, jit.POINTER, jit.POINTER, jit.POINTER, jit.POINTER)
+    return jit.function(engine, "hash_whole_pages", *kinds), engine
 
 
-@cache
+@jit.once
 def _compiled() -> tuple[Any, Any]:
-    features = llvm.get_host_cpu_features()
-    return compile_for(llvm.get_host_cpu_name(), features.flatten(), 4 if features.get("avx512f") else 1)
+    cpu, features, known = jit.host()
+    return compile_for(cpu, features, 4 if "avx512f" in known else 1)
+
+
+def prepare() -> None:
+    """Compile now what would be compiled at the first use."""
+    _compiled()
 
 
 def examine_pages(flat: np.ndarray[Any, Any], key: HashKey) -> PageHashes:
@@ -249,9 +240,19 @@ def examine_pages(flat: np.ndarray[Any, Any], key: HashKey) -> PageHashes:
     zero = np.empty(whole + bool(rest), np.bool_)
     words, multipliers = key.words.ctypes.data, key.multipliers.ctypes.data
     if whole:
-        function(flat.ctypes.data, whole, PAGE, words, multipliers, out.ctypes.data, zero.ctypes.data)
+        function(flat.ctypes.data, PAGE, whole, PAGE, words, multipliers, out.ctypes.data, zero.ctypes.data)
     if rest:
         last = np.zeros(PAGE, np.uint8)
         last[:rest] = flat[whole * PAGE:]
-        function(last.ctypes.data, 1, rest, words, multipliers, out[whole:].ctypes.data, zero[whole:].ctypes.data)
+        function(last.ctypes.data, PAGE, 1, rest, words, multipliers, out[whole:].ctypes.data, zero[whole:].ctypes.data)
     return PageHashes(out, zero)
+
+
+def hash_rows(address: int, pitch: int, count: int, key: HashKey) -> np.ndarray[Any, Any]:
+    """(count, 2) uint64 of the whole pages at ``address`` + ``pitch`` · i. The caller keeps them."""
+    function, _ = _compiled()
+    out, zero = np.empty((count, 2), np.uint64), np.empty(count, np.bool_)
+    if count:
+        function(address, pitch, count, PAGE, key.words.ctypes.data, key.multipliers.ctypes.data, out.ctypes.data,
+                 zero.ctypes.data)
+    return out

@@ -38,6 +38,52 @@ class Page:
         return page_size(self.region, self.index)
 
 
+@dataclass(frozen=True, slots=True)
+class PageList:
+    """Whole pages of many regions, as columns: a row for each, ascending by address."""
+
+    regions: Sequence[Region]
+    owners: np.ndarray[Any, Any]  #: int64: the number of its region
+    indices: np.ndarray[Any, Any]  #: int64, in its region
+    hashes: np.ndarray[Any, Any]  #: (n, 2) uint64
+    addresses: np.ndarray[Any, Any]  #: uint64
+
+    @staticmethod
+    def of(regions: Sequence[Region], some: Sequence[tuple[int, Any, Any]]) -> PageList:
+        """Of (number of a region, indices of its pages, the hashes of all its pages) …, ascending."""
+        some = [one for one in some if len(one[1])]
+        if not some:
+            empty = np.zeros(0, np.int64)
+            return PageList(regions, empty, empty, np.zeros((0, 2), np.uint64), np.zeros(0, np.uint64))
+        numbers, counts = [number for number, _, _ in some], [len(indices) for _, indices, _ in some]
+        indices = np.concatenate([indices for _, indices, _ in some])
+        starts = np.array([regions[number].address for number in numbers], np.uint64)
+        return PageList(
+            regions, np.repeat(np.array(numbers, np.int64), counts), indices,
+            np.concatenate([hashes if len(mine) == len(hashes) else hashes[mine] for _, mine, hashes in some]),
+            np.repeat(starts, counts) + indices.astype(np.uint64) * np.uint64(PAGE))
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def part(self, start: int, end: int) -> PageList:
+        return PageList(self.regions, self.owners[start:end], self.indices[start:end], self.hashes[start:end],
+                        self.addresses[start:end])
+
+    def by_region(self) -> Iterator[tuple[int, int, slice]]:
+        """(address of a region, its bytes, which rows are its pages)."""
+        starts = [0, *(np.flatnonzero(np.diff(self.owners)) + 1).tolist(), len(self.owners)]
+        for start, end in zip(starts, starts[1:], strict=False):
+            if start < end:
+                region = self.regions[int(self.owners[start])]
+                yield region.address, region.size, slice(start, end)
+
+    def changed(self, row: int) -> DeviceError:
+        """What to raise for a page that does not have its hash."""
+        region = self.regions[int(self.owners[row])]
+        return DeviceError(f"page {self.indices[row]} of {region.address:#x} changed during the cut", 999)
+
+
 def page_size(region: Region, index: int) -> int:
     """Bytes of page ``index`` (the last one may be short). Raises IndexError outside the region."""
     left = region.size - index * PAGE

@@ -18,6 +18,8 @@ from blake3 import blake3
 
 from rgpu.checkpoint import chunk, image, pagehash
 from rgpu.checkpoint.blobs import Blobs
+from rgpu.checkpoint.delivery import Delivery
+from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.packs import pack_blob
 from rgpu.checkpoint.pages import page_size
 from rgpu.checkpoint.state import SessionState
@@ -39,7 +41,8 @@ class Image:
     def __init__(self, name: str, table: image.Table, blobs: Blobs, prefix: str, key: bytes) -> None:
         self.name = name
         self.table = table
-        self._blobs, self._prefix, self._key = blobs, prefix, key
+        self.blobs, self._prefix, self.key = blobs, prefix, key
+        self.names = np.frombuffer(table.body.chunks.names, np.uint8).reshape(-1, chunk.NAME_SIZE)
         self._checked: dict[int, int] = {}  #: pack index → its version, once its length and header are checked
         self._lock = threading.Lock()
 
@@ -52,39 +55,39 @@ class Image:
         return self.table.body.statistics
 
     # -- packs ----------------------------------------------------------------
-    def _pack(self, number: int) -> str:
+    def pack(self, number: int) -> str:
         """The pack's blob, its length and header checked once. Raises :class:`StoreMissing`, :class:`Corrupt`."""
         pack = self.table.body.packs[number]
         blob = pack_blob(self._prefix, pack.name)
         if number not in self._checked:
-            size = self._blobs.size(blob)
+            size = self.blobs.size(blob)
             if size is None:
                 raise StoreMissing(f"image {self.name}: pack {pack.name} is missing in the store",
-                                   path=self._blobs.where(blob), reason="missing pack")
+                                   path=self.blobs.where(blob), reason="missing pack")
             if size != pack.size:
                 raise Corrupt(f"image {self.name}: pack {pack.name} has {size} bytes, {pack.size} wanted",
-                              offset=min(size, pack.size), reason="pack length", path=self._blobs.where(blob))
-            version = chunk.check_pack_header(self._blobs.read_range(blob, 0, chunk.PACK_HEADER), pack.name)
+                              offset=min(size, pack.size), reason="pack length", path=self.blobs.where(blob))
+            version = chunk.check_pack_header(self.blobs.read_range(blob, 0, chunk.PACK_HEADER), pack.name)
             if (version >= 2) != bool(pack.hash):
                 raise Corrupt(f"image {self.name}: pack {pack.name} is of another version than the manifest says",
-                              offset=8, reason="pack version", path=self._blobs.where(blob))
+                              offset=8, reason="pack version", path=self.blobs.where(blob))
             with self._lock:
                 self._checked[number] = version
         return blob
 
     def _verify_pack(self, number: int) -> None:
         """The whole pack against its hash. Packs of version 1 have none."""
-        blob, pack = self._pack(number), self.table.body.packs[number]
+        blob, pack = self.pack(number), self.table.body.packs[number]
         if self._checked[number] < 2:
             return
-        hasher, before = blake3(key=self._key), pack.size - chunk.PACK_END
+        hasher, before = blake3(key=self.key), pack.size - chunk.PACK_END
         for at in range(0, before, _STEP):
-            hasher.update(self._blobs.read_range(blob, at, min(_STEP, before - at)))
+            hasher.update(self.blobs.read_range(blob, at, min(_STEP, before - at)))
         digest = hasher.digest()
-        chunk.check_pack_end(self._blobs.read_range(blob, max(0, before), chunk.PACK_END), before, digest, pack.name)
+        chunk.check_pack_end(self.blobs.read_range(blob, max(0, before), chunk.PACK_END), before, digest, pack.name)
         if digest != pack.hash:
             raise Corrupt(f"image {self.name}: pack {pack.name} is not the one that was written", offset=before,
-                          reason="pack hash", path=self._blobs.where(blob))
+                          reason="pack hash", path=self.blobs.where(blob))
 
     # -- chunks ----------------------------------------------------------------
     def read_chunks(self, numbers: Any) -> dict[int, bytes]:
@@ -112,22 +115,22 @@ class Image:
 
     def _read_run(self, run: list[int]) -> dict[int, bytes]:
         table = self.table
-        blob = self._pack(int(table.packs[run[0]]))
+        blob = self.pack(int(table.packs[run[0]]))
         start = int(table.offsets[run[0]])
         stop = max(int(table.offsets[number]) + int(table.lengths[number]) for number in run)
-        data = memoryview(self._blobs.read_range(blob, start, stop - start))
+        data = memoryview(self.blobs.read_range(blob, start, stop - start))
         return {number: self._decode(number, data[int(table.offsets[number]) - start:], blob) for number in run}
 
     def _decode(self, number: int, data: memoryview, blob: str) -> bytes:
         offset = int(self.table.offsets[number])
         try:
-            name, raw = chunk.decode(data[:int(self.table.lengths[number])], self._key, offset)
+            name, raw = chunk.decode(data[:int(self.table.lengths[number])], self.key, offset)
         except Corrupt as error:
-            where = self._blobs.where(blob)
+            where = self.blobs.where(blob)
             raise Corrupt(f"image {self.name}: {where}: {error.message}", **{**error.detail, "path": where}) from error
         if name != self.table.name(number):
-            raise Corrupt(f"{self._blobs.where(blob)}, offset {offset}: another chunk than the manifest names",
-                          offset=offset, reason="chunk name", path=self._blobs.where(blob))
+            raise Corrupt(f"{self.blobs.where(blob)}, offset {offset}: another chunk than the manifest names",
+                          offset=offset, reason="chunk name", path=self.blobs.where(blob))
         return raw
 
     # -- pages -------------------------------------------------------------------
@@ -201,6 +204,10 @@ class Image:
             return len(runs)
 
         return sum(self._in_threads(one))
+
+    def delivery(self, device: Device, names: bool = True) -> Delivery:
+        """For a restore: every page that a fresh device does not have already, as fast as it goes."""
+        return Delivery(self, device, names)
 
     def verify(self) -> dict[str, int]:
         """Read everything, compare every page with its recorded hash. Raises on the first difference."""

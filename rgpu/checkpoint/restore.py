@@ -8,13 +8,14 @@ the loads initialised, and at the end every page is hashed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rgpu.checkpoint.device import Device, Region
 from rgpu.checkpoint.pages import apply_page, differing, unequal
 from rgpu.checkpoint.phases import Phases
+from rgpu.checkpoint.reader import Image
 from rgpu.checkpoint.state import RegionState, SessionState
 from rgpu.session.errors import Corrupt, RecoveryFailed, RgpuError
 
@@ -104,25 +105,38 @@ def write_pages(device: Device, state: SessionState, pages: Iterable[tuple[int, 
     return count
 
 
-def finish(device: Device, state: SessionState, mend: Mend | None = None) -> None:
-    """Verify every page, then restore events and clock. Raises :class:`RecoveryFailed` naming the first bad page.
+class Blame(Protocol):
+    """Looks why pages of a region differ, and raises what it finds; else the device is the reason.
+
+    ``number``: of the region in the state.
+    """
+
+    def __call__(self, number: int, indices: np.ndarray[Any, Any]) -> None: ...
+
+
+def finish(device: Device, state: SessionState, mend: Mend | None = None, blame: Blame | None = None) -> None:
+    """Verify every page, then restore events and clock.
 
     ``mend``: where pages that differ are to be had again, from what stands still; what it brought is verified, too.
+    Raises :class:`RecoveryFailed` naming the first bad page, unless ``blame`` knows better.
     """
     regions = [region.region() for region in state.regions]
-    for region_state, found in zip(state.regions, device.hash_regions(regions, state.hash_key), strict=True):
+    present = device.hash_regions(regions, state.hash_key)
+    for number, (region_state, found) in enumerate(zip(state.regions, present, strict=True)):
         bad = np.flatnonzero(unequal(_alike(found.hashes, region_state), region_state.page_hashes()))
         for _ in range(MENDS):
             if not len(bad) or mend is None or not mend(region_state.region(), bad):
                 break
             bad = differing(device, region_state.region(), region_state.page_hashes(), state.hash_key)
         if len(bad):
+            if blame is not None:
+                blame(number, bad)
             what = f"global {region_state.name!r}" if region_state.kind == "global" else f"{region_state.kind} range"
             raise RecoveryFailed(
                 f"{len(bad)} pages of the {what} at {region_state.address:#x} differ, the first is page {bad[0]}",
                 address=region_state.address, page=int(bad[0]), pages=len(bad), reason="page hash")
-    present = device.event_states().keys()
-    device.restore_event_states({event: when for event, when in state.events.items() if event in present})
+    events = device.event_states().keys()
+    device.restore_event_states({event: when for event, when in state.events.items() if event in events})
     device.set_clock(state.clock)
 
 
@@ -135,18 +149,25 @@ def _alike(present: np.ndarray[Any, Any], region: RegionState) -> np.ndarray[Any
 
 
 def restore(device: Device, state: SessionState, records: Iterable[Any], apply: Callable[[Any], None],
-            pages: Iterable[tuple[int, int, bytes | None]] | Deliver, mend: Mend | None = None,
+            pages: Iterable[tuple[int, int, bytes | None]] | Deliver | Image, mend: Mend | None = None,
             phases: Phases | None = None) -> int:
     """All of the above in order; returns the number of pages written.
 
     ``pages``: as :func:`write_pages` takes them, or :meth:`rgpu.checkpoint.reader.Image.deliver` of an
-    image with this state: then many threads read, check and write. ``phases``: told what each step took.
+    image with this state: then many threads read, check and write; or that image itself: then they do so
+    through frames, and if the device has a page otherwise it is found whose fault that is.
+    ``phases``: told what each step took.
     """
     phases = phases or Phases()
+    blame: Blame | None = None
     with phases.phase("objects"):
         rebuild(device, state, records, apply)
     with phases.phase("pages"):
-        count = pages(device.write_pages) if callable(pages) else write_pages(device, state, pages)
+        if isinstance(pages, Image):
+            delivery = pages.delivery(device)
+            count, blame = delivery.run(), delivery.blame
+        else:
+            count = pages(device.write_pages) if callable(pages) else write_pages(device, state, pages)
     with phases.phase("compare"):
-        finish(device, state, mend)
+        finish(device, state, mend, blame)
     return count

@@ -44,6 +44,36 @@ class ChunkTable:
         self._new.append(number)
         return number, True
 
+    def number_many(self, names: Array) -> tuple[Array, Array]:
+        """:meth:`number` for each row of (n, 32) ``names``: u32 numbers, and bool: which must be stored."""
+        data, count = names.tobytes(), len(names)
+        rows = [data[at:at + 32] for at in range(0, 32 * count, 32)]
+        known = [self._known.get(name, _UNKNOWN) for name in rows]
+        numbers, fresh = np.array(known, np.uint32), np.zeros(count, bool)
+        for which, base in enumerate(self._bases):
+            missing = np.flatnonzero(numbers == _UNKNOWN)
+            if not len(missing):
+                break
+            there = base.find_many(names[missing])
+            numbers[missing[there >= 0]] = self.adopt(which, there[there >= 0].astype(np.uint32))
+        for index in np.flatnonzero(numbers == _UNKNOWN).tolist():
+            name = rows[index]
+            number = self._known.get(name)
+            if number is None:
+                number = self._known[name] = len(self._lengths)
+                self._names += name
+                self._append(0, 0, 0)
+                self._new.append(number)
+                fresh[index] = True
+            numbers[index] = number
+        return numbers, fresh
+
+    def place_many(self, numbers: Array, pack: int, offset: int, length: int) -> None:
+        """New chunks of equal ``length``, stored one behind the other from ``offset`` on."""
+        for number in numbers.tolist():
+            self._packs[number], self._offsets[number], self._lengths[number] = pack, offset, length
+            offset += length
+
     def _append(self, pack: int, offset: int, length: int) -> None:
         self._packs.append(pack)
         self._offsets.append(offset)

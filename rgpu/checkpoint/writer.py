@@ -4,6 +4,8 @@
 store them; it waits while more than ``staging`` bytes are under way, so memory
 is bounded whatever the session's size, and whoever holds the session still
 meanwhile holds it no longer than until its last page is taken.
+:meth:`ImageWriter.add_rows` does so for many pages in a frame (:mod:`.frames`),
+from where they lie; there, whoever owns the frames bounds the memory.
 
 Until :meth:`ImageWriter.finish` has returned, the image does not exist; leaving
 the ``with`` block by an exception removes everything that was written.
@@ -15,7 +17,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
@@ -23,22 +25,25 @@ from urllib.parse import quote
 
 import numpy as np
 
-from rgpu.checkpoint import chunk, image, pagehash
+from rgpu.checkpoint import blake3_native, chunk, crc32_native, image, pagehash, pagehash_native
 from rgpu.checkpoint.base import Array, Base
 from rgpu.checkpoint.blobs import Blobs
 from rgpu.checkpoint.device import Region
 from rgpu.checkpoint.intents import BEAT_SECONDS, Announced
 from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.packs import Packs
-from rgpu.checkpoint.pages import Page
-from rgpu.checkpoint.state import SessionState
+from rgpu.checkpoint.pages import Page, PageList
+from rgpu.checkpoint.state import RegionState, SessionState
 from rgpu.checkpoint.table import ChunkTable
 from rgpu.session.errors import AlreadyExists, Corrupt, RgpuError, StoreError, StoreUnreachable
 
 STAGING = 256 << 20  #: bytes of pages under way between :meth:`ImageWriter.add_page` and the store
 BATCH = 1 << 20  #: bytes that one thread takes at a time
 STILL_PATIENCE = 10.0  #: seconds that a store may take nothing while a session stands still
-THREADS = min(8, os.cpu_count() or 1)
+ROWS = 64  #: pages of a frame that one thread takes at a time
+THREADS = min(16, max(2, 3 * (os.cpu_count() or 1) // 4))  #: the session's own threads run beside them
+PACKS = 8  #: filled side by side, at most
+_ONE_IN = 7  #: pages of a frame of which one is looked at to see whether compressing pays; odd: data comes in twos
 
 
 class ImageWriter:
@@ -55,10 +60,11 @@ class ImageWriter:
         self._manifest = manifest_name(prefix, name)
         self._started, self._clock = time.time(), time.monotonic()
         self._bases = bases
+        self.staging = staging
         self.pace = pace or Pace()
         self._lock = threading.Lock()  #: table and counts
         self._table = ChunkTable(bases)
-        self._packs = Packs(blobs, prefix, announced.intent.id, key)
+        self._packs = Packs(blobs, prefix, announced.intent.id, key, min(PACKS, THREADS))
         self._columns: dict[int, tuple[Array, Array]] = {}  #: region address → (chunk numbers, hashes of what is there)
         self._batch: list[tuple[int, int, Any]] = []  #: region address, page index, bytes
         self._batch_bytes = 0
@@ -73,33 +79,37 @@ class ImageWriter:
 
     # -- pages ------------------------------------------------------------------
     def prepare(self) -> None:
-        """Decide what takes long before the session stands still. May be left out."""
+        """Decide, and compile, what takes long before the session stands still. May be left out."""
+        prepare_native()
         if self._bases:
             self._bases[0].prepare()
 
-    def wanted(self, state: SessionState) -> list[Array]:
-        """What :meth:`inherit` will return, at once: for while the session stands still."""
+    def wanted(self, hash_key: bytes, regions: list[RegionState]) -> list[Array]:
+        """What :meth:`inherit` will return for a state with these, at once: for while the session stands still."""
         if not self._bases:
-            return [np.arange(pagehash.page_count(region.size)) for region in state.regions]
-        return [np.flatnonzero(~kept) for kept, _ in self._bases[0].unchanged(state)]
+            return [np.arange(pagehash.page_count(region.size)) for region in regions]
+        return [np.flatnonzero(~kept) for kept, _ in self._bases[0].unchanged(hash_key, regions)]
 
     def inherit(self, state: SessionState) -> list[Array]:
         """Take over every page that is unchanged since the previous image of the session.
 
         Returns, for each region of ``state``, the indices of the pages that are
-        to be added. Call it once, before any :meth:`add_page`.
+        to be added. Call it once; pages that it does not take over may have been added before.
         """
         if not self._bases:
             return [np.arange(pagehash.page_count(region.size)) for region in state.regions]
         wanted = []
-        for region, (kept, numbers) in zip(state.regions, self._bases[0].unchanged(state), strict=True):
+        for region, (kept, numbers) in zip(state.regions, self._bases[0].unchanged(state.hash_key, state.regions),
+                                                strict=True):
             column, hashes = self._column(region.address, region.size)
-            column[kept] = self._table.adopt(0, numbers[kept])
+            with self._lock:  # pages of a long pause may be under way already
+                column[kept] = self._table.adopt(0, numbers[kept])
             hashes[kept] = region.page_hashes()[kept]
             self.counts["pages"] += int(kept.sum())
             self.counts["unchanged_pages"] += int(kept.sum())
             wanted.append(np.flatnonzero(~kept))
-        self.counts["reused_chunks"] = self._table.adopted
+        with self._lock:
+            self.counts["reused_chunks"] = self._table.adopted
         return wanted
 
     def _column(self, address: int, size: int) -> tuple[Array, Array]:
@@ -123,13 +133,39 @@ class ImageWriter:
             return
         self._append(page.region.address, page.index, page.data)
 
-    def add_frame(self, region: Region, indices: Array, data: bytes, hashes: Array) -> None:
-        """As :meth:`add_page`, for whole pages, not of zeros, one behind the other in ``data``."""
-        self._column(region.address, region.size)[1][indices] = hashes
-        self.counts["pages"] += len(indices)
-        view = memoryview(data)
-        for number, index in enumerate(indices.tolist()):
-            self._append(region.address, index, view[number * pagehash.PAGE:(number + 1) * pagehash.PAGE])
+    def add_rows(self, rows: Array, pages: PageList, hash_key: bytes, done: Callable[[], None]) -> None:
+        """As :meth:`add_page`, for whole pages, not of zeros, in the first ``rows`` of a frame. Does not wait.
+
+        ``done`` is called, from any thread, once nothing refers to the rows any more, also when this raises.
+        A page that does not have its hash ends the image: :class:`DeviceError`.
+        """
+        try:
+            if self._failure is not None:
+                self._raise()
+            for address, size, mine in pages.by_region():
+                self._column(address, size)[1][pages.indices[mine]] = pages.hashes[mine]
+            self.counts["pages"] += len(pages)
+            self._announced.beat()
+        except BaseException:
+            done()
+            raise
+        parts = range(0, len(pages), ROWS)
+        left, lock = [len(parts)], threading.Lock()
+
+        def over(_: Any) -> None:
+            with lock:
+                left[0] -= 1
+                last = not left[0]
+            if last:
+                done()
+
+        for at in parts:
+            end = min(at + ROWS, len(pages))
+            future = self._threads.submit(self._work_rows, rows[at:end], pages.part(at, end), hash_key)
+            with self._lock:
+                self._under_way.add(future)
+            future.add_done_callback(over)
+            future.add_done_callback(self._row_done)
 
     def _append(self, address: int, index: int, data: Any) -> None:
         self._batch.append((address, index, data))
@@ -159,13 +195,22 @@ class ImageWriter:
             self._failure = why
         self.pace.stop()
 
+    def takes_nothing(self) -> RgpuError:
+        """What to raise when the session has stood still for the store for STILL_PATIENCE."""
+        return StoreUnreachable(f"image {self.name}: the store took nothing for {STILL_PATIENCE:.0f} s while the "
+                                "session stood still for it")
+
+    def check(self) -> None:
+        """Raise what went wrong in a thread, if anything did."""
+        if self._failure is not None:
+            self._raise()
+
     def _submit(self) -> None:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         if not batch:
             return
         if not self._room.acquire(timeout=self._patience):
-            raise StoreUnreachable(f"image {self.name}: the store took nothing for {self._patience:.0f} s while the "
-                                   "session stood still for it")
+            raise self.takes_nothing()
         if self._failure is not None:
             self._room.release()
             self._raise()
@@ -176,12 +221,15 @@ class ImageWriter:
         future.add_done_callback(self._done)
 
     def _done(self, future: Future[None]) -> None:
-        with self._lock:
-            self._under_way.discard(future)
+        self._row_done(future)
+        self._room.release()
+
+    def _row_done(self, future: Future[None]) -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None and self._failure is None:
             self._failure = error
-        self._room.release()
+        with self._lock:
+            self._under_way.discard(future)
 
     def _raise(self) -> None:
         if isinstance(self._failure, RgpuError):
@@ -203,14 +251,64 @@ class ImageWriter:
             self.counts["reused_chunks"] = self._table.adopted
         encoded = [(number, chunk.encode(bytes(data), name), len(data)) for number, name, data in fresh]
         for number, data, raw in encoded:
-            if not self.pace.wait(len(data)):
-                return  # given up: `finish` says why
-            pack, offset = self._packs.append(data)
+            if not self._store_one(number, data, raw):
+                return
+
+    def _store_one(self, number: int, data: bytes, raw: int) -> bool:
+        """False: given up, and `finish` says why."""
+        if not self.pace.wait(len(data)):
+            return False
+        for pack, offset, _ in self._packs.append(data):
             with self._lock:
                 self._table.place(number, pack, offset, len(data))
-                self.counts["new_chunks"] += 1
-                self.counts["raw_bytes"] += raw
-                self.counts["stored_bytes"] += len(data)
+        self._count(1, raw, len(data))
+        return True
+
+    def _count(self, chunks: int, raw: int, stored: int) -> None:
+        with self._lock:
+            self.counts["new_chunks"] += chunks
+            self.counts["raw_bytes"] += raw
+            self.counts["stored_bytes"] += stored
+
+    def _work_rows(self, rows: Array, pages: PageList, hash_key: bytes) -> None:
+        """In a thread: some rows of a frame into chunks, each row becoming one where it lies."""
+        if self._failure is not None:
+            return
+        start, count = rows.ctypes.data + chunk.CHUNK_HEADER, len(rows)
+        found = pagehash_native.hash_rows(start, rows.strides[0], count, pagehash.expand_key(hash_key))
+        bad = np.flatnonzero(pagehash.differ(found, pages.hashes))
+        if len(bad):
+            raise pages.changed(int(bad[0]))
+        names = blake3_native.name_pages(start, rows.strides[0], count, self._key)
+        with self._lock:
+            numbers, fresh = self._table.number_many(names)
+            for address, _, mine in pages.by_region():
+                self._columns[address][0][pages.indices[mine]] = numbers[mine]
+            self.counts["reused_chunks"] = self._table.adopted
+        raw = fresh.copy()
+        for index in compressible(rows, fresh):
+            data = chunk.encode(rows[index, chunk.CHUNK_HEADER:].tobytes(), names[index].tobytes())
+            if len(data) < rows.shape[1]:
+                raw[index] = False
+                if not self._store_one(int(numbers[index]), data, pagehash.PAGE):
+                    return
+        self._store_raw(rows, names, numbers, raw)
+
+    def _store_raw(self, rows: Array, names: Array, numbers: Array, wanted: Array) -> None:
+        """Rows that are ``wanted`` as they are: neighbours are written by one call."""
+        where, pitch = np.flatnonzero(wanted), rows.shape[1]
+        for some in np.split(where, np.flatnonzero(np.diff(where) != 1) + 1) if len(where) else ():
+            part = rows[some[0]:some[-1] + 1]
+            crcs = crc32_native.crc_pages(part.ctypes.data + chunk.CHUNK_HEADER, pitch, len(part))
+            part[:, :chunk.CHUNK_HEADER] = chunk.raw_headers(names[some], crcs)
+            if not self.pace.wait(part.nbytes):
+                return
+            at = 0
+            for pack, offset, count in self._packs.append(part.reshape(-1), pitch):
+                with self._lock:
+                    self._table.place_many(numbers[some[at:at + count]], pack, offset, pitch)
+                at += count
+            self._count(len(part), len(part) * pagehash.PAGE, part.nbytes)
 
     # -- end ---------------------------------------------------------------------
     def finish(self, state: SessionState, statistics: dict[str, Any] | None = None,
@@ -274,7 +372,7 @@ class ImageWriter:
                 hashes[blank] = pagehash.zero_hash(state.hash_key)
                 if blank[-1]:
                     hashes[-1] = pagehash.zero_hash(state.hash_key, (region.size - 1) % pagehash.PAGE + 1)
-            bad = np.flatnonzero((hashes != wanted).any(axis=1))
+            bad = np.flatnonzero(pagehash.differ(hashes, wanted))
             if len(bad):
                 raise Corrupt(f"image {self.name}: page {bad[0]} of {region.address:#x} was not written as the state "
                               "has it", offset=int(bad[0]), reason="page not written")
@@ -302,6 +400,24 @@ class ImageWriter:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.abort()
+
+
+def prepare_native() -> None:
+    """Compile now what naming and checking pages need: a third of a second, once in a process."""
+    for module in (blake3_native, crc32_native, pagehash_native):
+        module.prepare()
+
+
+def compressible(rows: Array, fresh: Array) -> list[int]:
+    """The fresh rows that are to be tried. Of many, a few are looked at first: if none of them pays, none does."""
+    where = np.flatnonzero(fresh).tolist()
+
+    def pays(index: int) -> bool:
+        return chunk.worth_compressing(rows[index, chunk.CHUNK_HEADER:])
+
+    if len(where) > _ONE_IN and not any(pays(index) for index in where[::_ONE_IN]):
+        return []
+    return [index for index in where if pays(index)]
 
 
 def manifest_name(prefix: str, name: str) -> str:

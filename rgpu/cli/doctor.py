@@ -115,7 +115,7 @@ def _gpu() -> Finding:
     from rgpu.server import driver
 
     try:
-        from rgpu.server.device.cuda.device import facts
+        from rgpu.server.device.cuda.facts import facts
 
         found = facts(0)
     except Exception as error:  # noqa: BLE001 - no driver is a fact, not a failure: clients and cpu nodes need none

@@ -85,7 +85,7 @@ def device_slot(spec: str, host: str, cpu_memory: int) -> DeviceSlot:
         facts = make_facts(number, cpu_memory, host)
         return DeviceSlot(f"cpu:{number}", facts, cpu_memory)
     try:
-        from rgpu.server.device.cuda.device import facts as cuda_facts
+        from rgpu.server.device.cuda.facts import facts as cuda_facts
 
         facts = cuda_facts(number)
     except (ImportError, RuntimeError, DeviceError) as error:  # RuntimeError: the bindings found no libcuda

@@ -19,6 +19,7 @@ import structlog
 from rgpu.checkpoint import restore
 from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.phases import Phases
+from rgpu.checkpoint.reader import Image
 from rgpu.checkpoint.state import SessionState
 from rgpu.link.effects import EffectsLog
 from rgpu.server import lookahead
@@ -347,7 +348,7 @@ class SessionRuntime:
         self._interrupt(True)
 
     # -- rebuilding -------------------------------------------------------------
-    def restore(self, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]] | restore.Deliver,
+    def restore(self, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]] | restore.Deliver | Image,
                 mend: restore.Mend | None = None, phases: Phases | None = None) -> None:
         """Become the session that ``state`` describes, on an unused device; every page is verified.
 

@@ -19,6 +19,8 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.device import Device
+from rgpu.checkpoint.frames import KEPT
+from rgpu.checkpoint.writer import prepare_native
 from rgpu.server.channel import Channel
 from rgpu.session.errors import LinkError, RgpuError
 
@@ -47,6 +49,8 @@ def wait(listener: socket.socket, device: Device) -> Assignment | None:
     try:
         if channel.peer()[1] != os.getuid():
             return None
+        device.frames().prepare(KEPT)  # a restore begins with them, and with what is compiled
+        prepare_native()
         channel.send({"event": "ready"})
         message, _ = channel.receive()
         found = Assignment(str(message["session"]), int(message["epoch"]), int(message["quota"]),

@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
@@ -33,6 +32,7 @@ from rgpu.migrate import forecast
 from rgpu.migrate.wishes import Wishes
 from rgpu.server.arrival import Arrival, staged
 from rgpu.server.departure import Departure, measure
+from rgpu.server.device.cpu.facts import available_memory
 from rgpu.server.page_stream import Received
 from rgpu.session.errors import DeviceError, Fenced, Refused
 
@@ -272,15 +272,10 @@ class Tasks:
                 state = opened.state
                 if state.session != runtime.session:
                     raise Fenced(f"image {image} is of session {state.session}, not of {runtime.session}")
-                runtime.restore(state, opened.deliver)
+                runtime.restore(state, opened)
         return {"position": state.position, "epoch": state.epoch}
 
 
 def staging_bytes() -> int:
-    """An eighth of the host's free memory, 256 MiB to 16 GiB: for pages on their way to the store."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        free = 0
-    return max(STAGING, min(free // 8, 16 << 30))
+    """Half of the host's free memory, at least 256 MiB: for pages that find no room on the device, for a while."""
+    return max(STAGING, available_memory() // 2)

@@ -11,6 +11,7 @@ import numpy as np
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, DeviceFacts, Region
+from rgpu.checkpoint.frames import FramePool, host_pool
 from rgpu.checkpoint.ring import HostRing
 from rgpu.session.errors import DeviceError
 
@@ -28,6 +29,10 @@ class FakeDevice:
     blocks: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     facts: DeviceFacts = DeviceFacts("fake", bytes(16), 1 << 30, (0, 0, 0), (7, 5), 13000)
     ring: HostRing = field(default_factory=lambda: HostRing(2))
+    frame_rows: int = 5
+
+    def __post_init__(self) -> None:
+        self.pool = host_pool(self, self.frame_rows, keep=2)  # type: ignore[arg-type]
 
     def add(self, address: int, size: int, kind: str = "mapped", owner: int = 0, name: str = "",
             data: bytes = b"") -> Region:
@@ -73,7 +78,7 @@ class FakeDevice:
 
     def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> pagehash.PageHashes:
         found, at = [], staging
-        for address, size in pages:
+        for address, size in [(int(address), int(size)) for address, size in pages]:
             data = self.read_staged(address, size) if self._block(address, size) else self.read(address, size)
             padded = data.ljust(pagehash.page_count(size) * PAGE, b"\0")
             ctypes.memmove(at, padded, len(padded))
@@ -81,6 +86,9 @@ class FakeDevice:
             found.append(pagehash.examine_pages(data, key))
         return pagehash.PageHashes(np.concatenate([one.hashes for one in found]),
                                    np.concatenate([one.zero for one in found]))
+
+    def frames(self) -> FramePool:
+        return self.pool
 
     def page_ring(self) -> HostRing:
         return self.ring

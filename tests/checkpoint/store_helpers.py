@@ -30,8 +30,8 @@ def image_of(store: ImageStore, name: str, device: FakeDevice, position: int = 7
 
 
 def restores_as(found: Image, device: FakeDevice) -> bool:
-    """Whether an image restores, every page verified, as what ``device`` holds; page by page, and by many threads."""
-    for pages in (found.pages(), found.deliver):
+    """Whether an image restores, every page verified, as what ``device`` holds: page by page, by threads, in frames."""
+    for pages in (found.pages(), found.deliver, found):
         target = fresh(device)
         restore.restore(target, found.state, [], print, pages)  # type: ignore[arg-type]
         if not same(device, target):

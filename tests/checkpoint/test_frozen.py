@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rgpu.checkpoint import cut
-from rgpu.checkpoint import frozen as frozen_module
+from rgpu.checkpoint import room as room_module
 from rgpu.checkpoint.device import GRANULE, PAGE, Region
-from rgpu.checkpoint.frozen import freeze, look, runs
+from rgpu.checkpoint.frozen import freeze, look, run_table, runs
 from rgpu.checkpoint.pages import PageTable, collect_dirty
 from rgpu.session.errors import DeviceError, Refused
 from tests.checkpoint.fake_device import FakeDevice
@@ -101,12 +101,15 @@ def test_runs() -> None:
     assert runs(np.zeros(0, np.uint64)) == []
     addresses = np.array([0, 1, 2, 5, 7, 8], np.uint64) * np.uint64(PAGE)
     assert runs(addresses) == [(0, 3 * PAGE), (5 * PAGE, PAGE), (7 * PAGE, 2 * PAGE)]
+    owners = np.array([0, 1, 1, 2, 2, 2])
+    pages = [(0, 1), (1, 2), (5, 1), (7, 2)]
+    assert run_table(addresses, owners).tolist() == [[first * PAGE, count * PAGE] for first, count in pages]
 
 
 def test_room_that_is_not_there_after_all(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else took the device's memory between the question and the copies: what is left goes to the host."""
     device.room = 2 * PAGE
-    monkeypatch.setattr(frozen_module, "BLOCK", 2)
+    monkeypatch.setattr(room_module, "BLOCK", 2)
     monkeypatch.setattr(device, "free_memory", lambda: GRANULE)
     real, given = device.stage, []
 
@@ -143,7 +146,7 @@ def test_whoever_needs_the_memory_more_gets_it(device: FakeDevice) -> None:
 
 
 def test_blocks_go_one_by_one(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen_module, "BLOCK", 2)
+    monkeypatch.setattr(room_module, "BLOCK", 2)
     device.room = GRANULE
     with freeze(device, PageTable(KEY), reserve=0) as frozen:
         assert [len(block.addresses) for block in frozen.blocks] == [2, 2, 1] and len(device.blocks) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from rgpu.checkpoint import cut
-from rgpu.checkpoint import frozen as frozen_module
+from rgpu.checkpoint import imaging as imaging_module
+from rgpu.checkpoint import room as room_module
 from rgpu.checkpoint import writer as writer_module
 from rgpu.checkpoint.device import GRANULE
+from rgpu.checkpoint.frames import FRAME_BYTES
 from rgpu.checkpoint.frozen import MomentView
 from rgpu.checkpoint.imaging import Imaging
 from rgpu.checkpoint.pace import Pace
@@ -69,7 +72,7 @@ class Session:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen_module, "BLOCK", 7)
+    monkeypatch.setattr(room_module, "BLOCK", 7)
 
 
 @pytest.mark.parametrize("room", [0, 1, 20, 1000])
@@ -92,6 +95,73 @@ def test_the_image_is_of_the_pause(tmp_path: Path, room: int) -> None:
     session.churn = lambda: None  # type: ignore[method-assign]
     _, counts = session.image(store, "third", "second")
     assert restores_as(store.open("third"), held)
+    assert not session.device.blocks
+
+
+@pytest.mark.parametrize("room", [0, 20])
+def test_nothing_is_stored_in_the_pause(tmp_path: Path, room: int) -> None:
+    """With host memory for what finds no room on the device: it is taken before, and the store waits for the end."""
+    session, inner = Session(room), DirectoryStore(tmp_path)
+    still: list[bool] = []
+    running, made = threading.Event(), session.device.frames()
+    running.set()
+    real = session.stand_still
+
+    @contextmanager
+    def stand_still() -> Iterator[None]:
+        before = made._made
+        running.clear()
+        with real():
+            yield
+        assert made._made == before, "no frame was made in the pause"
+        running.set()
+
+    session.stand_still = stand_still  # type: ignore[method-assign]
+    store = ImageStore(FailingBlobs(inner.blobs, lambda operation, name: still.append(not running.is_set())))
+    imaging, counts = session.image(store, "first", staging=100 * FRAME_BYTES)
+    assert not any(still) and len(still) > 3
+    assert imaging.taken.paused_bytes > 0 and imaging.taken.cut_bytes == room * PAGE
+    parts = [getattr(imaging.taken, f"{part}_ms") for part in ("hash", "state", "room", "copy", "read")]
+    assert all(part > 0 for part in parts) and sum(parts) <= imaging.taken.pause_ms <= sum(parts) + 50
+    assert counts["read_ms"] > 0 and counts["prepare_ms"] > 0
+    assert restores_as(inner.open("first"), session.moment)  # type: ignore[arg-type]
+    until = time.monotonic() + 5
+    while made._made > 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert made._made == 2, "what is more than a few frames is given back"
+
+
+def test_room_is_taken_before_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was estimated costs the pause nothing; what changed beyond it finds room in the pause."""
+    monkeypatch.setattr(imaging_module, "MORE_PAGES", 2)
+    session, store, taken = Session(1000), DirectoryStore(tmp_path), []
+    real_stage, standing = session.device.stage, [False]
+    real_still = session.stand_still
+
+    def stage(size: int) -> int:
+        taken.append((standing[0], size // PAGE))
+        return real_stage(size)
+
+    @contextmanager
+    def stand_still() -> Iterator[None]:
+        standing[0] = True
+        if session.position:
+            session.churn()  # all of it, between the estimate and the pause
+        with real_still():
+            yield
+        standing[0] = False
+
+    session.device.stage = stage  # type: ignore[method-assign]
+    session.stand_still = stand_still  # type: ignore[method-assign]
+    session.churn = lambda: None  # type: ignore[method-assign]
+    session.image(store, "first")
+    assert sum(pages for _, pages in taken) == 45 and not any(still for still, _ in taken)
+    taken.clear()
+    del session.churn
+    session.image(store, "second", "first")
+    assert sum(pages for still, pages in taken if not still) == 2
+    assert sum(pages for still, pages in taken if still) >= 40
+    assert restores_as(store.open("second"), session.moment)  # type: ignore[arg-type]
     assert not session.device.blocks
 
 
@@ -119,7 +189,7 @@ def test_memory_goes_back_as_it_is_read(tmp_path: Path) -> None:
     session.device.copy_and_hash = copy_and_hash  # type: ignore[method-assign]
     session.image(DirectoryStore(tmp_path), "first")
     reads = seen[seen.index(max(seen)):]
-    assert max(seen) == 6 and reads[-1] == 1 and sorted(reads, reverse=True) == reads
+    assert max(seen) == 7 and reads[-1] == 1 and sorted(reads, reverse=True) == reads
 
 
 @pytest.mark.parametrize("point", ["image.paused", "cut", "reading", "image"])
@@ -150,6 +220,8 @@ def test_giving_way(tmp_path: Path, point: str) -> None:
     with pytest.raises(Refused, match="gave way: a move begins"), store.writer("first") as writer:
         imaging.run(writer, session.stand_still, session.take)
     assert imaging.wait_read(0) and not session.device.blocks
+    frames = session.device.frames()
+    assert frames._made == len(frames._free), "every frame came back"
     assert freed[0] == (42 * PAGE if point in ("image.paused", "cut") else 0 if point == "image" else freed[0])
     assert store.names() == {} and not list(tmp_path.rglob("*.pack")) and not list(tmp_path.rglob("*.tmp"))
     session.image(store, "second")
@@ -194,6 +266,8 @@ def test_a_store_that_fails_behind_the_pause(tmp_path: Path) -> None:
     with pytest.raises(StoreFull):
         session.image(failing, "first")
     assert not session.device.blocks and inner.names() == {}
+    frames = session.device.frames()
+    assert frames._made == len(frames._free), "every frame came back"
     session.image(inner, "second")
     assert restores_as(inner.open("second"), session.moment)  # type: ignore[arg-type]
 

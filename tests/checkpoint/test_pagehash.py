@@ -132,7 +132,7 @@ def test_every_form_of_the_native_version(cpu: str, groups: int) -> None:
         function, _ = pagehash_native.compile_for(cpu, "", groups)
     data = np.frombuffer(RANDOM + bytes(PAGE) + RANDOM[::-1], np.uint8)
     key, out, zero = ph.expand_key(KEY), np.zeros((3, 2), np.uint64), np.zeros(3, np.uint8)
-    function(data.ctypes.data, 3, PAGE, key.words.ctypes.data, key.multipliers.ctypes.data, out.ctypes.data,
+    function(data.ctypes.data, PAGE, 3, PAGE, key.words.ctypes.data, key.multipliers.ctypes.data, out.ctypes.data,
              zero.ctypes.data)
     assert np.array_equal(out, ph.hash_pages_numpy(data.tobytes(), KEY)) and zero.tolist() == [0, 1, 0]
 

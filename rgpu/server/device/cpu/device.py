@@ -19,6 +19,7 @@ import structlog
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
+from rgpu.checkpoint.frames import FramePool, host_pool
 from rgpu.checkpoint.ring import HostRing
 from rgpu.server.device.cpu import addressspace
 from rgpu.server.device.cpu.facts import available_memory, make_facts
@@ -71,6 +72,7 @@ class CpuDevice:
         self._ranges: tuple[RangeTable | None, Any] = (None, None)
         self.text = Printed()
         self._ring = HostRing()
+        self._frames = host_pool(self)
         self._closed = False
 
     def resize(self, memory: int) -> None:
@@ -350,11 +352,12 @@ class CpuDevice:
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[pagehash.PageHashes]:
         return [pagehash.examine_pages(self._memory.state_view(region.address, region.size), key) for region in regions]
 
-    def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> pagehash.PageHashes:
-        if not pages:
+    def copy_and_hash(self, pages: pagehash.Ranges, staging: int, key: bytes) -> pagehash.PageHashes:
+        if not len(pages):
             return pagehash.PageHashes(np.empty((0, 2), np.uint64), np.empty(0, np.bool_))
         found = []
         at = 0
+        pages = [(int(address), int(size)) for address, size in pages]
         while at < len(pages):  # neighbours go together: a call costs more than a page
             address, size = pages[at]
             at += 1
@@ -377,6 +380,9 @@ class CpuDevice:
                 if start <= address and address + size <= start + block.nbytes:
                     return block[address - start:address - start + size]
         return self._memory.state_view(address, size)
+
+    def frames(self) -> FramePool:
+        return self._frames
 
     def page_ring(self) -> HostRing:
         return self._ring

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 from blake3 import blake3
 
@@ -99,13 +100,35 @@ def make_facts(ordinal: int, memory: int, host: str = "") -> DeviceFacts:
 
 
 def available_memory() -> int:
-    """Bytes of host memory that can be had without swapping; 0 where that is not known."""
+    """Bytes of host memory that can be had without swapping, and within a container's limit; 0 where unknown."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:
                 name, _, value = line.partition(":")
                 if name == "MemAvailable":
-                    return int(value.split()[0]) * 1024
+                    return min(int(value.split()[0]) * 1024, *map(_left, _CONTAINERS))
     except (OSError, ValueError, IndexError):
         pass
     return 0
+
+
+#: Files of a control group: its limit, what it uses, and its statistics with what of that is page cache.
+_CONTAINERS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+     "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file"))
+_NO_LIMIT = 1 << 62
+
+
+def _left(files: tuple[str, str, str, str]) -> int:
+    """What a control group still allows, were its idle page cache dropped."""
+    limit, used, statistics, idle = files
+    try:
+        found = int(Path(limit).read_text()) - int(Path(used).read_text())
+        for line in Path(statistics).read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == idle:
+                found += int(value)
+        return max(0, found)
+    except (OSError, ValueError):  # no such group, or its limit is the word "max"
+        return _NO_LIMIT

@@ -18,13 +18,17 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from rgpu.checkpoint.device import DeviceFacts, Done, Launch, Region
-from rgpu.checkpoint.pagehash import PageHashes
+from rgpu.checkpoint.device import Done, Launch, Region
+from rgpu.checkpoint.frames import FramePool
+from rgpu.checkpoint.pagehash import PageHashes, Ranges
 from rgpu.server.device.cuda import clusters, modules, pinned, tensormap
 from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import STICKY, check
+from rgpu.server.device.cuda.facts import facts
+from rgpu.server.device.cuda.frames import CudaFrames
 from rgpu.server.device.cuda.graphs import Graphs
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
+from rgpu.server.device.cuda.inplace import InPlace
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
 from rgpu.server.device.cuda.peer import CudaPeer
@@ -74,6 +78,8 @@ class CudaDevice:
         self.memory = Memory(ordinal, self.engine, self.zeroing)
         self.staging = Staging(ordinal)
         self.peer = CudaPeer(self._use, ordinal, self.memory, self.zeroing)
+        self._frames = CudaFrames(self._context, self._ring, self.hasher, self.zeroing.fence)
+        self._in_place = InPlace(self._gone)
         self.shadows = pinned.Shadows()
         self._detail = ""
         self._lock = threading.RLock()
@@ -137,7 +143,8 @@ class CudaDevice:
 
     def unmap(self, address: int, size: int) -> None:
         self._use()
-        self.memory.unmap(address, size)
+        with self._in_place.going():
+            self.memory.unmap(address, size)
 
     def allocate(self, address: int, size: int) -> None:
         self.memory.allocate(address, size)
@@ -255,7 +262,8 @@ class CudaDevice:
         journal. So the place is decided by the journal alone, and is the same in a replay.
         """
         while self._unloaded and not self._host_functions.open:
-            modules.unload(self._unloaded.pop(0))
+            with self._in_place.going():
+                modules.unload(self._unloaded.pop(0))
 
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
         self._use()
@@ -447,10 +455,27 @@ class CudaDevice:
         return self.hash_regions([region], key)[0].hashes
 
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
-        return hash_regions(self.hasher, self.shadows, regions, key)
+        with self._in_place.reading(regions):
+            return hash_regions(self.hasher, self.shadows, regions, key)
 
-    def copy_and_hash(self, pages: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
+    def _gone(self, regions: Sequence[Region]) -> Region | None:
+        mapped = self.memory.inside()
+        for region in regions:
+            if region.kind == "mapped":
+                there = mapped(region.address, region.size)
+            elif region.kind == "global":
+                there = not region.owner or region.owner in self._modules
+            else:
+                there = self.shadows.contains(region.address, region.size)
+            if not there:
+                return region
+        return None
+
+    def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes:
         return self.hasher.copy_and_hash(pages, staging, key)
+
+    def frames(self) -> FramePool:
+        return self._frames.pool
 
     def page_ring(self) -> CudaRing:
         return self._ring
@@ -535,6 +560,7 @@ class CudaDevice:
         self._use()
         if self.text is not None:
             self.text.close()
+        self._frames.close()
         self.hasher.close()
         self._ring.close()
         self.engine.close()
@@ -543,22 +569,3 @@ class CudaDevice:
         self.memory.close()
         self.zeroing.close()
         driver.cuDevicePrimaryCtxRelease(self._device)
-
-
-def facts(ordinal: int) -> DeviceFacts:
-    """What the driver says about GPU ``ordinal``; makes no context."""
-    check(driver.cuInit(0), "cuInit")
-    device = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
-    attributes = {}
-    for attribute in driver.CUdevice_attribute:
-        error, value = driver.cuDeviceGetAttribute(attribute, device)
-        if int(error) == 0:
-            attributes[int(attribute)] = int(value)
-    name = check(driver.cuDeviceGetName(128, device), "cuDeviceGetName")
-    return DeviceFacts(
-        name=name.split(b"\0", 1)[0].decode(),
-        uuid=bytes(check(driver.cuDeviceGetUuid(device), "cuDeviceGetUuid").bytes),
-        total_memory=int(check(driver.cuDeviceTotalMem(device), "cuDeviceTotalMem")),
-        pci=(attributes.get(50, 0), attributes.get(33, 0), attributes.get(34, 0)),
-        compute_capability=(attributes.get(75, 0), attributes.get(76, 0)),
-        driver_version=int(check(driver.cuDriverGetVersion(), "cuDriverGetVersion")), attributes=attributes)

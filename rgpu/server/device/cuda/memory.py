@@ -6,8 +6,10 @@ each mapping, created exportable as a POSIX descriptor (SEMANTICS 15).
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from cuda.bindings import driver
@@ -85,6 +87,17 @@ class Memory:
             kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
             fd = check(driver.cuMemExportToShareableHandle(handle, kind, 0), "cuMemExportToShareableHandle")
             return self._serials[address], int(fd)
+
+    def inside(self) -> Callable[[int, int], bool]:
+        """Whether (address, bytes) is inside one of the present mappings: to be asked for many."""
+        maps = dict(self.maps)
+        starts = sorted(maps)
+
+        def mapped(address: int, size: int) -> bool:
+            at = bisect.bisect_right(starts, address) - 1
+            return at >= 0 and address + size <= starts[at] + maps[starts[at]][0]
+
+        return mapped
 
     def unmap(self, address: int, size: int) -> None:
         entry = self.maps.get(address)

@@ -30,7 +30,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.checkpoint.pagehash import HashKey, PageHashes, examine_pages, expand_key, page_count
+from rgpu.checkpoint.pagehash import HashKey, PageHashes, Ranges, examine_pages, expand_key, page_count
 from rgpu.server.device.cuda.errors import check
 from rgpu.server.device.cuda.pinned import Shadows
 from rgpu.session.errors import DeviceError
@@ -49,9 +49,10 @@ _BUFFER_POINTER, _BUFFER_SIZE = 1, 2  # CU_LAUNCH_PARAM_*
 _CAPTURE_IMPLICIT = 906
 
 
-def segment_table(ranges: Sequence[tuple[int, int]]) -> np.ndarray:
+def segment_table(ranges: Ranges) -> np.ndarray:
     """(address, bytes) ranges → segments; ``first`` counts the pages before each. Empty ranges have no pages."""
-    pairs = np.array([(address, size) for address, size in ranges if size > 0], np.uint64).reshape(-1, 2)
+    pairs = np.array(ranges, np.uint64).reshape(-1, 2)
+    pairs = pairs[pairs[:, 1] > 0]
     table = np.empty(len(pairs), SEGMENT)
     table["address"], table["bytes"] = pairs[:, 0], pairs[:, 1]
     ends = np.cumsum(-(-pairs[:, 1].astype(np.int64) // PAGE))
@@ -168,11 +169,11 @@ class PageHasher:
         """Memory was written through the legacy stream: hash nothing before that (and what it waits for) is done."""
         self._wrote = True
 
-    def hash(self, ranges: Sequence[tuple[int, int]], key: bytes) -> PageHashes:
+    def hash(self, ranges: Ranges, key: bytes) -> PageHashes:
         """The pages of (address, bytes) ranges of device memory, in order. The last of each range may be short."""
         return self._run(ranges, key, None)
 
-    def copy_and_hash(self, ranges: Sequence[tuple[int, int]], staging: int, key: bytes) -> PageHashes:
+    def copy_and_hash(self, ranges: Ranges, staging: int, key: bytes) -> PageHashes:
         """Page i also goes to ``staging`` + 64 KiB · i: the very bytes that were hashed.
 
         What a short page leaves of its place becomes zeros. ``staging``: memory that the device can write
@@ -183,7 +184,7 @@ class PageHasher:
             raise ValueError(f"staging at 0x{staging:x}: not a multiple of 16")
         return self._run(ranges, key, staging)
 
-    def _run(self, ranges: Sequence[tuple[int, int]], key: bytes, staging: int | None) -> PageHashes:
+    def _run(self, ranges: Ranges, key: bytes, staging: int | None) -> PageHashes:
         table = segment_table(ranges)
         total = pages_of(table)
         result = PageHashes(np.empty((total, 2), np.uint64), np.empty(total, np.bool_))

@@ -30,7 +30,8 @@ class CudaRing(HostRing):
         self._context = context
         self._use()
         self._host = int(check(driver.cuMemHostAlloc(slots * FRAME, 0), "cuMemHostAlloc"))
-        self._device = int(check(driver.cuMemAlloc(slots * FRAME_PAGES * PAGE), "cuMemAlloc"))
+        self.staging_bytes = slots * FRAME_PAGES * PAGE  #: of all slots, one behind the other
+        self._device = int(check(driver.cuMemAlloc(self.staging_bytes), "cuMemAlloc"))
         least, _ = check(driver.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
         self.stream = check(driver.cuStreamCreateWithPriority(1, int(least)), "cuStreamCreateWithPriority")
         flags = driver.CUevent_flags

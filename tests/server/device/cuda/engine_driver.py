@@ -56,6 +56,8 @@ class EngineDriver:
         self.legacy = Stream()
         self.capturing = False
         self.fail_launch = 0
+        self.fail_register = 0
+        self.registered: dict[int, int] = {}  #: pinned memory of ours
 
     @staticmethod
     def CUresult(value: int) -> Any:
@@ -102,6 +104,37 @@ class EngineDriver:
 
     def cuMemcpyDtoHAsync(self, to: int, source: int, size: int, stream: Stream) -> Any:
         return self._copy(to, source, size, stream)
+
+    CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_UNIFIED=4)
+    CUDA_MEMCPY2D = SimpleNamespace
+
+    def cuMemcpy2DAsync(self, copy: Any, stream: Stream) -> Any:
+        out = copy.dstMemoryType == 1
+        assert (copy.srcMemoryType, copy.dstMemoryType) == ((4, 1) if out else (1, 4))
+        source, to = (copy.srcDevice, copy.dstHost) if out else (copy.srcHost, copy.dstDevice)
+        device, pitch = (source, copy.srcPitch) if out else (to, copy.dstPitch)
+        whole = [at for at, array in self.buffers.items() if at <= device
+                 and device + pitch * (copy.Height - 1) + copy.WidthInBytes <= at + array.nbytes]
+        assert whole, "a copy of two dimensions outside one range of memory"
+        self.log.append(f"copy {'out' if out else 'in'} {copy.Height}")
+
+        def run() -> None:
+            for row in range(copy.Height):
+                ctypes.memmove(to + row * copy.dstPitch, source + row * copy.srcPitch, copy.WidthInBytes)
+
+        stream.work.append(run)
+        return OK
+
+    def cuMemHostRegister(self, address: int, size: int, flags: int) -> Any:
+        if self.fail_register:
+            return (self.fail_register,)
+        assert address % 4096 == 0 and size % 4096 == 0
+        self.registered[address] = size
+        return OK
+
+    def cuMemHostUnregister(self, address: int) -> Any:
+        del self.registered[address]
+        return OK
 
     # -- modules
     def cuCtxSetCurrent(self, context: Any) -> Any:

@@ -1,0 +1,57 @@
+"""Compiles LLVM IR for the processor that it runs on: for inner loops over pages, with the GIL released."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import llvmlite.binding as llvm
+
+T = TypeVar("T")
+
+POINTER, WORD = ctypes.c_void_p, ctypes.c_uint64
+
+
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """``make`` is called by the first who asks; others wait for it. (Threads that begin together compiled it each.)"""
+    lock = threading.Lock()
+    found: list[T] = []
+
+    def get() -> T:
+        if not found:
+            with lock:
+                if not found:
+                    found.append(make())
+        return found[0]
+
+    return get
+
+
+@cache
+def host() -> tuple[str, str, frozenset[str]]:
+    """(name, feature string for LLVM, the features that are there) of this processor."""
+    found = llvm.get_host_cpu_features()
+    return llvm.get_host_cpu_name(), found.flatten(), frozenset(name for name, there in found.items() if there)
+
+
+def compile_ir(text: str, cpu: str, features: str) -> Any:
+    """The engine that keeps the code alive; ``get_function_address`` finds a function."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3)
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    return engine
+
+
+def function(engine: Any, name: str, *kinds: Any, result: Any = None) -> Any:
+    """A callable of argument types ``kinds``; the GIL is released while it runs."""
+    return ctypes.CFUNCTYPE(result, *kinds)(engine.get_function_address(name))
