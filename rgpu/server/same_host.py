@@ -12,6 +12,7 @@ read; that harms nobody but the program that does it.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -24,6 +25,7 @@ import numpy as np
 import structlog
 
 from rgpu.link import shared
+from rgpu.server.device import host_zone
 from rgpu.server.fast_path import FastPath
 from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut
 
@@ -43,18 +45,15 @@ class Memory:
     def __init__(self, identity: shared.Identity, fd: int) -> None:
         """Raises :class:`OSError`."""
         self.identity, self.size = identity, identity[2]
-        self.map = mmap.mmap(fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
-        self.view = memoryview(self.map)
-        self.address: int = np.frombuffer(self.view, np.uint8).ctypes.data
+        memory = host_zone.shared(fd, self.size)
+        self.address = ctypes.addressof(memory)
+        self.view = memoryview(memory).cast("B")
         self.pinned: bool | None = None
         self.wanted = True  #: the agent has not dropped it
 
     def close(self) -> None:
+        """The mapping goes with the last view: a device thread may still read."""
         self.view.release()
-        try:
-            self.map.close()
-        except BufferError:
-            pass  # a device thread still reads; the mapping goes with the last view
 
 
 class Area(Protocol):

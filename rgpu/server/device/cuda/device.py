@@ -32,6 +32,7 @@ from rgpu.server.device.cuda.inplace import InPlace
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
 from rgpu.server.device.cuda.peer import CudaPeer
+from rgpu.server.device.cuda.placing import Placing
 from rgpu.server.device.cuda.printed import CapturedStdout, Printed
 from rgpu.server.device.cuda.ring import CudaRing
 from rgpu.server.device.cuda.staging import Staging
@@ -97,6 +98,7 @@ class CudaDevice:
         check(driver.cuEventSynchronize(self._reference), "cuEventSynchronize")
         self._reference_time = self.clock()
         self.completion.start()
+        self._placing = Placing()
 
     def _use(self) -> None:
         """Make the context current in this thread; costs a look at the driver's thread state."""
@@ -234,7 +236,8 @@ class CudaDevice:
 
     def load(self, module: int, image: bytes, options: bytes, library: bool) -> tuple[ModuleTable, str]:
         self._use()
-        loaded, text = modules.load(image, options, library, self.facts.compute_capability)
+        with self._placing.still():
+            loaded, text = modules.load(image, options, library, self.facts.compute_capability)
         self._modules[module] = loaded
         if loaded.prints and self.text is not None:
             self.text.loaded()

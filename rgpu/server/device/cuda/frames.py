@@ -12,10 +12,8 @@ when the first image is written or read, and a few stay.
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from rgpu.checkpoint.chunk import CHUNK_HEADER
 from rgpu.checkpoint.device import PAGE
 from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, PITCH, FramePool
 from rgpu.checkpoint.pagehash import Ranges
+from rgpu.server.device import host_zone
 from rgpu.server.device.cuda.errors import check
 from rgpu.server.device.cuda.pagehash import PageHasher
 from rgpu.server.device.cuda.ring import CudaRing
@@ -75,11 +74,9 @@ class CudaFrame:
         self._shared = shared
         shared.use()
         try:
-            self._memory = mmap.mmap(-1, FRAME_BYTES)
+            self._memory = host_zone.private(FRAME_BYTES, huge=True)
         except OSError as error:
             raise DeviceError(f"the host has no {FRAME_BYTES} bytes for a frame", 2) from error
-        with suppress(OSError, AttributeError):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
         flat = np.frombuffer(self._memory, np.uint8)
         flat[::4096] = 0  # before it is pinned, by the thread that makes it, beside others
         self.rows = flat.reshape(FRAME_PAGES, PITCH)
