@@ -32,7 +32,7 @@ from rgpu.server.device.cuda.inplace import InPlace
 from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
 from rgpu.server.device.cuda.peer import CudaPeer
-from rgpu.server.device.cuda.placing import Placing
+from rgpu.server.device.cuda.placing import Placing, one_heap
 from rgpu.server.device.cuda.printed import CapturedStdout, Printed
 from rgpu.server.device.cuda.ring import CudaRing
 from rgpu.server.device.cuda.staging import Staging
@@ -63,6 +63,7 @@ class CudaDevice:
     """
 
     def __init__(self, ordinal: int = 0, stdout: CapturedStdout | None = None) -> None:
+        one_heap()
         pinned.reserve()
         check(driver.cuInit(0), "cuInit")
         self.ordinal = ordinal

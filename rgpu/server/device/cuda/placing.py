@@ -27,6 +27,7 @@ STEP = 256 << 30
 ROOM = 64 << 30  #: bytes of addresses that a worker's own mappings may need after its start
 TRIES = 8  #: other threads map memory between the look and the taking
 
+_M_ARENA_MAX = -8
 _PROT_NONE, _MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0, 0x4000, 0x100000
 _FAILED = ctypes.c_void_p(-1).value
 _MAPS = Path("/proc/self/maps")
@@ -35,6 +36,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def one_heap() -> None:
+    """Threads share one heap; before there are threads.
+
+    A thread's first allocation would take 64 MiB of addresses for a heap of its own (mallopt(3), M_ARENA_MAX),
+    and might do so while a module is loaded.
+    """
+    _libc.mallopt(_M_ARENA_MAX, 1)
 
 
 class Placing:
@@ -77,7 +87,7 @@ class Placing:
 
 
 def highest(maps: str) -> int:
-    """The end of what is mapped next below the main thread's stack, for whose growth the kernel keeps a gap; 0: none."""
+    """The end of what is mapped next below the main thread's stack (the kernel keeps a gap for its growth); 0: none."""
     end = 0
     for line in maps.splitlines():
         if line.endswith("[stack]"):
