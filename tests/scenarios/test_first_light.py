@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> N
 
 
 @pytest.mark.timeout(3600 if SWEEP else 900)
-@pytest.mark.parametrize(("example", "sampled"), [("heat", 6), ("numba_life", 2), ("cudart_saxpy", 2)])
+@pytest.mark.parametrize(("example", "sampled"), [("heat", 3), ("numba_life", 2), ("cudart_saxpy", 2)])
 def test_moves_at_random_moments(pool: LocalPool, example: str, sampled: int) -> None:
     """Moves to and fro while it computes; the digest does not change. 50 of each example in a sweep."""
     line = command(example, 4.0 if SWEEP else 1.5)  # more moves of each run, where there are many
@@ -119,9 +120,13 @@ def test_whole_node_killed(fresh_pool: LocalPool) -> None:
     assert program.finish() == expected
 
 
-def test_daemon_restarts_under_its_worker(fresh_pool: LocalPool) -> None:
+def test_daemon_restarts_under_its_worker(tmp_path: Path) -> None:
     """kill -9 of the daemon alone; a new one adopts the worker within the lease."""
-    pool = fresh_pool
+    with LocalPool(tmp_path, nodes=3, lease=8) as pool:  # a daemon takes a while to start on a busy machine
+        restarted_daemon_adopts(pool)
+
+
+def restarted_daemon_adopts(pool: LocalPool) -> None:
     expected = pool.heat("still", steps=20000).finish()
     program = pool.heat("adopted", steps=20000)
     program.wait_lines(3)
@@ -129,8 +134,8 @@ def test_daemon_restarts_under_its_worker(fresh_pool: LocalPool) -> None:
     node = pool.node(row["host"])
     os.kill(node["pid"], signal.SIGKILL)
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "rgpu.cli.main", "server", "--host", row["host"], "--lease", "2"], env=pool.environment,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        [sys.executable, "-m", "rgpu.cli.main", "server", "--host", row["host"], "--lease", str(pool.lease)],
+        env=pool.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 30
         while pool.node(row["host"]).get("pid") != daemon.pid:

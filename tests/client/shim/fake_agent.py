@@ -237,6 +237,8 @@ class FakeAgent:
                 self._apply(sock, record)
                 new = True
             if log.at < committed or not following or following - 1 not in self._segments:
+                if log.at < committed or following:
+                    closed = []  # records are there that have not been read: any of it may be theirs
                 break
             assert log.word(24) == committed
             self._log = self._segments[following - 1]
