@@ -561,10 +561,10 @@ class Shipper:
         self._effect(Kind.ENDED, self.journal.last_seq, "" if self.ended_well else reason)
         self.peer.close()
         if not self._lost:
-            code = self._exit_code()
+            code, statistics = self._exit_code(), self.upkeep.statistics()
             link, self.link = self.link, None
             if link is not None:
-                self._say_bye(link, reason, code)
+                self._say_bye(link, {"reason": reason, "exit_code": code, "statistics": statistics})
         self._feed_quietly_shutdown()
         self.journal.close(keep_files=self._lost)
         if self.recorder is not None:
@@ -584,11 +584,11 @@ class Shipper:
         log.info("session over", session=self.identity.session, reason=reason, calls=self.journal.last_seq,
                  awaited_calls=self.awaited)
 
-    def _say_bye(self, link: DataLink, reason: str, code: int | None) -> None:
+    def _say_bye(self, link: DataLink, last: dict[str, Any]) -> None:
         try:
             link.drain()
             if link.ready:
-                link.send_map(dl.BYE, {"reason": reason, "exit_code": code, "statistics": self.upkeep.statistics()})
+                link.send_map(dl.BYE, last)
             link.finish()
         except LinkError:
             link.close()

@@ -59,6 +59,7 @@ def wait_adoptable(pool: LocalPool) -> dict:
         time.sleep(0.5)
 
 
+@pytest.mark.slow
 def test_a_registry_set_back_is_adopted(tmp_path: Path) -> None:
     with EtcdCluster(tmp_path / "etcd") as cluster, \
             LocalPool(tmp_path, nodes=3, lease=5.0, registry=cluster.address("adopt", timeout=2)) as pool:

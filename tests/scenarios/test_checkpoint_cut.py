@@ -156,6 +156,7 @@ def test_a_move_goes_first(restless: Restless) -> None:
     restless.end()
 
 
+@pytest.mark.slow
 def test_a_second_checkpoint_waits_its_turn(restless: Restless) -> None:
     pool = restless.pool
     asked = restless.slow_checkpoint()
@@ -167,6 +168,7 @@ def test_a_second_checkpoint_waits_its_turn(restless: Restless) -> None:
     restless.end()
 
 
+@pytest.mark.slow
 def test_a_session_that_ends_waits_for_no_image(restless: Restless) -> None:
     pool = restless.pool
     asked = restless.slow_checkpoint(LONG)

@@ -44,7 +44,7 @@ def running_again(pool: LocalPool, name: str, epoch: int) -> dict[str, Any]:
 
 def test_images_are_listed_shown_checked_and_kept_in_order(small: LocalPool) -> None:
     pool = small
-    program = pool.heat("listed", steps=20000)
+    program = pool.heat("listed", steps=2_000_000)  # it is killed when all is seen
     program.wait_lines(2)
     taken = [pool.rgpu("checkpoint", "listed") for _ in range(2)]
     first, last = taken[0]["image"], taken[-1]["image"]

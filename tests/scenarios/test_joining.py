@@ -53,6 +53,7 @@ def scrape(folder: Path, host: str) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_that_only_leads(fresh_pool: LocalPool) -> None:
     """It has no devices, gets no sessions, and leads when the others are gone."""

@@ -91,6 +91,7 @@ def test_disturbed_at_gates(pool: WatchedPool, tmp_path: Path, how: str) -> None
     check(program, STEPS, LINES, GATES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20 if SWEEP else 1))
 def test_disturbed_at_any_moment(pool: WatchedPool, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

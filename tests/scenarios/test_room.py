@@ -111,6 +111,7 @@ def test_room_is_made_by_the_predicted_moves(pool: LocalPool, stage: Stage, dige
     assert stage.finish() == {digest}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_less_important_is_parked_and_notices_nothing_but_time(pool: LocalPool, stage: Stage, digest: str) -> None:
     low = stage.hold("low", 1.0, "--priority", "-5", "--gpus", "1", host="node-a")
@@ -134,6 +135,7 @@ def test_the_less_important_is_parked_and_notices_nothing_but_time(pool: LocalPo
     assert ["park", "resume"] == [name for name in decisions if name in ("park", "resume")]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ctrl_c_and_the_end_of_a_program_withdraw_a_request(pool: LocalPool, stage: Stage, digest: str) -> None:
     for host in ("node-a", "node-b", "node-c"):
@@ -156,6 +158,7 @@ def test_several_gpus_are_refused_at_once(pool: LocalPool) -> None:
     assert done.returncode == 2 and "several are not there yet" in done.stderr, (done.returncode, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_shares_of_compute_are_counted(pool: LocalPool, stage: Stage, digest: str) -> None:
     """Two halves fit on one device; with a third 60 % on another; memory follows the share."""
