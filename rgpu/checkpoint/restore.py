@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import Device, Region
-from rgpu.checkpoint.pages import apply_page, differing, unequal
+from rgpu.checkpoint.pages import apply_page, differing
 from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.reader import Image
 from rgpu.checkpoint.state import RegionState, SessionState
@@ -123,7 +124,7 @@ def finish(device: Device, state: SessionState, mend: Mend | None = None, blame:
     regions = [region.region() for region in state.regions]
     present = device.hash_regions(regions, state.hash_key)
     for number, (region_state, found) in enumerate(zip(state.regions, present, strict=True)):
-        bad = np.flatnonzero(unequal(_alike(found.hashes, region_state), region_state.page_hashes()))
+        bad = np.flatnonzero(pagehash.differ(_alike(found.hashes, region_state), region_state.page_hashes()))
         for _ in range(MENDS):
             if not len(bad) or mend is None or not mend(region_state.region(), bad):
                 break

@@ -22,7 +22,7 @@ import structlog
 from rgpu.checkpoint import pagehash, restore
 from rgpu.checkpoint.device import PAGE
 from rgpu.checkpoint.frozen import MomentView, look
-from rgpu.checkpoint.pages import differing, unequal
+from rgpu.checkpoint.pages import differing
 from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.state import SessionState
 from rgpu.link.faults import fault
@@ -198,7 +198,7 @@ def compare_pages(present: MomentView, last: SessionState) -> dict[int, list[int
         if now.shape != hashes.shape:
             raise Corrupt(f"{len(hashes)} page hashes for a region of {len(now)} pages", offset=region.address,
                           reason="hash count")
-        if indices := np.flatnonzero(unequal(now, hashes)).tolist():
+        if indices := np.flatnonzero(pagehash.differ(now, hashes)).tolist():
             wanted[region.address] = indices
     return wanted
 

@@ -25,7 +25,7 @@ import structlog
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Device
 from rgpu.checkpoint.frozen import HOST_LIMIT, RESERVE, FrozenPages, MomentView, freeze, look
-from rgpu.checkpoint.pages import PageTable, page_size, unequal
+from rgpu.checkpoint.pages import PageTable, page_size
 from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.state import SessionState
 from rgpu.link.faults import fault
@@ -444,5 +444,5 @@ def _compare_twice(device: Device, table: PageTable) -> tuple[float, int, int, i
         pages += len(hashes)
         differing += len(table.dirty(region, hashes))
         known = before.get((region.address, region.size))
-        moved += len(hashes) if known is None else int(unequal(known, hashes).sum())
+        moved += len(hashes) if known is None else int(pagehash.differ(known, hashes).sum())
     return seconds, pages, differing, moved

@@ -14,25 +14,15 @@ from __future__ import annotations
 import bisect
 import ctypes
 import errno
-import mmap
-import os
 import threading
 import weakref
 from typing import Any
 
+from rgpu.server.device import mapping
+
 BASE = 0x1B00_0000_0000
 SIZE = 0x0100_0000_0000  #: 1 TiB
 ALIGNMENT = 2 * 1024 * 1024
-
-_MAP_FIXED_NOREPLACE = 0x100000
-_MADV_HUGEPAGE = 14
-_FAILED = ctypes.c_void_p(-1).value
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _lock = threading.Lock()
 _taken: list[tuple[int, int]] = []  #: (start, end), by start
@@ -40,27 +30,22 @@ _taken: list[tuple[int, int]] = []  #: (start, end), by start
 
 def private(size: int, huge: bool = False) -> Any:
     """Zeroed memory as a ctypes array; unmapped when nothing refers to it any more. Raises :class:`OSError`."""
-    found = _map(size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+    found = _map(size, mapping.READ | mapping.WRITE, mapping.PRIVATE)
     if huge:
-        _libc.madvise(ctypes.addressof(found), size, _MADV_HUGEPAGE)  # a hint
+        mapping.prefer_huge_pages(ctypes.addressof(found), size)
     return found
 
 
 def shared(fd: int, size: int, writable: bool = False) -> Any:
     """The first ``size`` bytes of a file, as :func:`private` gives memory. Raises :class:`OSError`."""
-    return _map(size, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0), mmap.MAP_SHARED, fd)
+    return _map(size, mapping.READ | (mapping.WRITE if writable else 0), mapping.SHARED, fd)
 
 
-def _map(size: int, protection: int, flags: int, fd: int) -> Any:
+def _map(size: int, protection: int, flags: int, fd: int = -1) -> Any:
     length = -(-size // ALIGNMENT) * ALIGNMENT
     with _lock:
         start = _gap(length)
-        got = _libc.mmap(start, size, protection, flags | _MAP_FIXED_NOREPLACE, fd, 0)
-        if got == _FAILED:
-            raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())}: mapping {size} bytes at {start:#x}")
-        if got != start:  # a kernel before 4.17 takes the address for a wish
-            _libc.munmap(got, size)
-            raise OSError(errno.EEXIST, f"{size} bytes cannot be mapped at {start:#x}")
+        mapping.put(start, size, protection, flags | mapping.FIXED_NOREPLACE, fd)
         bisect.insort(_taken, (start, start + length))
     memory = (ctypes.c_ubyte * size).from_address(start)
     weakref.finalize(memory, _unmap, start, size, length).atexit = False  # the process' end does it at once
@@ -81,5 +66,5 @@ def _gap(length: int) -> int:
 
 def _unmap(start: int, size: int, length: int) -> None:
     with _lock:
-        _libc.munmap(start, size)
+        mapping.take_away(start, size)
         _taken.remove((start, start + length))

@@ -9,36 +9,14 @@ ranges (:mod:`.memory`): these functions trust their arguments.
 from __future__ import annotations
 
 import ctypes
-import errno
-import os
 from typing import Any
 
 import numpy as np
 
+from rgpu.server.device import mapping
 from rgpu.session.errors import DeviceError
 
-_PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
-_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x02, 0x10, 0x20
-_MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0x4000, 0x100000
-_MADV_HUGEPAGE, _HUGE = 14, 2 * 1024 * 1024
-_FAILED = ctypes.c_void_p(-1).value
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.munmap.restype = ctypes.c_int
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-def _mmap(address: int, size: int, protection: int, flags: int) -> None:
-    got = _libc.mmap(address, size, protection, _MAP_PRIVATE | _MAP_ANONYMOUS | flags, -1, 0)
-    if got == address:
-        return
-    code = ctypes.get_errno() if got == _FAILED else errno.EEXIST
-    if got != _FAILED:  # a kernel before 4.17 takes MAP_FIXED_NOREPLACE for a hint
-        _libc.munmap(got, size)
-    raise OSError(code, f"mmap of {size:#x} bytes at {address:#x}: {os.strerror(code)}")
+_HUGE = 2 * 1024 * 1024
 
 
 class Reservation:
@@ -50,7 +28,7 @@ class Reservation:
     def __init__(self, base: int, size: int) -> None:
         self.base, self.size = base, size
         try:
-            _mmap(base, size, _PROT_NONE, _MAP_NORESERVE | _MAP_FIXED_NOREPLACE)
+            mapping.put(base, size, mapping.NONE, mapping.PRIVATE | mapping.NORESERVE | mapping.FIXED_NOREPLACE)
         except OSError as error:
             raise DeviceError(
                 f"cannot reserve the session's address range: {error}; another device of this process holds it, "
@@ -60,11 +38,11 @@ class Reservation:
     def back(self, address: int, size: int) -> None:
         """Fresh zeroed memory at a range of whole 4 KiB pages. Raises DeviceError(2) when the host has none."""
         try:
-            _mmap(address, size, _PROT_READ | _PROT_WRITE, _MAP_FIXED)
+            mapping.put(address, size, mapping.READ | mapping.WRITE, mapping.PRIVATE | mapping.FIXED)
         except OSError as error:
             raise DeviceError(f"out of host memory: {error}", 2) from error
         if size >= _HUGE:
-            _libc.madvise(address, size, _MADV_HUGEPAGE)  # a hint; first touches cost a tenth
+            mapping.prefer_huge_pages(address, size)
 
     def release(self, address: int, size: int) -> None:
         """Give the memory back.
@@ -73,12 +51,12 @@ class Reservation:
         still using memory which the program freed too early must not end the
         worker. Validity is judged by the range table, never by page faults.
         """
-        _mmap(address, size, _PROT_READ | _PROT_WRITE, _MAP_FIXED | _MAP_NORESERVE)
+        mapping.put(address, size, mapping.READ | mapping.WRITE, mapping.PRIVATE | mapping.FIXED | mapping.NORESERVE)
 
     def close(self) -> None:
         if self._open:
             self._open = False
-            _libc.munmap(self.base, self.size)
+            mapping.take_away(self.base, self.size)
 
 
 def _raw(address: int, size: int) -> Any:

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import errno
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 
+from rgpu.server.device import mapping
 from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.session.addresses import PAGE, PINNED_BASE, PINNED_SIZE
 from rgpu.session.errors import DeviceError
@@ -30,21 +30,12 @@ CUDA_ERROR_INVALID_VALUE = 1
 CUDA_ERROR_OUT_OF_MEMORY = 2
 PIECE = 16 * 1024 * 1024  #: bytes that one upload holds in device memory at a time
 
-_PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
-_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0x2, 0x10, 0x20, 0x4000, 0x100000
-_FAILED = ctypes.c_void_p(-1).value
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-
 
 def _map(address: int, size: int, protection: int, flags: int) -> None:
-    found = _libc.mmap(address, size, protection, _MAP_PRIVATE | _MAP_ANONYMOUS | flags, -1, 0)
-    if found == _FAILED or found != address:
-        number = ctypes.get_errno()
-        raise DeviceError(f"mapping 0x{address:x} + {size}: {errno.errorcode.get(number, number)}",
-                          CUDA_ERROR_OUT_OF_MEMORY)
+    try:
+        mapping.put(address, size, protection, mapping.PRIVATE | flags)
+    except OSError as error:
+        raise DeviceError(str(error), CUDA_ERROR_OUT_OF_MEMORY) from error
 
 
 _reserved = False
@@ -54,7 +45,7 @@ def reserve() -> None:
     """Keep the pinned range free in this process; once, before cuInit. Raises :class:`DeviceError`."""
     global _reserved
     if not _reserved:
-        _map(PINNED_BASE, PINNED_SIZE, _PROT_NONE, _MAP_NORESERVE | _MAP_FIXED_NOREPLACE)
+        _map(PINNED_BASE, PINNED_SIZE, mapping.NONE, mapping.NORESERVE | mapping.FIXED_NOREPLACE)
         _reserved = True
 
 
@@ -75,7 +66,7 @@ class Shadows:
         if (at and self._starts[at - 1] + self.ranges[self._starts[at - 1]] > address) or (
                 at < len(self._starts) and self._starts[at] < address + size):
             raise DeviceError(f"shadow of 0x{address:x} + {size}: overlaps another", CUDA_ERROR_INVALID_VALUE)
-        _map(address, size, _PROT_READ | _PROT_WRITE, _MAP_FIXED)
+        _map(address, size, mapping.READ | mapping.WRITE, mapping.FIXED)
         try:
             flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
             check(driver.cuMemHostRegister(address, size, flags), "cuMemHostRegister")
@@ -84,7 +75,7 @@ class Shadows:
                 driver.cuMemHostUnregister(address)
                 raise DeviceError(f"the device sees 0x{address:x} at 0x{seen:x}", CUDA_ERROR_INVALID_VALUE)
         except DeviceError:
-            _map(address, size, _PROT_NONE, _MAP_NORESERVE | _MAP_FIXED)
+            _map(address, size, mapping.NONE, mapping.NORESERVE | mapping.FIXED)
             raise
         self.ranges[address] = size
         bisect.insort(self._starts, address)
@@ -96,7 +87,7 @@ class Shadows:
             raise DeviceError(f"no shadow at 0x{address:x}", CUDA_ERROR_INVALID_VALUE)
         self._starts.remove(address)
         check(driver.cuMemHostUnregister(address), "cuMemHostUnregister")
-        _map(address, size, _PROT_NONE, _MAP_NORESERVE | _MAP_FIXED)
+        _map(address, size, mapping.NONE, mapping.NORESERVE | mapping.FIXED)
 
     def contains(self, address: int, size: int) -> bool:
         """Whether [address, address+size) lies in one shadow. Needs no context."""

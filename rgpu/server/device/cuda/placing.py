@@ -16,26 +16,19 @@ earlier modules is.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from rgpu.server.device import mapping
 
 STEP = 256 << 30
 ROOM = 64 << 30  #: bytes of addresses that a worker's own mappings may need after its start
 TRIES = 8  #: other threads map memory between the look and the taking
 
 _M_ARENA_MAX = -8
-_PROT_NONE, _MAP_NORESERVE, _MAP_FIXED_NOREPLACE = 0, 0x4000, 0x100000
-_FAILED = ctypes.c_void_p(-1).value
 _MAPS = Path("/proc/self/maps")
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def one_heap() -> None:
@@ -44,7 +37,7 @@ def one_heap() -> None:
     A thread's first allocation would take 64 MiB of addresses for a heap of its own (mallopt(3), M_ARENA_MAX),
     and might do so while a module is loaded.
     """
-    _libc.mallopt(_M_ARENA_MAX, 1)
+    mapping.libc.mallopt(_M_ARENA_MAX, 1)
 
 
 class Placing:
@@ -57,7 +50,7 @@ class Placing:
         self.start, self.end = 0, 0
         at = _reserve(None, ROOM, 0)
         if at is not None:
-            _libc.munmap(at, ROOM)
+            mapping.take_away(at, ROOM)
             self.start, self.end = at // STEP * STEP, highest(_MAPS.read_text())
             if not STEP <= self.start < self.end:
                 self.end = 0
@@ -73,7 +66,7 @@ class Placing:
             finally:
                 self._depth -= 1
                 for start, end in taken:
-                    _libc.munmap(start, end - start)
+                    mapping.take_away(start, end - start)
 
     def _close(self) -> list[tuple[int, int]]:
         taken: list[tuple[int, int]] = []
@@ -82,7 +75,7 @@ class Placing:
             if not free:
                 break
             taken += [(start, end) for start, end in free
-                      if _reserve(start, end - start, _MAP_FIXED_NOREPLACE) is not None]
+                      if _reserve(start, end - start, mapping.FIXED_NOREPLACE) is not None]
         return taken
 
 
@@ -116,10 +109,7 @@ def gaps(maps: str, start: int, end: int) -> list[tuple[int, int]]:
 
 def _reserve(address: int | None, size: int, flags: int) -> int | None:
     """Addresses without memory; None where they cannot be had."""
-    got = _libc.mmap(address, size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | flags, -1, 0)
-    if got == _FAILED:
+    try:
+        return mapping.put(address, size, mapping.NONE, mapping.PRIVATE | mapping.NORESERVE | flags)
+    except OSError:
         return None
-    if address is not None and got != address:
-        _libc.munmap(got, size)
-        return None
-    return int(got)

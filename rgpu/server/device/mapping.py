@@ -1,0 +1,43 @@
+"""mmap(2) at addresses of our choice, which Python's own mmap module does not take."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+
+NONE, READ, WRITE = 0, mmap.PROT_READ, mmap.PROT_WRITE
+SHARED, PRIVATE = mmap.MAP_SHARED, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+FIXED, NORESERVE, FIXED_NOREPLACE = 0x10, 0x4000, 0x100000
+
+_MADV_HUGEPAGE = 14
+_FAILED = ctypes.c_void_p(-1).value
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def put(address: int | None, size: int, protection: int, flags: int, fd: int = -1) -> int:
+    """Map memory, where it has to be if ``address`` is given; returns where. Raises :class:`OSError`."""
+    got = libc.mmap(address, size, protection, flags, fd, 0)
+    if got != _FAILED and (address is None or got == address):
+        return int(got)
+    code = ctypes.get_errno() if got == _FAILED else errno.EEXIST
+    if got != _FAILED:  # a kernel before 4.17 takes MAP_FIXED_NOREPLACE for a hint
+        libc.munmap(got, size)
+    where = "" if address is None else f" at {address:#x}"
+    raise OSError(code, f"mmap of {size:#x} bytes{where}: {os.strerror(code)}")
+
+
+def take_away(address: int, size: int) -> None:
+    """munmap(2)."""
+    libc.munmap(address, size)
+
+
+def prefer_huge_pages(address: int, size: int) -> None:
+    """A hint; first touches cost a tenth."""
+    libc.madvise(address, size, _MADV_HUGEPAGE)
