@@ -571,7 +571,7 @@ class Shipper:
             self.recorder.close()
         if not self._lost:
             self.desk.quietly("session.end", {"session": self.identity.session, "reason": reason,
-                                              "exit_code": code}, 5.0)
+                                              "exit_code": code, "statistics": statistics}, 5.0)
         self._poll.close()
         os.close(self._eventfd)
         with self._fence:

@@ -81,7 +81,7 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.list", USER, ANY, True, "{} → {sessions: […], queue: requests that wait}"),
     Verb("session.describe", USER, ANY, True, "{session} → the record and what its worker reports"),
     Verb("session.logs", USER, ANY, True, "{session, lines} → {lines: […]}"),
-    Verb("session.end", USER | NODE, LEADER, True, "{session, reason, exit_code}: its program ended."),
+    Verb("session.end", USER | NODE, LEADER, True, "{session, reason, exit_code, statistics}: its program ended."),
     Verb("session.withdraw", USER, LEADER, True,
          "{session, program, reason}: that program waits for a place no more; if it has just got one, that ends."),
     Verb("session.kill", USER, LEADER, True, "{session}: end it now."),

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ log = structlog.get_logger(__name__)
 JOURNAL_LIMIT = 256 << 20
 ASK_SECONDS = 660.0  #: that a leader may take
 LONGEST = {"session.checkpoint": 2 * CHECKPOINT_SECONDS + 60}  #: one may wait for another
+LAST_WORDS = 256  #: ended sessions whose agent's last figures a leader keeps
 LEADER_LOOK = 0.5  #: seconds between two looks whether the asked leader still leads
 
 #: Asks of a leader: (args, public key of the asker, how to report progress) → result
@@ -50,6 +51,8 @@ class PoolVerbs:
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
+        #: What agents said as they ended their sessions: a worker may have gone before it heard of it.
+        self._last_words: dict[str, dict[str, Any]] = {}
         self._leader_verbs: dict[str, LeaderVerb] = {
             "session.create": self._create, "session.end": self._end, "session.kill": self._end,
             "session.withdraw": self._withdraw,
@@ -148,6 +151,11 @@ class PoolVerbs:
     async def _end(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         reason = str(args.get("reason") or "killed by its user")
         await self._coordinator.end(str(args["session"]), reason)
+        if words := last_words(args.get("statistics")):
+            self._last_words.pop(str(args["session"]), None)
+            self._last_words[str(args["session"])] = words
+            while len(self._last_words) > LAST_WORDS:
+                del self._last_words[next(iter(self._last_words))]
         return {"session": args["session"], "reason": reason}
 
     async def _withdraw(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
@@ -257,7 +265,7 @@ class PoolVerbs:
     async def _list(self, request: Request) -> Any:
         records = await self.daemon.leadership.sessions()
         infos = await self._infos()
-        views = newest_views(info.get("sessions", {}) for info in infos)
+        views = views_of(infos)
         lines = {str(line["name"]): line for info in infos for line in info.get("queue", [])}
         shown = [r for r in records if request.args.get("all") or r.state not in ("ended", "failed")]
         waiting = (await self.daemon.leadership.registry.list(QUEUE)).entries
@@ -271,7 +279,7 @@ class PoolVerbs:
 
     async def _views(self) -> dict[str, dict[str, Any]]:
         """What the workers of all nodes say of themselves."""
-        return newest_views(info.get("sessions", {}) for info in await self._infos())
+        return views_of(await self._infos())
 
     async def info_of(self, node: NodeRecord) -> dict[str, Any]:
         """What a node says of itself; nothing if it does not answer."""
@@ -293,7 +301,7 @@ class PoolVerbs:
         return {"host": self.daemon.host, "pid": os.getpid(), "leader": coordinator is not None,
                 "moves": coordinator.moves() if coordinator else {}, "time": time.time(),
                 "queue": await coordinator.admission.rows() if coordinator else [],
-                "rebalancing": coordinator.rebalancing.doing if coordinator else "",
+                "rebalancing": coordinator.rebalancing.doing if coordinator else "", "last_words": self._last_words,
                 "sessions": {**node.ended, **{name: view for (name, _), view in zip(handles, views, strict=True)}}}
 
     async def _describe(self, request: Request) -> Any:
@@ -302,7 +310,8 @@ class PoolVerbs:
         record = held.record
         return {**_row(record, view), "quota": record.quota, "device": record.device,
                 "image": _plain(record.image), "move": _plain(record.move), "recover": record.recover,
-                "created": record.created, "changed": record.changed, "worker": view}
+                "created": record.created, "changed": record.changed,
+                "worker": {key: value for key, value in view.items() if key != "last_words"}}
 
     async def _logs(self, request: Request) -> Any:
         session = str(request.args["session"])
@@ -347,6 +356,22 @@ def _facts(node: NodeRecord, name: str, quota: int, session: str = "", recover: 
     return {"facts": told.as_dict(), "driver_release": str(facts.get("driver_release") or "")}
 
 
+def last_words(statistics: Any) -> dict[str, Any]:
+    """An agent's figures as its session ends, from outside: numbers and short texts only."""
+    given = statistics if isinstance(statistics, dict) else {}
+    return {str(name): value[:300] if isinstance(value, str) else value for name, value in list(given.items())[:64]
+            if isinstance(value, (int, float, str))}
+
+
+def views_of(infos: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """One view of each session, from what nodes say of themselves, with its agent's last words if there are any."""
+    views = newest_views(info.get("sessions", {}) for info in infos)
+    for info in infos:
+        for name, words in info.get("last_words", {}).items():
+            views[name] = {**views.get(name, {}), "last_words": words}
+    return views
+
+
 def newest_views(nodes: Iterable[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """One view of each session: of several nodes', a living worker's, and then the highest epoch's.
 
@@ -381,7 +406,9 @@ def _in_line(line: dict[str, Any] | None) -> str:
 
 def _row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None = None) -> dict[str, Any]:
     """One line of ``rgpu ps``; ``line``: where a parked one stands in the queue."""
-    stats = dict(view.get("stats") or {})
+    stats, words = dict(view.get("stats") or {}), view.get("last_words") or {}
+    if record.state == "ended" and words.get("pid") == record.program.pid:  # and not of an earlier one of that name
+        stats.update(words)
     notes = [record.reason if record.state not in ("running",) else "", _in_line(line),
              str(stats.get("blocked_reason") or ""),
              f"diverged: {stats['divergence']}" if stats.get("divergence") else "",

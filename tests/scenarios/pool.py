@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.scenarios import verbs
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 #: `make sweep-etcd` sets it to ``etcd``: the truth of every pool is then in an etcd of three members of its own.
@@ -127,8 +129,7 @@ class LocalPool:
 
     def rgpu(self, *verb: str, timeout: float = 90) -> Any:
         """Run a verb with ``-o json`` and return what it printed. Raises :class:`VerbError`."""
-        done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", *verb, "-o", "json"], env=self.environment,
-                              cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+        done = verbs.run((*verb, "-o", "json"), self.environment, timeout)
         if done.returncode:
             raise VerbError(verb, done.returncode, done.stderr)
         return json.loads(done.stdout)

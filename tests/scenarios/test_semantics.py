@@ -90,11 +90,8 @@ def test_forked_and_executed_children(pool: LocalPool) -> None:
 
 # -- limits and errors --------------------------------------------------------------------
 def test_quota_is_exact_and_nothing_is_awaited(pool: LocalPool) -> None:
-    for turn in range(3):  # on a busy machine it may be over before its agent has told the worker a figure
-        run_to_end(pool, "quota", name=f"quota-{turn}", options=("--memory", "64MiB"))
-        row = pool.session(f"quota-{turn}")
-        if row["calls"]:
-            break
+    run_to_end(pool, "quota", name="quota", options=("--memory", "64MiB"))
+    row = pool.session("quota")
     assert row["calls"] > 2000 and row["awaited_calls"] <= 2, row
 
 
@@ -187,10 +184,11 @@ def test_examples_moved_and_killed(pool: LocalPool, example: str, arguments: tup
         program.wait_lines(1)
         epoch = moved_and_killed(pool, program)
         assert program.finish() == still.finish()
-        if epoch is not None:
+        ended = pool.session(program.name)["epoch"]
+        if epoch is not None and ended > epoch:  # a program that had its last answer needs no other worker
+            assert ended == epoch + 1
             break
     else:
         pytest.fail("every program ended before its worker could be killed")
-    assert pool.session(program.name)["epoch"] == epoch + 1
     if runtime:
         assert program.lines[0] == f"runtime {runtime.rpartition('.')[0]}"

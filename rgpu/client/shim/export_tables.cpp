@@ -42,12 +42,18 @@ void log_arguments(const char* table, unsigned slot, Arguments... arguments) {
              static_cast<const void*>(arguments)...);
 }
 
+// Not a template: there are some thousand slots, and each would be compiled with strings of its own.
+[[gnu::noinline]] CUresult not_implemented(unsigned table, std::size_t slot, void* a, void* b, void* c, void* d,
+                                           void* e, void* f) {
+    log_arguments(kTableNames[table], static_cast<unsigned>(slot), a, b, c, d, e, f);
+    log_once("slot " + std::to_string(table) + "." + std::to_string(slot),
+             "export table %s: slot %zu was called and is not implemented", kTableNames[table], slot);
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 template <unsigned T, std::size_t Slot>
 CUresult unnamed_slot(void* a, void* b, void* c, void* d, void* e, void* f) {
-    log_arguments(kTableNames[T], Slot, a, b, c, d, e, f);
-    log_once("slot " + std::to_string(T) + "." + std::to_string(Slot),
-             "export table %s: slot %zu was called and is not implemented", kTableNames[T], Slot);
-    return CUDA_ERROR_NOT_SUPPORTED;
+    return not_implemented(T, Slot, a, b, c, d, e, f);
 }
 
 template <typename F>

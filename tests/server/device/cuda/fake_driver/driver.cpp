@@ -84,6 +84,7 @@ void print_out() {
 
 struct Stream {
     std::deque<std::function<bool()>> work;  // false: not yet
+    std::condition_variable given;           // its own: with one for all, each call would wake every stream
     bool blocking;
     Graph *capturing = nullptr;
     void *last = nullptr;  // node
@@ -98,7 +99,7 @@ struct Stream {
         static const long delay = getenv("FAKE_DRIVER_DELAY_US") ? atol(getenv("FAKE_DRIVER_DELAY_US")) : 0;
         std::unique_lock guard(lock);
         for (;;) {
-            changed.wait(guard, [&] { return !work.empty(); });
+            given.wait(guard, [&] { return !work.empty(); });
             auto &item = work.front();
             guard.unlock();
             if (delay) usleep(static_cast<useconds_t>(delay));
@@ -125,7 +126,7 @@ Result give(void *handle, std::function<bool()> work) {
     if (int error = injected.exchange(0)) return error;
     std::lock_guard guard(lock);
     of(handle)->work.push_back(std::move(work));
-    changed.notify_all();
+    of(handle)->given.notify_one();
     return 0;
 }
 Result give_once(void *handle, std::function<void()> work) {
