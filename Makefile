@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Cases mostly wait for leases and deadlines: more of them than processors run side by side.
 SWEEP_JOBS ?= 4
 # Many processes each, and leases that must not be lost for want of a processor: one after the other.
 ALONE := tests/scenarios/test_effects.py tests/scenarios/test_hosts.py
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard rgpu/client/shim/*.?pp rgpu/client/shim/generated/* \
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*.?pp rgpu/client/shim/generated/* \
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/* \
            rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/*)
 
@@ -27,7 +28,9 @@ help:
 $(VENV)/.stamp: $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  echo "cannot make a virtual environment: install Python's venv module (Debian: python3-venv)" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(PIP) 'scikit-build-core>=0.10' 'cmake>=3.18' ninja
+	$(BIN)/python .ci/build
+	$(PIP) --no-build-isolation --config-settings wheel.cmake=false --editable '.[test]'
 	@touch $@
 
 setup: $(VENV)/.stamp
@@ -50,7 +53,7 @@ sweep-etcd: setup
 	RGPU_SWEEP=1 RGPU_TEST_REGISTRY=etcd RGPU_SWEEP_OUT=bench/results/etcd $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) --timeout 900 $(addprefix tests/scenarios/test_,$(addsuffix .py,moves_under_fire faults leader_dies kill_sweep)) 2>&1 | tee bench/results/etcd/$$(date +%F)-sweep.txt
 
 fuzz: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(PIP) --no-build-isolation --config-settings wheel.cmake=false --editable '.[fuzz]'
 	@mkdir -p bench/results
 	$(BIN)/python -m tests.fuzz.run --seconds 600 --keep --out bench/results/$$(date +%F)-fuzz.txt $(ARGS)
 

@@ -63,12 +63,13 @@ def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> N
 
 
 @pytest.mark.timeout(3600 if SWEEP else 900)
-@pytest.mark.parametrize(("example", "sampled"), [("heat", 2), ("numba_life", 1), ("cudart_saxpy", 1)])
-def test_moves_at_random_moments(pool: LocalPool, example: str, sampled: int) -> None:
+@pytest.mark.parametrize("example", ["heat", pytest.param("numba_life", marks=pytest.mark.slow),
+                                     pytest.param("cudart_saxpy", marks=pytest.mark.slow)])
+def test_moves_at_random_moments(pool: LocalPool, example: str) -> None:
     """Moves to and fro while it computes; the digest does not change. 50 of each example in a sweep."""
     line = command(example, 4.0 if SWEEP else 1.5)  # more moves of each run, where there are many
     undisturbed = pool.run(*line, name=f"{example}-not-moved").finish()
-    moves, done, run = 50 if SWEEP else sampled, 0, 0
+    moves, done, run = 50 if SWEEP else 3, 0, 0
     chance = random.Random(20)
     while done < moves:
         run += 1
