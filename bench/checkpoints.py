@@ -40,12 +40,13 @@ from bench.move_load import BLOCK, CHUNK, PTX  # noqa: E402
 from bench.moves import driver_ms  # noqa: E402
 from rgpu.checkpoint import cut, restore  # noqa: E402
 from rgpu.checkpoint.device import GRANULE, PAGE, Launch  # noqa: E402
+from rgpu.checkpoint.encoding import prepare as prepare_native  # noqa: E402
 from rgpu.checkpoint.frames import KEPT  # noqa: E402
 from rgpu.checkpoint.frozen import MomentView, look  # noqa: E402
 from rgpu.checkpoint.imaging import Imaging  # noqa: E402
 from rgpu.checkpoint.state import SessionState  # noqa: E402
 from rgpu.checkpoint.store import DirectoryStore  # noqa: E402
-from rgpu.checkpoint.writer import STAGING, prepare_native  # noqa: E402
+from rgpu.checkpoint.writer import STAGING  # noqa: E402
 from rgpu.server.device.cpu.facts import available_memory  # noqa: E402
 from rgpu.server.worker import make_device  # noqa: E402
 from rgpu.session.addresses import DEVICE_BASE  # noqa: E402

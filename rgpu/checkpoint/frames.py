@@ -13,11 +13,15 @@ still.
 
 from __future__ import annotations
 
+import itertools
+import mmap
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,12 +38,34 @@ KEPT = 8  #: frames of a device that stay between two images
 MAKERS = 16  #: threads that make frames
 
 Array = np.ndarray[Any, Any]
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A frame's memory, for other processes: a memfd of ``size`` bytes; no two frames have one ``number``."""
+
+    number: int
+    fd: int
+    size: int
+
+    @staticmethod
+    def make(size: int) -> Shared:
+        """Raises :class:`OSError`."""
+        fd = os.memfd_create("rgpu-frame", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+        except OSError:
+            os.close(fd)
+            raise
+        return Shared(next(_numbers), fd, size)
 
 
 class Frame(Protocol):
     """See the module docstring. Used by one thread at a time. Every method raises :class:`DeviceError`."""
 
     rows: Array  #: (FRAME_PAGES, PITCH) uint8; fewer rows in tests
+    shared: Shared  #: the same memory
 
     def gather(self, ranges: Ranges, key: bytes) -> None:
         """Copy the pages of (address, bytes) ranges of the device to the first rows; the rest of a short one is zeros.
@@ -167,7 +193,11 @@ class HostFrame:
     """For devices whose memory is the host's: :func:`host_pool` makes them."""
 
     def __init__(self, device: Copies, rows: int, scratch: Array, lock: threading.Lock) -> None:
-        self.rows = np.empty((rows, PITCH), np.uint8)
+        try:
+            self.shared = Shared.make(rows * PITCH)
+        except OSError as error:
+            raise DeviceError(f"the host has no {rows * PITCH} bytes for a frame", 2) from error
+        self.rows = np.frombuffer(mmap.mmap(self.shared.fd, self.shared.size), np.uint8).reshape(rows, PITCH)
         self._device, self._scratch, self._lock = device, scratch, lock
 
     def gather(self, ranges: Ranges, key: bytes) -> None:
@@ -183,7 +213,8 @@ class HostFrame:
                                   for row, address, count in pieces])
 
     def close(self) -> None:
-        """Its memory goes with it."""
+        """Its memory goes once nothing refers to ``rows`` any more."""
+        os.close(self.shared.fd)
 
 
 def host_pool(device: Copies, rows: int = FRAME_PAGES, keep: int = KEPT) -> FramePool:

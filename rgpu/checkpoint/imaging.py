@@ -355,7 +355,8 @@ class Imaging:
             self._add(writer, frame, pages)
 
     def _add(self, writer: ImageWriter, frame: Frame, pages: PageList) -> None:
-        writer.add_rows(frame.rows, pages, self.hash_key, lambda: self.device.frames().give(frame))
+        writer.add_rows(frame.rows[:len(pages)], pages, self.hash_key, lambda: self.device.frames().give(frame),
+                        frame.shared)
 
     def _let_go(self, held: Held) -> None:
         """Frames that nobody will store; the device may still be filling them."""

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 from blake3 import blake3
 
 from rgpu.checkpoint import chunk, image
+from rgpu.checkpoint.base import Array
 from rgpu.checkpoint.blobs import Blobs, Sink
 from rgpu.session.errors import StoreError
 
@@ -59,25 +61,27 @@ class Packs:
         self._over = False
         self._failure: BaseException | None = None
 
-    def append(self, data: Any, size: int = 0) -> Iterator[tuple[int, int, int]]:
+    def append(self, data: Any, lengths: Array | None = None) -> Iterator[tuple[int, int, int]]:
         """Store encoded chunks: (which of this writer's packs, offset there, how many chunks) of each run of them.
 
-        ``size``: bytes of each, by default of all: they are one. A pack that is full is ended between two of them.
-        Raises :class:`StoreError`.
+        ``lengths``: bytes of each, one behind the other; left out, all is one. A pack that is full is ended between
+        two of them. Raises :class:`StoreError`.
         """
         view = memoryview(data)
-        size = size or len(view)
-        at, count = 0, len(view) // size
-        while at < count:
-            pack, some = self._take(), 0
+        ends = np.array([len(view)]) if lengths is None else np.cumsum(lengths)
+        at, done = 0, 0
+        while at < len(ends):
+            pack, size = self._take(), 0
             try:
-                some = min(count - at, max(1, -(-(self._blobs.pack_limit - pack.sink.size) // size)))
-                offset = pack.write(view[at * size:(at + some) * size])
-                pack.chunks += some
+                room = self._blobs.pack_limit - pack.sink.size
+                end = min(len(ends), int(np.searchsorted(ends, done + room)) + 1)  # the one that fills it, too
+                size = int(ends[end - 1]) - done
+                offset = pack.write(view[done:done + size])
+                pack.chunks += end - at
             finally:
-                self._give(pack, some * size)
-            yield pack.index, offset, some
-            at += some
+                self._give(pack, size)
+            yield pack.index, offset, end - at
+            at, done = end, done + size
 
     def _take(self) -> _Open:
         with self._changed:

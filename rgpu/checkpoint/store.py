@@ -28,6 +28,7 @@ from rgpu.checkpoint import cut, image
 from rgpu.checkpoint.base import Base
 from rgpu.checkpoint.blobs import Blobs, DirectoryBlobs
 from rgpu.checkpoint.device import Device
+from rgpu.checkpoint.encoders import Encoders
 from rgpu.checkpoint.intents import Announced
 from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.packs import pack_blob
@@ -107,12 +108,12 @@ class ImageStore:
 
     # -- writing --------------------------------------------------------------------
     def writer(self, name: str, base: str | None = None, *, others: Iterable[str] = (),
-               staging: int = STAGING, pace: Pace | None = None) -> ImageWriter:
+               staging: int = STAGING, pace: Pace | None = None, encoders: Encoders | None = None) -> ImageWriter:
         """Begin an image. ``base``: the previous one of the session; ``others``: images whose chunks may be shared.
 
         One of them that cannot be read, or whose packs are not all there, is
-        left out. ``staging``: bytes of pages that may wait in memory; ``pace``: how fast to write. Raises
-        :class:`AlreadyExists`, :class:`StoreError`.
+        left out. ``staging``: bytes of pages that may wait in memory; ``pace``: how fast to write;
+        ``encoders``: see :class:`ImageWriter`. Raises :class:`AlreadyExists`, :class:`StoreError`.
         """
         if self.blobs.size(self.manifest(name)) is not None:
             raise AlreadyExists(f"image {name} exists", image=name)
@@ -131,7 +132,8 @@ class ImageStore:
             with contextlib.suppress(StoreError):
                 announced.end()
             raise
-        return ImageWriter(self.blobs, self.prefix, name, self._key, announced, bases, staging, pace)
+        return ImageWriter(self.blobs, self.prefix, name, self._key, announced, bases, staging, pace,
+                           encoders)
 
     def _usable_base(self, name: str, announced: Announced) -> Base | None:
         """The image if its packs are there in their length and stay: a damaged base would damage its heirs."""

@@ -56,23 +56,24 @@ class ChunkTable:
                 break
             there = base.find_many(names[missing])
             numbers[missing[there >= 0]] = self.adopt(which, there[there >= 0].astype(np.uint32))
-        for index in np.flatnonzero(numbers == _UNKNOWN).tolist():
-            name = rows[index]
-            number = self._known.get(name)
-            if number is None:
-                number = self._known[name] = len(self._lengths)
-                self._names += name
-                self._append(0, 0, 0)
-                self._new.append(number)
-                fresh[index] = True
-            numbers[index] = number
+        missing = np.flatnonzero(numbers == _UNKNOWN)
+        if len(missing):
+            unknown = [rows[index] for index in missing.tolist()]
+            first, new = len(self._lengths), list(dict.fromkeys(unknown))
+            self._known.update(zip(new, range(first, first + len(new)), strict=True))
+            self._names += b"".join(new)
+            self._new.extend(range(first, first + len(new)))
+            for column in (self._offsets, self._lengths, self._packs):
+                column.frombytes(bytes(column.itemsize * len(new)))
+            numbers[missing] = list(map(self._known.__getitem__, unknown))
+            fresh[missing[np.unique(numbers[missing], return_index=True)[1]]] = True
         return numbers, fresh
 
-    def place_many(self, numbers: Array, pack: int, offset: int, length: int) -> None:
-        """New chunks of equal ``length``, stored one behind the other from ``offset`` on."""
-        for number in numbers.tolist():
-            self._packs[number], self._offsets[number], self._lengths[number] = pack, offset, length
-            offset += length
+    def place_many(self, numbers: Array, pack: int, offset: int, lengths: Array) -> None:
+        """New chunks of these ``lengths``, stored one behind the other from ``offset`` on."""
+        offsets = offset + np.concatenate([[0], np.cumsum(lengths)])
+        for number, at, length in zip(numbers.tolist(), offsets.tolist(), lengths.tolist(), strict=False):
+            self._packs[number], self._offsets[number], self._lengths[number] = pack, at, length
 
     def _append(self, pack: int, offset: int, length: int) -> None:
         self._packs.append(pack)

@@ -25,10 +25,12 @@ from urllib.parse import quote
 
 import numpy as np
 
-from rgpu.checkpoint import blake3_native, chunk, crc32_native, image, pagehash, pagehash_native
+from rgpu.checkpoint import chunk, encoding, image, pagehash
 from rgpu.checkpoint.base import Array, Base
 from rgpu.checkpoint.blobs import Blobs
 from rgpu.checkpoint.device import Region
+from rgpu.checkpoint.encoders import Encoders
+from rgpu.checkpoint.frames import Shared
 from rgpu.checkpoint.intents import BEAT_SECONDS, Announced
 from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.packs import Packs
@@ -43,18 +45,17 @@ STILL_PATIENCE = 10.0  #: seconds that a store may take nothing while a session 
 ROWS = 64  #: pages of a frame that one thread takes at a time
 THREADS = min(16, max(2, 3 * (os.cpu_count() or 1) // 4))  #: the session's own threads run beside them
 PACKS = 8  #: filled side by side, at most
-_ONE_IN = 7  #: pages of a frame of which one is looked at to see whether compressing pays; odd: data comes in twos
 
 
 class ImageWriter:
     """Made by :meth:`rgpu.checkpoint.store.ImageStore.writer`. One thread calls it.
 
     ``bases``: older images whose packs are all there; the first is the previous one of the session.
-    ``pace``: how fast it may write.
+    ``pace``: how fast it may write. ``encoders``: processes for what threads of this one would do to frames.
     """
 
     def __init__(self, blobs: Blobs, prefix: str, name: str, key: bytes, announced: Announced, bases: list[Base],
-                 staging: int = STAGING, pace: Pace | None = None) -> None:
+                 staging: int = STAGING, pace: Pace | None = None, encoders: Encoders | None = None) -> None:
         self.name = name
         self._blobs, self._prefix, self._key, self._announced = blobs, prefix, key, announced
         self._manifest = manifest_name(prefix, name)
@@ -62,6 +63,7 @@ class ImageWriter:
         self._bases = bases
         self.staging = staging
         self.pace = pace or Pace()
+        self._encoders = encoders
         self._lock = threading.Lock()  #: table and counts
         self._table = ChunkTable(bases)
         self._packs = Packs(blobs, prefix, announced.intent.id, key, min(PACKS, THREADS))
@@ -69,7 +71,8 @@ class ImageWriter:
         self._batch: list[tuple[int, int, Any]] = []  #: region address, page index, bytes
         self._batch_bytes = 0
         self._room = threading.BoundedSemaphore(max(1, staging // BATCH))
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="image")
+        self._threads = ThreadPoolExecutor(encoders.count + 1 if encoders is not None else THREADS,
+                                           thread_name_prefix="image")
         self._patience: float | None = None  #: seconds that adding pages may wait for the store
         self._under_way: set[Future[None]] = set()
         self._failure: BaseException | None = None
@@ -80,7 +83,9 @@ class ImageWriter:
     # -- pages ------------------------------------------------------------------
     def prepare(self) -> None:
         """Decide, and compile, what takes long before the session stands still. May be left out."""
-        prepare_native()
+        encoding.prepare()
+        if self._encoders is not None:
+            self._encoders.prepare()
         if self._bases:
             self._bases[0].prepare()
 
@@ -133,8 +138,11 @@ class ImageWriter:
             return
         self._append(page.region.address, page.index, page.data)
 
-    def add_rows(self, rows: Array, pages: PageList, hash_key: bytes, done: Callable[[], None]) -> None:
+    def add_rows(self, rows: Array, pages: PageList, hash_key: bytes, done: Callable[[], None],
+                 memory: Shared | None = None) -> None:
         """As :meth:`add_page`, for whole pages, not of zeros, in the first ``rows`` of a frame. Does not wait.
+
+        ``memory``: the frame's, for other processes; its first row is the first of ``rows``.
 
         ``done`` is called, from any thread, once nothing refers to the rows any more, also when this raises.
         A page that does not have its hash ends the image: :class:`DeviceError`.
@@ -149,7 +157,8 @@ class ImageWriter:
         except BaseException:
             done()
             raise
-        parts = range(0, len(pages), ROWS)
+        step = len(pages) if memory is not None and self._encoders is not None else ROWS
+        parts = range(0, len(pages), step)
         left, lock = [len(parts)], threading.Lock()
 
         def over(_: Any) -> None:
@@ -160,8 +169,8 @@ class ImageWriter:
                 done()
 
         for at in parts:
-            end = min(at + ROWS, len(pages))
-            future = self._threads.submit(self._work_rows, rows[at:end], pages.part(at, end), hash_key)
+            end = min(at + step, len(pages))
+            future = self._threads.submit(self._work_rows, rows[at:end], memory, pages.part(at, end), hash_key)
             with self._lock:
                 self._under_way.add(future)
             future.add_done_callback(over)
@@ -270,45 +279,36 @@ class ImageWriter:
             self.counts["raw_bytes"] += raw
             self.counts["stored_bytes"] += stored
 
-    def _work_rows(self, rows: Array, pages: PageList, hash_key: bytes) -> None:
-        """In a thread: some rows of a frame into chunks, each row becoming one where it lies."""
+    def _work_rows(self, rows: Array, memory: Shared | None, pages: PageList, hash_key: bytes) -> None:
+        """In a thread: rows of a frame into chunks, where they lie, here or in another process; those are stored."""
         if self._failure is not None:
             return
-        start, count = rows.ctypes.data + chunk.CHUNK_HEADER, len(rows)
-        found = pagehash_native.hash_rows(start, rows.strides[0], count, pagehash.expand_key(hash_key))
-        bad = np.flatnonzero(pagehash.differ(found, pages.hashes))
-        if len(bad):
-            raise pages.changed(int(bad[0]))
-        names = blake3_native.name_pages(start, rows.strides[0], count, self._key)
+        try:
+            if memory is not None and self._encoders is not None:
+                found = self._encoders.encode(memory, len(rows), pages.hashes, hash_key, self._key)
+            else:
+                found = encoding.encode(rows, pages.hashes, hash_key, self._key)
+        except encoding.PageChanged as changed:
+            raise pages.changed(changed.row) from None
         with self._lock:
-            numbers, fresh = self._table.number_many(names)
+            numbers, fresh = self._table.number_many(found.names)
             for address, _, mine in pages.by_region():
                 self._columns[address][0][pages.indices[mine]] = numbers[mine]
             self.counts["reused_chunks"] = self._table.adopted
-        raw = fresh.copy()
-        for index in compressible(rows, fresh):
-            data = chunk.encode(rows[index, chunk.CHUNK_HEADER:].tobytes(), names[index].tobytes())
-            if len(data) < rows.shape[1]:
-                raw[index] = False
-                if not self._store_one(int(numbers[index]), data, pagehash.PAGE):
-                    return
-        self._store_raw(rows, names, numbers, raw)
+        self._store_encoded(rows.reshape(-1), found.lengths, numbers, fresh)
 
-    def _store_raw(self, rows: Array, names: Array, numbers: Array, wanted: Array) -> None:
-        """Rows that are ``wanted`` as they are: neighbours are written by one call."""
-        where, pitch = np.flatnonzero(wanted), rows.shape[1]
+    def _store_encoded(self, data: Array, lengths: Array, numbers: Array, fresh: Array) -> None:
+        """Chunks one behind the other, those that are ``fresh``: neighbours are written by one call."""
+        where, starts = np.flatnonzero(fresh), np.concatenate([[0], np.cumsum(lengths)])
         for some in np.split(where, np.flatnonzero(np.diff(where) != 1) + 1) if len(where) else ():
-            part = rows[some[0]:some[-1] + 1]
-            crcs = crc32_native.crc_pages(part.ctypes.data + chunk.CHUNK_HEADER, pitch, len(part))
-            part[:, :chunk.CHUNK_HEADER] = chunk.raw_headers(names[some], crcs)
+            part, sizes, at = data[starts[some[0]]:starts[some[-1] + 1]], lengths[some], 0
             if not self.pace.wait(part.nbytes):
                 return
-            at = 0
-            for pack, offset, count in self._packs.append(part.reshape(-1), pitch):
+            for pack, offset, count in self._packs.append(part, sizes):
                 with self._lock:
-                    self._table.place_many(numbers[some[at:at + count]], pack, offset, pitch)
+                    self._table.place_many(numbers[some[at:at + count]], pack, offset, sizes[at:at + count])
                 at += count
-            self._count(len(part), len(part) * pagehash.PAGE, part.nbytes)
+            self._count(len(some), len(some) * pagehash.PAGE, part.nbytes)
 
     # -- end ---------------------------------------------------------------------
     def finish(self, state: SessionState, statistics: dict[str, Any] | None = None,
@@ -351,6 +351,8 @@ class ImageWriter:
             if self._failure is None:
                 self._announced.beat()
         self._threads.shutdown(wait=True)
+        if self._encoders is not None:
+            self._encoders.forget()
 
     def _put_manifest(self, data: bytes) -> None:
         self._manifest_put = True  # whatever comes of it: an error may hide that it was done
@@ -385,6 +387,8 @@ class ImageWriter:
         self.pace.stop()
         self._failure = self._failure or StoreError(f"image {self.name} was given up")
         self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._encoders is not None:
+            self._encoders.forget()
         self._packs.discard()
         try:
             if self._manifest_put:
@@ -400,24 +404,6 @@ class ImageWriter:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.abort()
-
-
-def prepare_native() -> None:
-    """Compile now what naming and checking pages need: a third of a second, once in a process."""
-    for module in (blake3_native, crc32_native, pagehash_native):
-        module.prepare()
-
-
-def compressible(rows: Array, fresh: Array) -> list[int]:
-    """The fresh rows that are to be tried. Of many, a few are looked at first: if none of them pays, none does."""
-    where = np.flatnonzero(fresh).tolist()
-
-    def pays(index: int) -> bool:
-        return chunk.worth_compressing(rows[index, chunk.CHUNK_HEADER:])
-
-    if len(where) > _ONE_IN and not any(pays(index) for index in where[::_ONE_IN]):
-        return []
-    return [index for index in where if pays(index)]
 
 
 def manifest_name(prefix: str, name: str) -> str:

@@ -19,8 +19,8 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.device import Device
+from rgpu.checkpoint.encoding import prepare as prepare_native
 from rgpu.checkpoint.frames import KEPT
-from rgpu.checkpoint.writer import prepare_native
 from rgpu.server.channel import Channel
 from rgpu.session.errors import LinkError, RgpuError
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
-from rgpu.checkpoint import cut, pagehash
+from rgpu.checkpoint import cut, encoders, pagehash
 from rgpu.checkpoint.device import PAGE, Device
 from rgpu.checkpoint.frozen import MomentView
 from rgpu.checkpoint.grants import granted
@@ -66,6 +66,8 @@ class Tasks:
         self._sending: Sending | None = None  #: at most one of these two
         self._imaging: Imaging | None = None
         self.pace: Pace | None = None  #: of the image that is being written
+        count = encoders.wanted()
+        self._encoders = encoders.Encoders(count) if count else None  #: started by the first image
         worker.runtime.executor.make_room = self._make_room
 
     def _make_room(self) -> bool:
@@ -193,7 +195,8 @@ class Tasks:
             try:
                 self.pace = pace
                 with images.own.writer(image, base or None, others=others or [],
-                                       staging=staging or staging_bytes(), pace=pace) as writer:
+                                       staging=staging or staging_bytes(), pace=pace,
+                                       encoders=self._encoders) as writer:
                     state, counts = imaging.run(writer, self._standing_still, self.take, facts)
             finally:
                 with self._lock:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
+import signal
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +19,15 @@ from rgpu.checkpoint import chunk, packs, pagehash
 from rgpu.checkpoint import writer as writer_module
 from rgpu.checkpoint.base import Base
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.checkpoint.frames import PITCH
+from rgpu.checkpoint.encoders import Encoders
+from rgpu.checkpoint.encoding import compressible
+from rgpu.checkpoint.frames import PITCH, Shared
 from rgpu.checkpoint.packs import Packs
 from rgpu.checkpoint.pages import PageList
 from rgpu.checkpoint.state import RegionState, SessionState
 from rgpu.checkpoint.store import DirectoryStore, ImageStore
 from rgpu.checkpoint.table import ChunkTable
-from rgpu.checkpoint.writer import compressible
-from rgpu.session.errors import DeviceError, StoreFull
+from rgpu.session.errors import DeviceError, StoreError, StoreFull
 from tests.checkpoint.store_helpers import BASE, FailingBlobs, image_of, many_pages, restores_as
 from tests.checkpoint.test_images import KEY
 
@@ -60,14 +65,33 @@ def kinds(count: int, seed: int = 1) -> list[bytes]:
     return [(chance.randbytes(PAGE), bytes([index % 251]) * PAGE, same)[index % 3] for index in range(count)]
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Encoders]:
+    encoders = Encoders(2)
+    yield encoders
+    encoders.close()
+    assert encoders._started is not None and encoders._started.poll() == 0
+
+
+def in_shared_memory(rows: np.ndarray) -> tuple[np.ndarray, Shared]:
+    """A copy in memory that other processes can map."""
+    memory = Shared.make(rows.nbytes)
+    copy = np.frombuffer(mmap.mmap(memory.fd, memory.size), np.uint8).reshape(rows.shape)
+    copy[:] = rows
+    return copy, memory
+
+
 @pytest.mark.parametrize("count", [1, 3, 63, 64, 65, 200])
 @pytest.mark.parametrize("each", ["random", "mixed"])
-def test_rows_become_an_image(tmp_path: Path, count: int, each: str) -> None:
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_rows_become_an_image(tmp_path: Path, count: int, each: str, where: str, processes: Encoders) -> None:
+    """The same packs, byte for byte, wherever it is done."""
     pages = kinds(count) if each == "mixed" else [os.urandom(PAGE) for _ in range(count)]
     store, done = DirectoryStore(tmp_path), []
     store.blobs.pack_limit = 50 * PAGE
-    with store.writer("i") as writer:
-        writer.add_rows(framed(pages), listed(pages), KEY, lambda: done.append(1))
+    rows, memory = in_shared_memory(framed(pages)) if where == "elsewhere" else (framed(pages), None)
+    with store.writer("i", encoders=processes if memory else None) as writer:
+        writer.add_rows(rows, listed(pages), KEY, lambda: done.append(1), memory)
         counts = writer.finish(state_of(pages))
     assert done == [1] and counts["pages"] == count and counts["new_chunks"] == len(set(pages))
     assert counts["raw_bytes"] == len(set(pages)) * PAGE
@@ -116,6 +140,62 @@ def test_a_page_that_changed_after_it_was_hashed(tmp_path: Path) -> None:
     assert done == [1] and store.names() == {} and not list(tmp_path.rglob("*.pack"))
 
 
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_changed_page_is_named_and_the_next_image_is_written(tmp_path: Path, where: str, processes: Encoders) -> None:
+    pages, store = kinds(100), DirectoryStore(tmp_path)
+    rows, memory = in_shared_memory(framed(pages))
+    rows[70, 1000] ^= 1
+    encoders = processes if where == "elsewhere" else None
+    with pytest.raises(DeviceError, match="page 70 of 0x200000000000 changed"), \
+            store.writer("i", encoders=encoders) as writer:
+        writer.add_rows(rows, listed(pages), KEY, lambda: None, memory)
+        writer.finish(state_of(pages))
+    rows[70, 1000] ^= 1
+    if where == "here":  # some of its parts are chunks by now
+        rows[:] = framed(pages)
+    with store.writer("j", encoders=encoders) as writer:
+        writer.add_rows(rows, listed(pages), KEY, lambda: None, memory)
+        writer.finish(state_of(pages))
+    store.verify("j")
+
+
+def test_a_process_that_dies_takes_the_image_with_it_and_the_next_starts_others(tmp_path: Path) -> None:
+    pages, store, encoders, done = kinds(64), DirectoryStore(tmp_path), Encoders(2), []
+    rows, memory = in_shared_memory(framed(pages))
+    with store.writer("a", encoders=encoders) as writer:
+        writer.add_rows(rows, listed(pages), KEY, lambda: None, memory)
+        writer.finish(state_of(pages))
+    group = encoders._started.pid
+    os.killpg(group, signal.SIGKILL)
+    rows[:] = framed(pages)
+    for name in ("b", "c"):  # each finds one of the two dead
+        with pytest.raises(StoreError, match="take the checkpoint again"), \
+                store.writer(name, encoders=encoders) as writer:
+            writer.add_rows(rows, listed(pages), KEY, lambda: done.append(1), memory)
+            writer.finish(state_of(pages))
+    with store.writer("d", encoders=encoders) as writer:
+        writer.add_rows(rows, listed(pages), KEY, lambda: done.append(1), memory)
+        writer.finish(state_of(pages))
+    assert encoders._started.pid != group and done == [1, 1, 1] and sorted(store.names()) == ["a", "d"]
+    store.verify("d")
+    encoders.close()
+
+
+def test_processes_let_go_of_frames_and_end_with_whoever_began_them(tmp_path: Path) -> None:
+    pages, store, encoders = kinds(10), DirectoryStore(tmp_path), Encoders(1)
+    rows, memory = in_shared_memory(framed(pages))
+    with store.writer("a", encoders=encoders) as writer:
+        writer.add_rows(rows, listed(pages), KEY, lambda: None, memory)
+        writer.finish(state_of(pages))
+    maps = Path(f"/proc/{encoders._started.pid}/maps")
+    deadline = time.monotonic() + 20
+    while "rgpu-frame" in maps.read_text():
+        assert time.monotonic() < deadline, "the frame is mapped still"
+        time.sleep(0.01)
+    encoders.close()
+    assert encoders._started.poll() == 0
+
+
 def test_a_store_that_is_full(tmp_path: Path) -> None:
     """The frames come back, nothing stays, and who adds more hears of it."""
     pages, done, inner = [os.urandom(PAGE) for _ in range(128)], [], DirectoryStore(tmp_path)
@@ -132,17 +212,14 @@ def test_a_store_that_is_full(tmp_path: Path) -> None:
 
 
 def test_a_sample_decides_whether_compressing_is_tried() -> None:
-    fresh = np.ones(64, bool)
     random_pages = [os.urandom(PAGE) for _ in range(64)]
-    assert compressible(framed(random_pages), fresh) == []
+    assert compressible(framed(random_pages)) == []
     zeros_behind = random_pages[:8] + [bytes(PAGE)] * 56
-    assert compressible(framed(zeros_behind), fresh) == list(range(8, 64))
+    assert compressible(framed(zeros_behind)) == list(range(8, 64))
     in_turn = [bytes([index]) * PAGE if index % 2 else random_pages[index] for index in range(64)]
-    assert compressible(framed(in_turn), fresh) == list(range(1, 64, 2)), "what comes in turn is not missed"
-    fresh[7:] = False
-    assert compressible(framed(zeros_behind), fresh) == []
-    fresh[9] = True
-    assert compressible(framed(zeros_behind)[7:], fresh[7:]) == [2], "few are all looked at"
+    assert compressible(framed(in_turn)) == list(range(1, 64, 2)), "what comes in turn is not missed"
+    assert compressible(framed(zeros_behind[:7])) == []
+    assert compressible(framed(zeros_behind[7:10])) == [1, 2], "few are all looked at"
 
 
 def test_headers_of_many_are_those_of_one() -> None:
@@ -203,7 +280,7 @@ def test_threads_fill_packs_side_by_side(tmp_path: Path, monkeypatch: pytest.Mon
     other = threading.Thread(target=lambda: list(written.append(os.urandom(PAGE))), name="slow")
     other.start()
     assert going.wait(20)
-    places = [place for _ in range(5) for place in written.append(os.urandom(3 * PAGE), PAGE)]
+    places = [place for _ in range(5) for place in written.append(os.urandom(3 * PAGE), [PAGE] * 3)]
     assert {pack for pack, _, _ in places} == {1} and all(count == 3 for _, _, count in places)
     slow.set()
     other.join()
@@ -215,7 +292,7 @@ def test_a_run_is_cut_where_a_pack_is_full(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     store.blobs.pack_limit = 10 * PAGE
     written = Packs(store.blobs, "", "cd" * 8, bytes(32))
-    places = list(written.append(os.urandom(25 * PAGE), PAGE))
+    places = list(written.append(os.urandom(25 * PAGE), [PAGE] * 25))
     assert [(pack, count) for pack, _, count in places] == [(0, 10), (1, 10), (2, 5)]
     assert [pack.size for pack in written.finish()] == [32 + count * PAGE + 64 for count in (10, 10, 5)]
 

@@ -36,9 +36,12 @@ def private(size: int, huge: bool = False) -> Any:
     return found
 
 
-def shared(fd: int, size: int, writable: bool = False) -> Any:
+def shared(fd: int, size: int, writable: bool = False, huge: bool = False) -> Any:
     """The first ``size`` bytes of a file, as :func:`private` gives memory. Raises :class:`OSError`."""
-    return _map(size, mapping.READ | (mapping.WRITE if writable else 0), mapping.SHARED, fd)
+    found = _map(size, mapping.READ | (mapping.WRITE if writable else 0), mapping.SHARED, fd)
+    if huge:
+        mapping.prefer_huge_pages(ctypes.addressof(found), size)
+    return found
 
 
 def _map(size: int, protection: int, flags: int, fd: int = -1) -> Any:

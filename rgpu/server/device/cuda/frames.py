@@ -12,6 +12,7 @@ when the first image is written or read, and a few stay.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from cuda.bindings import driver
 
 from rgpu.checkpoint.chunk import CHUNK_HEADER
 from rgpu.checkpoint.device import PAGE
-from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, PITCH, FramePool
+from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, PITCH, FramePool, Shared
 from rgpu.checkpoint.pagehash import Ranges
 from rgpu.server.device import host_zone
 from rgpu.server.device.cuda.errors import check
@@ -74,15 +75,20 @@ class CudaFrame:
         self._shared = shared
         shared.use()
         try:
-            self._memory = host_zone.private(FRAME_BYTES, huge=True)
+            self.shared = Shared.make(FRAME_BYTES)
+            self._memory = host_zone.shared(self.shared.fd, FRAME_BYTES, writable=True, huge=True)
         except OSError as error:
             raise DeviceError(f"the host has no {FRAME_BYTES} bytes for a frame", 2) from error
-        flat = np.frombuffer(self._memory, np.uint8)
-        flat[::4096] = 0  # before it is pinned, by the thread that makes it, beside others
-        self.rows = flat.reshape(FRAME_PAGES, PITCH)
-        self._address = int(flat.ctypes.data)
-        check(driver.cuMemHostRegister(self._address, FRAME_BYTES, 0), "cuMemHostRegister")
-        self._done = shared.event()
+        try:
+            flat = np.frombuffer(self._memory, np.uint8)
+            flat[::4096] = 0  # before it is pinned, by the thread that makes it, beside others
+            self.rows = flat.reshape(FRAME_PAGES, PITCH)
+            self._address = int(flat.ctypes.data)
+            check(driver.cuMemHostRegister(self._address, FRAME_BYTES, 0), "cuMemHostRegister")
+            self._done = shared.event()
+        except BaseException:
+            os.close(self.shared.fd)
+            raise
 
     def gather(self, ranges: Ranges, key: bytes) -> None:
         shared = self._shared
@@ -153,4 +159,5 @@ class CudaFrame:
         driver.cuEventSynchronize(self._done)
         driver.cuMemHostUnregister(self._address)
         driver.cuEventDestroy(self._done)
+        os.close(self.shared.fd)
         # The memory goes once nothing refers to `rows` any more.
