@@ -185,6 +185,7 @@ def test_several_checkpoints_keep_to_the_bandwidth(tmp_path: Path) -> None:
     """Two sessions of random bytes at once, one budget: both are as slow as half of it."""
     pool = LocalPool(tmp_path, nodes=1)
     pool.environment["RGPU_CHECKPOINT_BANDWIDTH"] = "2MiB"
+    pool.environment["RGPU_IMAGE_PROCESSES"] = "2"  # none by itself, where there are few processors
     with pool:
         programs = [pool.run(*line("restless", tmp_path / "released"), name=name) for name in ("a", "b")]
         for program in programs:
