@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -155,6 +156,13 @@ def measure(bench: Bench) -> dict[str, Any]:
     }
 
 
+def keep_logs(folder: Path, into: Path) -> None:
+    """Whole, as NODE-…-NAME.log: what happened between a kill and the next step stands there with its times."""
+    into.mkdir(parents=True, exist_ok=True)
+    for path in folder.rglob("*.log"):
+        shutil.copy(path, into / "-".join(path.relative_to(folder).parts))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", action="append", help="of each of the two nodes (default: cpu)")
@@ -163,13 +171,18 @@ def main() -> None:
     parser.add_argument("--lease", type=float, default=2.0, help="seconds")
     parser.add_argument("--memory", default="24GiB")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
+    parser.add_argument("--logs", type=Path, help="a folder for the logs of the pool's daemons and workers")
     parser.add_argument("command", nargs="*", help="another program and its arguments")
     options = parser.parse_args()
     command = options.command or [str(WORKLOAD), "--steps", str(options.steps)]
     devices = tuple(options.device or ("cpu", "cpu"))
     with tempfile.TemporaryDirectory(prefix="rgpu-recovery-") as folder, \
             LocalPool(Path(folder), nodes=2, lease=options.lease, devices=devices) as pool:
-        found = measure(Bench(pool, command, options))
+        try:
+            found = measure(Bench(pool, command, options))
+        finally:
+            if options.logs is not None:
+                keep_logs(Path(folder), options.logs)
     result = {**environment(), "command": " ".join(sys.argv), "lease_s": options.lease, "every_s": options.every,
               **found}
     print(json.dumps(found, indent=1))
