@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rgpu.client import launcher
 from tests.building import one_at_a_time
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +50,7 @@ def test_wheel(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         assert {"rgpu/client/lib/libcuda.so.1", "rgpu/client/lib/libcuda.so", "rgpu/client/lib/libnvidia-ml.so.1",
+                "rgpu/client/lib/link/libcuda.so",
                 "rgpu/cli/main.py",
                 "rgpu/server/device/cuda/lib/librgpu_engine.so"} <= set(names)
         assert not [n for n in names if n.split("/")[0] not in ("rgpu",) and ".dist-info" not in n]
@@ -75,3 +78,19 @@ def test_libcuda_so_is_the_same_driver(wheel: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path / "rgpu/client/lib")})
     assert done.stdout.strip() == "True", done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_programs_are_linked_with_lcuda(wheel: Path, tmp_path: Path) -> None:
+    """By what LIBRARY_PATH is under `rgpu run`; what comes out needs the driver by its own name."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    source, program = tmp_path / "p.c", tmp_path / "p"
+    source.write_text("int cuInit(unsigned); int main(void) { return cuInit(7) == 1 ? 0 : 1; }")
+    library = tmp_path / "rgpu" / "client" / "lib"
+    environment = launcher.environment({"PATH": os.environ["PATH"]}, library, tmp_path / "agent")
+    done = subprocess.run(["cc", source, "-o", program, "-lcuda"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    dynamic = subprocess.run(["readelf", "-dW", program], capture_output=True, text=True, check=True).stdout
+    assert "Shared library: [libcuda.so.1]" in dynamic and "[libcuda.so]" not in dynamic
+    assert subprocess.run([program], env=environment).returncode == 0, "the shim's cuInit takes no flags"

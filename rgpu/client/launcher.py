@@ -56,7 +56,8 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     # memory that GPU and CPU poll together, which cannot work here. So it tries peers first: they work, or say why not.
     result.setdefault("NCCL_P2P_LEVEL", "SYS")
     # What compilers started by the program read for -lcuda: inductor's C++ wrapper, cpp extensions.
-    result["LIBRARY_PATH"] = _join(str(library), base.get("LIBRARY_PATH"), ":")
+    link = library / "link"  # installed; in a folder of a build, libcuda.so is a link
+    result["LIBRARY_PATH"] = _join(str(link if link.exists() else library), base.get("LIBRARY_PATH"), ":")
     return result
 
 
