@@ -22,12 +22,12 @@ INSTALLED = (ROOT / "rgpu/client/lib/libcuda.so.1", ROOT / "rgpu/client/lib/libn
 
 
 @contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
+def one_at_a_time(folder: Path) -> Iterator[Path]:
     """Makes ``folder``, and holds a lock on it against the other test processes."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield folder
 
 
 def as_installed() -> Path | None:

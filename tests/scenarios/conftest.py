@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.building import one_at_a_time
 from tests.scenarios import table
 from tests.scenarios.pool import LocalPool
 
@@ -37,10 +38,29 @@ def fresh_pool(tmp_path: Path) -> Iterator[LocalPool]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def undisturbed(pool: LocalPool) -> str:
+@pytest.fixture(scope="session")
+def heat_digest(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The digest of an undisturbed run of the heat example, by its arguments: run once, for all test processes."""
+    shared = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        shared = shared.parent
+
+    def digest(**arguments: int) -> str:
+        name = "-".join(f"{key}{value}" for key, value in sorted(arguments.items())) or "default"
+        with one_at_a_time(shared / "digests" / name) as folder:
+            known = folder / "digest"
+            if not known.exists():
+                with LocalPool(tmp_path_factory.mktemp("still"), nodes=1) as pool:
+                    known.write_text(pool.heat("still", **arguments).finish(300))
+            return known.read_text()
+
+    return digest
+
+
+@pytest.fixture
+def undisturbed(heat_digest: Callable[..., str]) -> str:
     """The digest of the small heat run."""
-    return pool.heat("undisturbed").finish()
+    return heat_digest()
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -8,7 +8,7 @@ bench/results/), a seeded sample in `make test`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.scenarios import faults
 from tests.scenarios.conftest import SWEEP, sample
 from tests.scenarios.faults import ACTORS, FROZEN, HOLD, POINTS, STALLED, Disturbance, break_actor
 from tests.scenarios.fire import HEAT, Outcome
-from tests.scenarios.pool import ROOT, LocalPool
+from tests.scenarios.pool import ROOT
 from tests.scenarios.table import record
 
 ACTOR_CASES = [f"{point}/{actor}/{how}" for point in POINTS for actor in ACTORS for how in ("kill", "freeze")]
@@ -35,10 +35,9 @@ def tabled() -> Iterator[list[Outcome]]:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+def expected(heat_digest: Callable[..., str]) -> str:
     """The digest of an undisturbed run."""
-    with LocalPool(tmp_path_factory.mktemp("still"), nodes=1) as pool:
-        return pool.heat("still", **HEAT).finish()
+    return heat_digest(**HEAT)
 
 
 @pytest.mark.parametrize("case", sample(ACTOR_CASES, 4, seed=11))

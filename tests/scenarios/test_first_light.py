@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.scenarios.pool import EXAMPLES, LocalPool, VerbError
 OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
 
 
-def test_runs_and_waits_rarely(pool: LocalPool, undisturbed: str) -> None:
+def test_runs_and_waits_rarely(pool: LocalPool) -> None:
     """The heat example waits fewer than 3 times for each time step it launches."""
     steps = 3000
     program = pool.heat("awaited", steps=steps, report=10)
@@ -69,7 +70,7 @@ def test_moves_at_random_moments(pool: LocalPool, example: str) -> None:
     """Moves to and fro while it computes; the digest does not change. 50 of each example in a sweep."""
     line = command(example, 4.0 if SWEEP else 1.5)  # more moves of each run, where there are many
     undisturbed = pool.run(*line, name=f"{example}-not-moved").finish()
-    moves, done, run = 50 if SWEEP else 3, 0, 0
+    moves, done, run = 50 if SWEEP else 2, 0, 0
     chance = random.Random(20)
     while done < moves:
         run += 1
@@ -107,9 +108,8 @@ def test_worker_killed(pool: LocalPool, undisturbed: str, checkpoint: bool) -> N
     assert pool.session(program.name)["epoch"] > before["epoch"]
 
 
-def test_whole_node_killed(fresh_pool: LocalPool) -> None:
+def test_whole_node_killed(fresh_pool: LocalPool, undisturbed: str) -> None:
     pool = fresh_pool
-    expected = pool.heat("still").finish()
     program = pool.heat("node")
     program.wait_lines(3)
     row = pool.session("node")
@@ -118,17 +118,16 @@ def test_whole_node_killed(fresh_pool: LocalPool) -> None:
         os.kill(pid, signal.SIGKILL)
     after = pool.wait_state("node", "running", not_on=row["host"])
     assert after["epoch"] > row["epoch"]
-    assert program.finish() == expected
+    assert program.finish() == undisturbed
 
 
-def test_daemon_restarts_under_its_worker(tmp_path: Path) -> None:
+def test_daemon_restarts_under_its_worker(tmp_path: Path, heat_digest: Callable[..., str]) -> None:
     """kill -9 of the daemon alone; a new one adopts the worker within the lease."""
     with LocalPool(tmp_path, nodes=3, lease=8) as pool:  # a daemon takes a while to start on a busy machine
-        restarted_daemon_adopts(pool)
+        restarted_daemon_adopts(pool, heat_digest(steps=20000))
 
 
-def restarted_daemon_adopts(pool: LocalPool) -> None:
-    expected = pool.heat("still", steps=20000).finish()
+def restarted_daemon_adopts(pool: LocalPool, expected: str) -> None:
     program = pool.heat("adopted", steps=20000)
     program.wait_lines(3)
     row = pool.session("adopted")

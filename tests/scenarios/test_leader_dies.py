@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
 from tests.scenarios.conftest import sample
 from tests.scenarios.fire import FROZEN_SECONDS, HEAT, Fire
-from tests.scenarios.pool import ROOT, LocalPool
+from tests.scenarios.pool import ROOT
 from tests.scenarios.test_moves_under_fire import COMMANDS
 
 RECOVERY = ("recovery.place", "recovery.place.done", "recovery.start", "recovery.start.done")
@@ -25,9 +26,9 @@ DRAIN_CASES = [f"{point}:{action}" for point in DRAIN for action in ("kill", "st
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with LocalPool(tmp_path_factory.mktemp("still"), nodes=1) as pool:
-        return pool.heat("still", **HEAT).finish()
+def expected(heat_digest: Callable[..., str]) -> str:
+    """The digest of an undisturbed run."""
+    return heat_digest(**HEAT)
 
 
 def after(fire: Fire, case: str) -> None:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,9 +61,9 @@ def table() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with LocalPool(tmp_path_factory.mktemp("still"), nodes=1) as pool:
-        return pool.heat("still", **HEAT).finish()
+def expected(heat_digest: Callable[..., str]) -> str:
+    """The digest of an undisturbed run."""
+    return heat_digest(**HEAT)
 
 
 def disturb(case: str, expected: str, *, frozen: bool, workers: bool = True, mode: str = "copy",
