@@ -250,7 +250,25 @@ class Daemon:
                 tell({key: value for key, value in values.items() if key in PROGRESS})
         elif event == "bye":
             reason = str(values.get("reason") or "the program ended")
-            self.spawn(self.pool_verbs.ask_leader("session.end", {"session": session, "reason": reason}))
+            self.spawn(self._report_end(session, reason))
+
+    async def _report_end(self, session: str, reason: str) -> None:
+        """Have the session of a program that is over ended, however long the pool has no leader.
+
+        Its agent tells the leader as well, but does not wait for one: its program's exit does not.
+        """
+        worker = self.node.running.get(session)
+        while not self.stopping.is_set():
+            try:
+                await self.pool_verbs.ask_leader("session.end", {"session": session, "reason": reason})
+                return
+            except RgpuError as error:
+                if error.code == "not_found" or self.node.running.get(session) is not worker:
+                    return
+                log.warning("the leader was not told of a session's end yet", session=session, reason=error.message)
+                await asyncio.sleep(0.5)
+                if self.node.running.get(session) is not worker:  # it was told, and the name may be another's by now
+                    return
 
     def report_death(self, session: str, epoch: int, position: int | None, reason: str) -> None:
         """A session that this node owns at ``epoch`` has no worker any more: the leader decides what follows."""

@@ -79,8 +79,13 @@ class Member:
             self.process = None
 
     def pause(self) -> None:
+        """Every thread of it stands still when this returns."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGSTOP)
+        tasks, until = Path(f"/proc/{self.process.pid}/task"), time.monotonic() + 10
+        while any(path.read_text().rpartition(")")[2].split()[0] not in "TZ" for path in tasks.glob("*/stat")):
+            assert time.monotonic() < until, "a stopped process runs on"
+            time.sleep(0.001)
 
     def resume(self) -> None:
         assert self.process is not None

@@ -1,0 +1,66 @@
+"""A program's end reaches the pool's leader, however long there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rgpu.server.daemon import Daemon
+from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError
+
+
+class Leaderless:
+    """As much of a daemon as :meth:`Daemon._report_end` uses; each call gets the next of ``answers``."""
+
+    def __init__(self, *answers: RgpuError | None) -> None:
+        self.answers, self.asked = list(answers), 0
+        self.node = SimpleNamespace(running={"s": object()})
+        self.stopping = asyncio.Event()
+        self.pool_verbs = self
+
+    async def ask_leader(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        assert (verb, args["session"]) == ("session.end", "s")
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if answer is not None:
+            raise answer
+        return {}
+
+
+def report(daemon: Leaderless) -> None:
+    asyncio.run(asyncio.wait_for(Daemon._report_end(daemon, "s", "it ended"), 20))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: sleep(0))
+
+
+def test_the_leader_is_asked_until_one_has_done_it() -> None:
+    daemon = Leaderless(PoolUnavailable("no leader"), PoolUnavailable("no leader"), None)
+    report(daemon)
+    assert daemon.asked == 3
+
+
+def test_a_session_that_nobody_knows_needs_no_end() -> None:
+    daemon = Leaderless(NotFound("no session s"))
+    report(daemon)
+    assert daemon.asked == 1
+
+
+def test_another_session_of_that_name_is_left_alone() -> None:
+    """The first call did it, and its answer was lost; the name is somebody else's meanwhile."""
+    daemon = Leaderless(PoolUnavailable("no answer"))
+    ask = daemon.ask_leader
+
+    async def done_all_the_same(verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        daemon.node.running["s"] = object()
+        return await ask(verb, args)
+
+    daemon.ask_leader = done_all_the_same  # type: ignore[method-assign]
+    report(daemon)
+    assert daemon.asked == 1
