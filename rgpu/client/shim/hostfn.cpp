@@ -1,6 +1,9 @@
 // Host functions and stream callbacks. The worker answers `host_function` when
 // the stream gets there; the shim's callback thread then runs the program's
 // function and publishes host_function_done, which lets the stream go on.
+#include <atomic>
+#include <memory>
+
 #include "capturing.hpp"
 #include "memory.hpp"
 #include "session.hpp"
@@ -37,9 +40,12 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
   }
   std::uint64_t seq = 0;
   const std::uint64_t number = stream.number;
+  // The stream may get there before the thread that gave it the function has noted that: inside, the stream is busy.
+  auto noted = std::make_shared<std::atomic<bool>>(false);
   CUresult r = submit_notify(view(call), [=, run = std::move(run)](const Answer& answer) {
     ReservedSpace space;  // the stream stands still until host_function_done is published
     if (answer.result != CUDA_ERROR_SYSTEM_NOT_READY) {
+      noted->wait(false);
       if (before) {  // the function knows that the stream's work before it is complete
         learned(number, before);
         observed(before);
@@ -65,6 +71,8 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
     return r;
   }
   note_work(stream, seq);
+  noted->store(true);
+  noted->notify_one();
   return CUDA_SUCCESS;
 }
 

@@ -161,13 +161,16 @@ void Engine::take(Out &out, uint64_t timeout_ns) {
         if (pop(out)) return;
         const uint64_t now = now_ns();
         const uint64_t due = last_watermark_ + kWatermarkInterval;
-        if (progress_ && now >= due) {
+        // The last watermark may have been made between a call's completion and its being counted as applied: then no
+        // completion will ask for another one.
+        const bool behind = !progress_ && last_done_ < applied() && idle_locked();
+        if ((progress_ || behind) && now >= due) {
             progress_ = false;
             out.took = static_cast<int>(Took::progress);
             return;
         }
         if (now >= deadline) return;
-        const uint64_t until = progress_ ? std::min(due, deadline) : deadline;
+        const uint64_t until = progress_ || behind ? std::min(due, deadline) : deadline;
         out_.wait_for(lock, std::chrono::nanoseconds(until - now));
     }
 }
