@@ -29,14 +29,12 @@ import sys
 import numpy as np
 
 from rgpu.checkpoint import encoding
-from rgpu.checkpoint.chunk import CHUNK_HEADER
-from rgpu.checkpoint.pagehash import PAGE
+from rgpu.checkpoint.frames import PITCH
 
 ENCODE, FORGET = 1, 2
 OK, CHANGED, FAILED = 0, 1, 2
 REQUEST, ANSWER = struct.Struct("<B3xIII"), struct.Struct("<B3xI")
 KEY, HASH = 32, 16
-PITCH = CHUNK_HEADER + PAGE
 NICE = 5  #: the session's own threads go first
 
 

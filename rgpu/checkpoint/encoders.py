@@ -1,8 +1,8 @@
 """Processes that encode frames, beside the one whose session is being stored.
 
 The threads that name and compress pages are short of nothing but the
-interpreter: with six of them in a worker, the thread that applies the session's
-calls got a sixth of the messages done that it does when they are elsewhere
+interpreter: beside six of them, the thread that applies the session's calls gets
+0.29 of its messages done, beside processes that store as much, 0.74
 (docs/benchmarks.md, "Images and recoveries"). So on machines with enough
 processors they are processes, which share nothing with the worker but the
 frames' memory.
@@ -135,9 +135,6 @@ class Encoders:
         except (Ended, OSError) as error:
             log.warning("a process that names and compresses pages ended", reason=str(error) or "its socket ended")
             raise StoreError("a process that names and compresses pages ended: take the checkpoint again") from error
-        except PageChanged:
-            whole = True
-            raise
         finally:
             with self._changed:
                 if whole and self._all:

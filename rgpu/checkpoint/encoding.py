@@ -16,7 +16,6 @@ import numpy as np
 from rgpu.checkpoint import blake3_native, chunk, crc32_native, pagehash, pagehash_native
 from rgpu.checkpoint.base import Array
 from rgpu.checkpoint.chunk import CHUNK_HEADER
-from rgpu.checkpoint.pagehash import PAGE
 
 _ONE_IN = 7  #: pages of a frame of which one is looked at to see whether compressing pays; odd: data comes in twos
 
@@ -89,6 +88,3 @@ def _close_up(rows: Array, smaller: dict[int, bytes]) -> None:
             ctypes.memmove(base + at, smaller[index], len(smaller[index]))
             at += len(smaller[index])
         row = index + 1
-
-
-__all__ = ["PAGE", "Encoded", "PageChanged", "compressible", "encode", "prepare"]

@@ -30,6 +30,10 @@ log = structlog.get_logger(__name__)
 ROOM = "." * 250
 
 
+#: A daemon that lives connects as soon as the socket is there, and waits no longer than this for that.
+CONNECT_SECONDS = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """What a spare becomes. ``quota``: bytes; ``log``: the session's log file; ``socket``: where it listens now."""
@@ -44,7 +48,14 @@ class Assignment:
 
 def wait(listener: socket.socket, device: Device) -> Assignment | None:
     """Until the daemon says what this worker is for; None when the daemon has gone."""
-    sock, _ = listener.accept()
+    listener.settimeout(CONNECT_SECONDS)
+    try:
+        sock, _ = listener.accept()
+    except TimeoutError:
+        log.info("spare worker ends", reason="its daemon never came: it died while this process started")
+        return None
+    finally:
+        listener.settimeout(None)
     channel = Channel(sock)
     try:
         if channel.peer()[1] != os.getuid():

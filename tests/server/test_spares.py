@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from rgpu.server import workers
+import pytest
+
+from rgpu.server import spare, workers
 from rgpu.server.spare import ROOM
 from rgpu.server.spares import CONTEXT_MEMORY, Spares
 
@@ -148,3 +151,13 @@ def test_only_those_beyond_the_next_sessions_own_are_counted(tmp_path: Path) -> 
     assert spares.memory("cuda:0") == 2 * CONTEXT_MEMORY and spares.memory("cpu:0") == 0
     spares._starting["cuda:0"] = 1
     assert spares.memory("cuda:0") == 0
+
+
+def test_a_daemon_that_never_comes_leaves_no_spare_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was killed while the process started: nobody would ever connect, and nobody would end it."""
+    monkeypatch.setattr(spare, "CONNECT_SECONDS", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        assert spare.wait(listener, None) is None  # type: ignore[arg-type]
+        assert listener.gettimeout() is None, "the worker goes on with it"
