@@ -166,14 +166,14 @@ def test_free_is_local_when_nothing_is_unfinished(agent, program):
         ok(free(a))
         tell(info()[0])
         h2d(b, b"x" * 100)
-        hear()
+        while cu.cuStreamQuery(None): pass
+        tell("idle"); hear()
         tell(free(b))
         """)
     assert run.hear() == 252 * MIB
     assert "memory_free_wait" not in agent.names()
-    agent.wait_for("memcpy_h2d", 2)
-    agent.hold = True
-    run.tell()
+    assert run.hear() == "idle"
+    agent.hold = True  # not before the watermark of the second copy was sent: nothing would send it then
     run.tell()
     assert run.end() == [0]
 
