@@ -11,6 +11,9 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/* \
            rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/*)
 
+# Some images set it; each of the tests' thousands of processes would then compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test sweep sweep-etcd fuzz test-gpu compat bench-remote lint clean
 
 help:

@@ -47,7 +47,7 @@ def moved(pool: LocalPool, name: str, mode: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", ["copy", "replay", "auto"])
 def test_a_deterministic_program_moves_bit_for_bit(pool: LocalPool, tmp_path: Path, mode: str) -> None:
-    expected = pool.heat(f"still-{mode}", **HEAT).finish()
+    expected = pool.heat(f"still-{mode}", rest=0, **HEAT).finish()
     released = tmp_path / "released"
     program = pool.run(sys.executable, "-W", "ignore", str(PACED), str(released),
                        *(part for key, value in HEAT.items() for part in (f"--{key}", str(value))), name=f"m-{mode}")
@@ -64,7 +64,7 @@ def test_a_deterministic_program_moves_bit_for_bit(pool: LocalPool, tmp_path: Pa
 
 def test_pages_are_pulled_between_workers_of_one_host(pool: LocalPool, tmp_path: Path) -> None:
     """Out of exported device memory, three times; and over the connection when that is asked for."""
-    expected = pool.heat("still-peer", **HEAT).finish()
+    expected = pool.heat("still-peer", rest=0, **HEAT).finish()
     released = tmp_path / "released"
     program = pool.run(sys.executable, "-W", "ignore", str(PACED), str(released),
                        *(part for key, value in HEAT.items() for part in (f"--{key}", str(value))), name="peer")

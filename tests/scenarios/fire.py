@@ -22,7 +22,7 @@ FROZEN_SECONDS = 8.0
 #: What `rgpu migrate` may say when something was broken under it: never a traceback, never a usage error.
 HONEST = {0, 3, 5, 6, 10, 11, 12, 13, 14, 15, 18}
 PACED = ROOT / "tests" / "scenarios" / "programs" / "paced_heat.py"
-HEAT = {"n": 128, "steps": 7000, "report": 50}
+HEAT = {"n": 96, "steps": 7000, "report": 50}
 
 
 @dataclass

@@ -19,6 +19,7 @@ from tests.scenarios import verbs
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+HELD = ROOT / "tests" / "scenarios" / "programs" / "held.py"
 #: `make sweep-etcd` sets it to ``etcd``: the truth of every pool is then in an etcd of three members of its own.
 TEST_REGISTRY = os.environ.get("RGPU_TEST_REGISTRY", "")
 DIGEST = re.compile(r"^digest ([0-9a-f]{64})$")
@@ -139,10 +140,14 @@ class LocalPool:
         self.programs.append(program)
         return program
 
-    def heat(self, name: str, n: int = 192, steps: int = 12000, report: int = 50,
+    def heat(self, name: str, n: int = 96, steps: int = 12000, report: int = 50, rest: float = 0.02,
              options: tuple[str, ...] = ()) -> Program:
-        return self.run(sys.executable, str(EXAMPLES / "heat.py"), "--n", str(n), "--steps", str(steps), "--report",
-                        str(report), name=name, options=options)
+        """The heat example; ``rest``: seconds that it rests after each line, so that it lasts but computes little."""
+        command = [str(EXAMPLES / "heat.py"), "--n", str(n), "--steps", str(steps), "--report", str(report)]
+        if rest:
+            never = str(self.folder / "never released")
+            command = ["-W", "ignore", str(HELD), never, "0", str(rest), *command]
+        return self.run(sys.executable, *command, name=name, options=options)
 
     def session(self, name: str) -> dict[str, Any]:
         """The row of ``rgpu ps`` for a session."""
@@ -153,11 +158,14 @@ class LocalPool:
     def node(self, host: str) -> dict[str, Any]:
         return next(row for row in self.rgpu("nodes") if row["host"] == host)
 
-    def wait_state(self, name: str, state: str, seconds: float = 30, not_on: str | None = None) -> dict[str, Any]:
+    def wait_state(self, name: str, state: str, seconds: float = 30, not_on: str | None = None,
+                   epoch: int = 0) -> dict[str, Any]:
+        """The session's row once it is in ``state``, by ``epoch`` or a later one, on another host than ``not_on``."""
         deadline = time.monotonic() + seconds
         while True:
             row: dict[str, Any] = next((r for r in self.rgpu("ps", "--all") if r["session"] == name), {})
-            if row.get("state") == state and row["host"] != not_on and (state != "running" or row["worker_pid"]):
+            if row.get("state") == state and row["host"] != not_on and row["epoch"] >= epoch \
+                    and (state != "running" or row["worker_pid"]):
                 return row
             assert time.monotonic() < deadline, f"{name} is not {state} after {seconds} s: {row}"
             time.sleep(0.1)

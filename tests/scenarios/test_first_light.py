@@ -15,6 +15,7 @@ import pytest
 
 from tests.scenarios.conftest import SWEEP
 from tests.scenarios.pool import EXAMPLES, LocalPool, VerbError
+from tests.scenarios.staged import line as ours
 
 OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
 
@@ -22,7 +23,7 @@ OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
 def test_runs_and_waits_rarely(pool: LocalPool) -> None:
     """The heat example waits fewer than 3 times for each time step it launches."""
     steps = 3000
-    program = pool.heat("awaited", steps=steps, report=10)
+    program = pool.heat("awaited", steps=steps, report=10, rest=0)
     program.wait_lines(20)
     row = pool.session("awaited")
     assert {"session", "state", "host", "epoch", "memory_bytes", "calls", "awaited_calls", "pid",
@@ -41,12 +42,30 @@ def command(example: str, scale: float = 1.0) -> tuple:
     return (sys.executable, EXAMPLES / line[0], *line[1:])
 
 
+FIELDS = {"outcome", "reason", "from", "to", "epoch", "downtime_ms", "total_ms", "rounds", "pages_total", "pages_sent",
+          "bytes_sent", "verified"}
+
+
+@pytest.mark.parametrize("example", ["heat", "numba_life"])
+def test_examples_are_deterministic_and_move(pool: LocalPool, example: str, tmp_path: Path) -> None:
+    line, released = [str(part) for part in command(example, 0.4)], tmp_path / "released"
+    first = pool.run(*line, name=f"{example}-still").finish()
+    moved = pool.run(*ours("held", released, 20, 0.02, *line[1:]), name=f"{example}-moved")
+    moved.wait_lines(8)
+    host = pool.wait_state(moved.name, "running")["host"]
+    move = pool.rgpu("migrate", moved.name, OTHER[host])
+    assert move["outcome"] == "committed" and move["verified"] is True
+    assert set(move) >= FIELDS
+    released.touch()
+    assert moved.finish() == first
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("example", ["heat", "numba_life", "cudart_saxpy"])
-def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> None:
+def test_all_work_is_under_way_and_moves(pool: LocalPool) -> None:
+    """The example that gives all its launches at once, and waits."""
     for scale in (1, 3, 9):  # on a busy machine a command may take longer than the program
-        first = pool.run(*command(example, scale), name=f"{example}-still-{scale}").finish()
-        moved = pool.run(*command(example, scale), name=f"{example}-moved-{scale}")
+        first = pool.run(*command("cudart_saxpy", scale), name=f"saxpy-still-{scale}").finish()
+        moved = pool.run(*command("cudart_saxpy", scale), name=f"saxpy-moved-{scale}")
         moved.wait_lines(1)
         host = pool.wait_state(moved.name, "running")["host"]
         try:
@@ -56,8 +75,7 @@ def test_examples_are_deterministic_and_move(pool: LocalPool, example: str) -> N
             assert moved.finish() == first
             continue
         assert move["outcome"] == "committed" and move["verified"] is True
-        assert {"outcome", "reason", "from", "to", "epoch", "downtime_ms", "total_ms", "rounds", "pages_total",
-                "pages_sent", "bytes_sent", "verified"} <= set(move)
+        assert set(move) >= FIELDS
         assert moved.finish() == first
         return
     pytest.fail("the program always ended before it could be moved")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +21,8 @@ from .schedule_ir import WORKER
 Dim = tuple[int, int, int]
 
 _CANCELLED, _DEADLOCK = 1, 2  # values of the stop word; 3 is a trap
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.002
+_QUIET_POLLS = 25
 _grid_ids = itertools.count(1)
 
 
@@ -84,6 +87,54 @@ def _threads() -> ThreadPoolExecutor:
         return _pool
 
 
+@functools.cache
+def _worker() -> Callable[[int], None]:
+    """What a thread runs: blocks of the grid, one after the other, until none is left."""
+    return _WorkerType(jit.address_of(WORKER))
+
+
+class Overseer:
+    """Looks at the launches that run, every few milliseconds, in a thread that rests while none does."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, Launch] = {}
+        self._started = threading.Lock()
+        self._resting = threading.Event()  # nobody looks: whoever comes must set ``_wake``
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, launch: Launch) -> None:
+        self._running[launch.token] = launch
+        if self._thread is None:
+            with self._started:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="ptx-overseer", daemon=True)
+                    self._thread.start()
+        if self._resting.is_set():
+            self._wake.set()
+
+    def forget(self, launch: Launch) -> None:
+        self._running.pop(launch.token, None)
+
+    def _run(self) -> None:
+        quiet = 0
+        while True:
+            time.sleep(_POLL_SECONDS)
+            for launch in list(self._running.values()):
+                launch.oversee()
+            quiet = 0 if self._running else quiet + 1
+            if quiet > _QUIET_POLLS:
+                self._wake.clear()
+                self._resting.set()
+                if not self._running:  # one that came before ``_resting`` was set did not wake anybody
+                    self._wake.wait()
+                self._resting.clear()
+                quiet = 0
+
+
+overseer = Overseer()
+
+
 class Launch:
     """One launch's memory, from start to result."""
 
@@ -112,6 +163,11 @@ class Launch:
         self.param_end = self.params.address + max(len(params), code.param_bytes)
         self.token = next(_grid_ids)
         self._keep: list[object] = []
+        self._wanted = 1
+        self._cancel: threading.Event | None = None
+        self._lock = threading.Lock()  # of the following
+        self._others: list[Future[None]] = []
+        self._seen = self._ended = False
 
     def _thread_record(self, number: int) -> np.ndarray:
         code = self.code
@@ -196,21 +252,36 @@ class Launch:
         return 0
 
     def _run(self, threads: int, cancel: threading.Event | None) -> None:
-        worker = _WorkerType(jit.address_of(WORKER))
-        records = [self._thread_record(i) for i in range(threads)]
-        if cancel is None:
-            others = [_threads().submit(worker, r.ctypes.data) for r in records[1:]]
-            worker(records[0].ctypes.data)
-            wait(others)
-            return
-        if cancel.is_set():
+        if cancel is not None and cancel.is_set():
             self.record[at.L_STOP] = _CANCELLED
             return
-        pending = {_threads().submit(worker, r.ctypes.data) for r in records}
-        while pending:
-            _, pending = wait(pending, timeout=_POLL_SECONDS)
-            if pending and cancel.is_set():
-                self.record[at.L_STOP] = _CANCELLED
+        self._wanted, self._cancel = threads, cancel
+        if threads > 1 or cancel is not None:
+            overseer.watch(self)
+        try:
+            first = self._thread_record(0)
+            _worker()(first.ctypes.data)
+            with self._lock:
+                self._ended = True
+            if self._others:
+                wait(self._others)
+        finally:
+            overseer.forget(self)
+
+    def oversee(self) -> None:
+        """Called again and again while it runs: a launch that takes long gets the rest of its threads.
+
+        Most launches of a program are over before another thread would have woken up. They start with one; since
+        threads take the next block each time, later ones find what is left.
+        """
+        if self._cancel is not None and self._cancel.is_set():
+            self.record[at.L_STOP] = _CANCELLED
+            return
+        with self._lock:
+            if self._seen and not self._others and not self._ended:
+                self._others = [_threads().submit(_worker(), self._thread_record(number).ctypes.data)
+                                for number in range(1, self._wanted)]
+            self._seen = True
 
     def _result(self) -> LaunchResult:
         error, address = int(self.record[at.L_ERROR]), int(self.record[at.L_ADDRESS]) & (1 << 64) - 1

@@ -181,6 +181,14 @@ def test_warps_of_a_block_can_wait_for_each_other():
     assert set(o.tolist()) == {9}
 
 
+def test_blocks_can_wait_for_each_other():
+    """A launch begins with one thread; one that takes long gets the others, so that this ends."""
+    module = cuda(K + "w(volatile int*f,int*o){ if(blockIdx.x==0){ while(f[0]==0); o[0]=f[1]; } else { f[1]=9; __threadfence(); f[0]=1; } }")
+    f, o = np.zeros(2, "i4"), np.zeros(1, "i4")
+    assert launch(module, "w", 2, 32, f, o).error == 0
+    assert o[0] == 9
+
+
 @pytest.mark.parametrize("body", ["for(;;) atomicAdd(o,1);", "while(*(volatile int*)o==0);",
                                   "if(threadIdx.x&1) while(*(volatile int*)o==0); else for(;;) o[1]++;"])  # fmt: skip
 def test_cancel(body):
