@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 from bench.proxy import DelayProxy, Echo, build, measure
 from tests.scenarios.pool import ROOT, LocalPool, VerbError
+from tests.scenarios.proxy import free_port
 
 DIRECT = "direct"
 
@@ -39,8 +39,7 @@ class BenchPool(LocalPool):
             for milliseconds in self._round_trips:
                 assert binary is not None
                 self._measure(binary, milliseconds)
-                with socket.create_server(("127.0.0.1", 0)) as free:
-                    port = free.getsockname()[1]
+                port = free_port()
                 proxy = DelayProxy(binary, port, milliseconds / 1000)
                 self._proxies.append(proxy)
                 self._start(host_of(milliseconds), "--data-port", str(port), "--advertise-data",

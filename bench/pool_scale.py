@@ -331,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory(prefix="rgpu-scale-") as folder, \
-            EtcdCluster(Path(folder), arguments=("--auto-compaction-mode=revision",
+            EtcdCluster(Path(folder), fsync=True, arguments=("--auto-compaction-mode=revision",
                                                  "--auto-compaction-retention=10000")) as cluster:
         figures = asyncio.run(Bench(options, cluster).run())
     show(figures)

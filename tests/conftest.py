@@ -8,6 +8,14 @@ import signal
 
 import pytest
 
+try:
+    from hypothesis import settings
+except ImportError:  # tests/gpu/compat.py imports this in Pythons of frameworks
+    pass
+else:  # how long an example takes is the machine's affair
+    settings.register_profile("busy", settings(), deadline=None)
+    settings.load_profile("busy")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a script: programs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from types import TracebackType
 
+from tests.scenarios.proxy import free_port
+
 SCRIPT = "import sys; from moto.server import main; main(sys.argv[1:])"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class MotoServer:

@@ -122,10 +122,10 @@ def test_nothing_is_stored_in_the_pause(tmp_path: Path, room: int) -> None:
     assert not any(still) and len(still) > 3
     assert imaging.taken.paused_bytes > 0 and imaging.taken.cut_bytes == room * PAGE
     parts = [getattr(imaging.taken, f"{part}_ms") for part in ("hash", "state", "room", "copy", "read")]
-    assert all(part > 0 for part in parts) and sum(parts) <= imaging.taken.pause_ms <= sum(parts) + 50
+    assert all(part > 0 for part in parts) and sum(parts) <= imaging.taken.pause_ms <= sum(parts) + 2000
     assert counts["read_ms"] > 0 and counts["prepare_ms"] > 0
     assert restores_as(inner.open("first"), session.moment)  # type: ignore[arg-type]
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while made._made > 2 and time.monotonic() < until:
         time.sleep(0.01)
     assert made._made == 2, "what is more than a few frames is given back"
@@ -199,6 +199,7 @@ def test_giving_way(tmp_path: Path, point: str) -> None:
     wanted: dict[str, Any] = {}
     made: list[Imaging] = []
     freed: list[int] = []
+    threads: list[threading.Thread] = []
 
     def give_way(name: str) -> None:
         if name == point:
@@ -210,8 +211,11 @@ def test_giving_way(tmp_path: Path, point: str) -> None:
         def copy_and_hash(pages: Any, staging: int, key: bytes) -> Any:
             calls.append(1)
             if len(calls) == 9:  # six blocks were staged
-                thread = threading.Thread(target=give_way, args=("reading",))
-                thread.start()
+                threads.append(threading.Thread(target=give_way, args=("reading",)))
+                threads[0].start()
+                until = time.monotonic() + 20
+                while not made[0]._reason and time.monotonic() < until:  # told; the memory goes after this read
+                    time.sleep(0.001)
             return real(pages, staging, key)
 
         session.device.copy_and_hash = copy_and_hash  # type: ignore[method-assign]
@@ -219,6 +223,8 @@ def test_giving_way(tmp_path: Path, point: str) -> None:
     made.append(imaging)
     with pytest.raises(Refused, match="gave way: a move begins"), store.writer("first") as writer:
         imaging.run(writer, session.stand_still, session.take)
+    for thread in threads:
+        thread.join(20)
     assert imaging.wait_read(0) and not session.device.blocks
     frames = session.device.frames()
     assert frames._made == len(frames._free), "every frame came back"
@@ -244,14 +250,14 @@ def test_giving_way_lets_a_slow_writer_go(tmp_path: Path) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     deadline = threading.Event()
-    for _ in range(500):
+    for _ in range(3000):
         if session.moment is not None and imaging.taken.pause_ms:
             break
         deadline.wait(0.01)
     assert imaging.taken.pause_ms, "the pause is not slowed by the bandwidth"
     imaging.give_way("a move begins")
-    assert imaging.wait_read(5)
-    thread.join(5)
+    assert imaging.wait_read(30)
+    thread.join(30)
     assert failed and not thread.is_alive() and not session.device.blocks
 
 

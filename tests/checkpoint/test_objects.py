@@ -30,8 +30,9 @@ from rgpu.session.errors import (
     StoreUnreachable,
     UsageError,
 )
-from tests.checkpoint.moto_server import MotoServer, free_port
+from tests.checkpoint.moto_server import MotoServer
 from tests.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, image_of, many_pages, restores_as
+from tests.scenarios.proxy import free_port
 
 pytest.importorskip("moto.server", reason="moto is not installed (pip install 'moto[s3]' flask flask-cors)")
 

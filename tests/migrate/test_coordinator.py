@@ -495,7 +495,7 @@ def test_a_full_pool_makes_a_session_wait_not_fail(tmp_path: Path) -> None:
     run(tmp_path, test, nodes="ab")
 
 
-async def _until(w: World, name: str, state: str, seconds: float = 5.0) -> None:
+async def _until(w: World, name: str, state: str, seconds: float = 30.0) -> None:
     deadline = asyncio.get_running_loop().time() + seconds
     while (await w.pool.record(name)).state != state:
         assert asyncio.get_running_loop().time() < deadline, await w.pool.record(name)
@@ -560,6 +560,8 @@ def test_a_second_checkpoint_waits_for_the_first_and_an_end_for_none(tmp_path: P
         node.session_image = slow  # type: ignore[method-assign]
         first = asyncio.ensure_future(w.coordinator.checkpoint("s"))
         second = asyncio.ensure_future(w.coordinator.checkpoint("s"))
+        while not writing:
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         assert len(writing) == 1, "one after the other"
         release.set()
@@ -568,7 +570,7 @@ def test_a_second_checkpoint_waits_for_the_first_and_an_end_for_none(tmp_path: P
         release.clear()
         third = asyncio.ensure_future(w.coordinator.checkpoint("s"))
         await asyncio.sleep(0.05)
-        ended = await asyncio.wait_for(w.coordinator.end("s"), 5)
+        ended = await asyncio.wait_for(w.coordinator.end("s"), 30)
         assert ended.state == "ended"
         release.set()
         with pytest.raises(Refused, match="ended"):

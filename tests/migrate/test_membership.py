@@ -44,7 +44,7 @@ def with_registry(folder: Path, test: Callable[[EmbeddedRegistry, LeaseKeeper], 
     asyncio.run(body())
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> float:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> float:
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds
@@ -91,7 +91,8 @@ def test_the_keeper_s_page() -> None:
     keeper.take("keep 1 77 3.0")
     sent = boot_time_ns()
     assert keeper.renew_due() <= 0.2
-    assert page.lease(1) == 77 and page.in_time(1) and abs(page.deadline(1) - sent - 2 * NANOSECOND) < NANOSECOND // 10
+    assert page.lease(1) == 77 and page.in_time(1)
+    assert sent <= page.deadline(1) - 2 * NANOSECOND <= boot_time_ns()
     before = page.deadline(1)
     client.answers = [PoolUnavailable("away")]
     keeper._kept[1].next_at = 0
@@ -109,9 +110,10 @@ def test_the_keeper_s_page() -> None:
 
 def test_the_keeper_lets_go_for_a_frozen_parent() -> None:
     page, client = DeadlinePage.create(), Registry()
-    keeper = Keeper(client, page, patience=0.05)
+    keeper = Keeper(client, page, patience=1.0)
+    page.sign_of_life()
     keeper.take("keep 0 1 3.0")
-    time.sleep(0.1)
+    time.sleep(1.1)
     keeper.renew_due()
     assert client.asked == 0
     page.sign_of_life()
@@ -138,10 +140,10 @@ def test_a_reader_of_the_page_cannot_write_it() -> None:
 
 def test_a_node_stays_while_its_loop_is_busy(tmp_path: Path) -> None:
     async def test(registry: EmbeddedRegistry, keeper: LeaseKeeper) -> None:
-        member = Membership(registry, keeper, record(), ttl=1.2)
+        member = Membership(registry, keeper, record(), ttl=4.0)
         await member.start()
         created = (await registry.get(node_key("a"))).create_revision  # type: ignore[union-attr]
-        time.sleep(2.0)  # the loop does nothing else, for longer than the lease
+        time.sleep(5.0)  # the loop does nothing else, for longer than the lease
         entry = await registry.get(node_key("a"))
         assert entry is not None and entry.create_revision == created and member.in_time()
         await member.stop()
@@ -152,12 +154,16 @@ def test_a_node_stays_while_its_loop_is_busy(tmp_path: Path) -> None:
 
 def test_a_dead_keeper_is_replaced(tmp_path: Path) -> None:
     async def test(registry: EmbeddedRegistry, keeper: LeaseKeeper) -> None:
-        member = Membership(registry, keeper, record(), ttl=2.0)
+        member = Membership(registry, keeper, record(), ttl=6.0)
         await member.start()
+        kept = member.kept
+        assert kept is not None
         created = (await registry.get(node_key("a"))).create_revision  # type: ignore[union-attr]
         old = keeper.pid
         os.kill(old, signal.SIGKILL)
-        await asyncio.sleep(2.5)
+        await until(lambda: keeper.pid != old)
+        before = kept.deadline()
+        await until(lambda: kept.deadline() > before)  # the new one renews it
         entry = await registry.get(node_key("a"))
         assert keeper.pid != old and entry is not None and entry.create_revision == created
         await member.stop()
@@ -169,7 +175,7 @@ def test_the_deadline_comes_before_the_lease_ends_and_the_node_returns(tmp_path:
     """The keeper is frozen: the holder stops acting first, then the registry forgets it, then it comes back."""
     async def test(registry: EmbeddedRegistry, keeper: LeaseKeeper) -> None:
         seen: list[str] = []
-        member = Membership(registry, keeper, record(), ttl=1.0, on_lost=lambda: seen.append("lost"),
+        member = Membership(registry, keeper, record(), ttl=3.0, on_lost=lambda: seen.append("lost"),
                             on_return=lambda: seen.append("back"))
         await member.start()
         kept = member.kept
@@ -177,6 +183,8 @@ def test_the_deadline_comes_before_the_lease_ends_and_the_node_returns(tmp_path:
         first = (await registry.get(node_key("a"))).create_revision  # type: ignore[union-attr]
         assert member._task is not None
         member._task.cancel()  # nobody but the keeper renews now
+        renewed = kept.deadline()
+        await until(lambda: kept.deadline() > renewed)  # just now: it holds no lock when it is frozen
         os.kill(keeper.pid, signal.SIGSTOP)
         try:
             await until(lambda: not kept.in_time())
@@ -199,7 +207,7 @@ def test_the_deadline_comes_before_the_lease_ends_and_the_node_returns(tmp_path:
 def test_a_daemon_that_is_gone_loses_its_place_and_a_frozen_one_comes_back(tmp_path: Path, how: signal.Signals) -> None:
     """Its keeper alone must not keep it: it lets go of a frozen parent, and ends with a dead one."""
     async def test(registry: EmbeddedRegistry, keeper: LeaseKeeper) -> None:
-        child = subprocess.Popen([sys.executable, "-m", "tests.migrate.member", f"{tmp_path}/r.db", "1.0"], cwd=ROOT,
+        child = subprocess.Popen([sys.executable, "-m", "tests.migrate.member", f"{tmp_path}/r.db", "2.0"], cwd=ROOT,
                                  env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
         try:
             assert child.stdout is not None
@@ -208,14 +216,14 @@ def test_a_daemon_that_is_gone_loses_its_place_and_a_frozen_one_comes_back(tmp_p
             first = await registry.get(node_key("child"))
             assert first is not None
             os.kill(child.pid, how)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 20
             while await registry.get(node_key("child")) is not None:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
             if how is signal.SIGSTOP:
                 os.kill(child.pid, signal.SIGCONT)
                 while (again := await registry.get(node_key("child"))) is None:
-                    assert time.monotonic() < deadline + 5
+                    assert time.monotonic() < deadline + 20
                     await asyncio.sleep(0.05)
                 assert again.create_revision > first.create_revision
         finally:
@@ -228,19 +236,19 @@ def test_a_daemon_that_is_gone_loses_its_place_and_a_frozen_one_comes_back(tmp_p
 
 def test_names(tmp_path: Path) -> None:
     async def test(registry: EmbeddedRegistry, keeper: LeaseKeeper) -> None:
-        member = Membership(registry, keeper, record(), ttl=0.8)
+        member = Membership(registry, keeper, record(), ttl=3.0)
         await member.start()
         other = LeaseKeeper(f"embedded:{tmp_path / 'r.db'}")
         with pytest.raises(AlreadyExists, match="living node"):
-            await Membership(registry, other, record(incarnation=2), ttl=0.8).start()
+            await Membership(registry, other, record(incarnation=2), ttl=3.0).start()
         assert member._task is not None
         member._task.cancel()
         first = (await registry.get(node_key("a"))).create_revision  # type: ignore[union-attr]
-        restarted = Membership(registry, other, record(incarnation=2), ttl=0.8, take_over=True)
+        restarted = Membership(registry, other, record(incarnation=2), ttl=3.0, take_over=True)
         began = time.monotonic()
         await restarted.start()
         entry = await registry.get(node_key("a"))
-        assert entry is not None and entry.create_revision > first and time.monotonic() - began < 0.5
+        assert entry is not None and entry.create_revision > first and time.monotonic() - began < 3.0
         assert decode(entry.value, NodeRecord, entry.key).incarnation == 2
         await restarted.update(state="cordoned", reason="by hand")
         entry = await registry.get(node_key("a"))
@@ -254,13 +262,13 @@ def test_names(tmp_path: Path) -> None:
 
 def test_a_killed_node_s_name_is_free_after_its_lease(tmp_path: Path) -> None:
     async def test(registry: EmbeddedRegistry, keeper: LeaseKeeper) -> None:
-        member = Membership(registry, keeper, record(), ttl=0.6)
+        member = Membership(registry, keeper, record(), ttl=3.0)
         await member.start()
         assert member._task is not None
         member._task.cancel()
         keeper.drop(NODE_SLOT)  # as if its process were gone
         other = LeaseKeeper(f"embedded:{tmp_path / 'r.db'}")
-        later = Membership(registry, other, record(incarnation=2), ttl=0.6)
+        later = Membership(registry, other, record(incarnation=2), ttl=3.0)
         await later.start()
         assert later.in_time()
         await later.stop()
@@ -287,7 +295,7 @@ def test_one_leader_at_a_time_and_each_with_a_higher_revision(tmp_path: Path) ->
                 leading.discard(leader.host)
 
         keepers = [LeaseKeeper(f"embedded:{tmp_path / 'r.db'}") for _ in range(3)]
-        elections = {host: Election(registry, k, host, 1, 1.0, lead) for host, k in zip("abc", keepers, strict=True)}
+        elections = {host: Election(registry, k, host, 1, 5.0, lead) for host, k in zip("abc", keepers, strict=True)}
         tasks = {host: asyncio.ensure_future(election.run()) for host, election in elections.items()}
         for _ in range(3):
             await until(lambda: bool(leading))
@@ -315,7 +323,7 @@ def test_a_leader_that_loses_its_lease_stops_leading(tmp_path: Path) -> None:
                 cancelled += 1
                 raise
 
-        election = Election(registry, keeper, "a", 1, 0.8, lead)
+        election = Election(registry, keeper, "a", 1, 5.0, lead)
         task = asyncio.ensure_future(election.run())
         await until(lambda: election.leader is not None)
         first = election.leader

@@ -341,7 +341,11 @@ def test_refusals_and_losses_are_decisions_too(tmp_path: Path) -> None:
         leading = asyncio.ensure_future(world.coordinator.run())
         await asyncio.sleep(0.1)
         await world.pool.kill("c")
-        await asyncio.sleep(1.0)
+        for _ in range(1500):
+            if await stories(world, OF_HOST + "c") and await stories(world, OF_POOL):
+                break
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)  # and no second one
         leading.cancel()
         (refused,) = await stories(world, "big")
         assert refused.decision == "refuse" and "the largest that would fit is 8192 MiB" in refused.reason

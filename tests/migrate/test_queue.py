@@ -245,7 +245,7 @@ def test_a_question_is_answered_when_there_is_news(tmp_path: Path) -> None:
         await asyncio.sleep(0.3)
         assert not asked.done()
         await w.coordinator.end("x")
-        record = await asyncio.wait_for(asked, 5)
+        record = await asyncio.wait_for(asked, 30)
         assert isinstance(record, SessionRecord) and record.state == "running"
         told = await w.coordinator.admission.create_or_wait(order("t", 8), wait=20)
         assert isinstance(told, Waiting)
@@ -254,7 +254,7 @@ def test_a_question_is_answered_when_there_is_news(tmp_path: Path) -> None:
         await asyncio.sleep(0.3)
         await w.coordinator.end("t")
         with pytest.raises(Refused, match="does not wait any more"):
-            await asyncio.wait_for(killed, 5)
+            await asyncio.wait_for(killed, 30)
         leading.cancel()
 
     run(tmp_path, test, nodes="a")
@@ -614,7 +614,10 @@ def test_a_node_that_did_not_hear_of_it_is_told_again(tmp_path: Path) -> None:
         await look(w)
         assert (await w.pool.record("low")).state == "parked" and "low" in w.pool.nodes["a"].workers
         leading = asyncio.ensure_future(w.coordinator._watching._ticks())
-        await asyncio.sleep(1.3)
+        for _ in range(1500):
+            if "low" not in w.pool.nodes["a"].workers:
+                break
+            await asyncio.sleep(0.02)
         leading.cancel()
         assert "low" not in w.pool.nodes["a"].workers
 

@@ -327,8 +327,10 @@ def host_functions(s: Script) -> None:
     s.say("wait", d.cuStreamSynchronize(a), list(order))
     order.clear()
 
+    go = threading.Event()
+
     def slowly(_: int | None) -> None:
-        time.sleep(0.2)
+        go.wait(30)
         order.append("slow")
 
     slow = HOST_FUNCTION(slowly)
@@ -338,6 +340,7 @@ def host_functions(s: Script) -> None:
     s.say("not yet", d.cuEventQuery(event), d.cuStreamQuery(a))
     s.must(d.cuStreamWaitEvent(b, event, 0), "cuStreamWaitEvent")
     s.must(d.cuLaunchHostFunc(b, after, None), "cuLaunchHostFunc")
+    go.set()
     s.say("across streams", d.cuStreamSynchronize(b), list(order), d.cuEventQuery(event))
     inside: list[int] = []
     calls = HOST_FUNCTION(lambda _: inside.extend([d.cuMemAlloc_v2(c.byref(c.c_uint64()), c.c_size_t(8)),

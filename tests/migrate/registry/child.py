@@ -25,10 +25,11 @@ async def count(registry: Registry, key: str, times: int) -> None:
 async def pairs(registry: Registry, prefix: str) -> None:
     """Write both halves of a pair in one transaction, for ever; the test kills us somewhere."""
     number = 0
-    print("ready", flush=True)
     while True:
         number += 1
         await registry.txn([], [Put(f"{prefix}left", b"%d" % number), Put(f"{prefix}right", b"%d" % number)])
+        if number == 1:
+            print("ready", flush=True)
 
 
 async def lease(registry: Registry, key: str, ttl: float) -> None:

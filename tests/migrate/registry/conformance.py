@@ -50,7 +50,7 @@ def until_ready(process: subprocess.Popen[str]) -> None:
     assert process.stdout.readline() == "ready\n"
 
 
-async def take(registry: Registry, prefix: str, revision: int, count: int, seconds: float = 10.0) -> list[Change]:
+async def take(registry: Registry, prefix: str, revision: int, count: int, seconds: float = 60.0) -> list[Change]:
     """The first ``count`` changes of a watch."""
     found: list[Change] = []
 
@@ -88,7 +88,7 @@ class Conformance:
     """See the module docstring. ``ttl``: a lease that the implementation grants as asked for; ``late``: how much later
     than granted it may end one (seconds both)."""
 
-    ttl = 0.4
+    ttl = 2.0
     late = 0.1
 
     @pytest.fixture
@@ -282,15 +282,15 @@ class Conformance:
 
     def test_a_frozen_holder_loses_its_lease(self, address: str) -> None:
         async def test(registry: Registry) -> None:
+            revision = await registry.revision()
             child = spawn(address, "lease", "nodes/x", str(self.ttl))
             try:
                 until_ready(child)
-                revision = await registry.revision()
                 os.kill(child.pid, signal.SIGSTOP)
                 began = time.monotonic()
-                (change,) = await take(registry, "nodes/", revision + 1, 1)
+                _, change = await take(registry, "nodes/", revision + 1, 2)  # made, and gone
                 assert change.events[0].key == "nodes/x" and change.events[0].entry is None
-                assert time.monotonic() - began < self.ttl + self.late + 1.5
+                assert time.monotonic() - began < self.ttl + self.late + 8
             finally:
                 child.kill()
                 child.communicate()
@@ -346,14 +346,15 @@ class Conformance:
             while not (listing := await registry.list("w/")).entries:  # in the middle of the writing, not after it
                 await asyncio.sleep(0)
             copy = {entry.key: entry.value for entry in listing.entries}
-            async for change in registry.watch("w/", listing.revision + 1):
-                for event in change.events:
-                    if event.entry is None:
-                        copy.pop(event.key, None)
-                    else:
-                        copy[event.key] = event.entry.value
-                if "w/end" in copy:
-                    break
+            if "w/end" not in copy:
+                async for change in registry.watch("w/", listing.revision + 1):
+                    for event in change.events:
+                        if event.entry is None:
+                            copy.pop(event.key, None)
+                        else:
+                            copy[event.key] = event.entry.value
+                    if "w/end" in copy:
+                        break
             await writing
             assert copy == {entry.key: entry.value for entry in (await registry.list("w/")).entries}
 
@@ -374,7 +375,7 @@ class Conformance:
         async def test(registry: Registry) -> None:
             lease = await registry.lease_grant(self.ttl)
             start = (await registry.txn([], [Put("n/a", b"1", lease)])).revision
-            (change,) = await take(registry, "n/", start + 1, 1, seconds=self.ttl + self.late + 2.5)
+            (change,) = await take(registry, "n/", start + 1, 1, seconds=self.ttl + self.late + 10)
             assert change.events[0].entry is None and change.revision == start + 1
 
         self.run(address, test)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import grpc
 import pytest
 
 from rgpu.migrate.registry import etcd_rpc
+from tests.scenarios.proxy import free_port
 
 #: Debian puts it into /usr/bin.
 BINARY = shutil.which("etcd")
@@ -24,12 +24,6 @@ BINARY = shutil.which("etcd")
 needs_etcd = pytest.mark.skipif(
     BINARY is None, reason="no etcd on this machine: install Debian's etcd-server (apt-get install etcd-server; "
                            "`make setup` does it where it may)")
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -102,6 +96,7 @@ class EtcdCluster:
     arguments: tuple[str, ...] = ()
     members: list[Member] = field(default_factory=list)
     host: str = "127.0.0.1"
+    fsync: bool = False  #: members are killed here, never the machine: the page cache is enough
 
     def __enter__(self) -> EtcdCluster:
         for index in range(self.size):
@@ -136,7 +131,7 @@ class EtcdCluster:
                 [str(BINARY), "--name", member.name, "--data-dir", str(member.folder / "data"),
                  "--listen-client-urls", urls, "--advertise-client-urls", urls,
                  "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster,
-                 *secure, *self.arguments],
+                 *secure, *([] if self.fsync else ["--unsafe-no-fsync"]), *self.arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={name: value for name, value in os.environ.items() if not name.startswith("ETCD_")})
 
@@ -168,14 +163,18 @@ class EtcdCluster:
     def status(self, member: Member) -> Any:
         return self.ask(member, "Maintenance.Status", etcd_rpc.load().StatusRequest(), seconds=1.0)
 
-    def leader(self) -> Member:
-        for member in self.members:
-            if member.process is not None:
-                with contextlib.suppress(grpc.RpcError):
-                    status = self.status(member)
-                    if status.leader == status.header.member_id:
-                        return member
-        raise AssertionError("no leader")
+    def leader(self, seconds: float = 30.0) -> Member:
+        """Whoever leads; an election under way is waited for."""
+        until = time.monotonic() + seconds
+        while True:
+            for member in self.members:
+                if member.process is not None:
+                    with contextlib.suppress(grpc.RpcError):
+                        status = self.status(member)
+                        if status.leader == status.header.member_id:
+                            return member
+            assert time.monotonic() < until, "no leader"
+            time.sleep(0.1)
 
     def followers(self) -> list[Member]:
         leader = self.leader()
