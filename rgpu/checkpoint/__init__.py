@@ -1,0 +1,1 @@
+import rgpu.plain_structlog  # noqa: F401 - before any of them imports structlog

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-import llvmlite.binding as llvm
+# llvmlite is imported where something is compiled: daemons import this and compile nothing, and where a worker's
+# device is a GPU it would only make the start longer.
 
 T = TypeVar("T")
 
@@ -33,12 +34,16 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
 @cache
 def host() -> tuple[str, str, frozenset[str]]:
     """(name, feature string for LLVM, the features that are there) of this processor."""
+    import llvmlite.binding as llvm
+
     found = llvm.get_host_cpu_features()
     return llvm.get_host_cpu_name(), found.flatten(), frozenset(name for name, there in found.items() if there)
 
 
 def compile_ir(text: str, cpu: str, features: str) -> Any:
     """The engine that keeps the code alive; ``get_function_address`` finds a function."""
+    import llvmlite.binding as llvm
+
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3)

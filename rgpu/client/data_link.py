@@ -178,7 +178,7 @@ class DataLink:
 
     def open_into(self, target: memoryview) -> None:
         """Open the message that is :meth:`waiting` into memory of just its length."""
-        self._connection.opener.open_into(target)
+        self._connection.open_into(target)
 
     def drain(self, timeout: float = 1.0) -> None:
         """Send what is left, waiting for at most ``timeout`` seconds."""

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from rgpu import __version__
-from rgpu.link import versions
+from rgpu.link import overlap, versions
 from rgpu.link.sealing import FRAME_LIMIT, FROM_NODE, OVERHEAD, SALT, TO_NODE, Opener, Sealer, derive_key, frame_size
 from rgpu.link.tickets import LIMIT as TICKET_LIMIT
 from rgpu.link.tickets import Ticket, verify
@@ -47,7 +47,8 @@ class SealedConnection:
     """
 
     def __init__(self, sock: socket.socket, sealer: Sealer, opener: Opener, *, session: str, epoch: int,
-                 purpose: str) -> None:
+                 purpose: str, helpers: bool = overlap.OVERLAP) -> None:
+        """``helpers``: threads that send and receive while long frames are sealed and opened."""
         self.sock = sock
         self.session = session
         self.epoch = epoch
@@ -57,6 +58,9 @@ class SealedConnection:
         self._lock = threading.Lock()
         self._closed = False
         self._frame = memoryview(bytearray(4096))  #: every frame is sealed here
+        self._other = memoryview(bytearray(0))  #: what the helper may still be sending
+        self._sending = overlap.Helper("link-sends") if helpers else None
+        self._reading = overlap.Helper("link-reads") if helpers else None
         sock.setblocking(True)
         tune(sock)
 
@@ -71,15 +75,13 @@ class SealedConnection:
             needed = frame_size(parts)
             if len(self._frame) < needed <= FRAME_LIMIT + 4:
                 self._frame = memoryview(bytearray(needed))
-            end = self.sealer.seal_into(kind, parts, self._frame)
-            try:
-                self.sock.sendall(self._frame[:end])
-            except OSError as error:
-                self._end()
-                raise LinkError(f"the connection broke while sending: {error}") from error
+            self._send_out(self.sealer.seal_into(kind, parts, self._frame))
 
-    def send_whole(self, *messages: Any) -> None:
-        """Send messages that stand in one run each, type in front; they leave together."""
+    def send_whole(self, *messages: Any, more: bool = False) -> None:
+        """Send messages that stand in one run each, type in front; they leave together.
+
+        ``more``: others follow at once, so a helper may send these while those are being sealed.
+        """
         with self._lock:
             if self._closed:
                 raise LinkError("the connection is closed")
@@ -89,11 +91,22 @@ class SealedConnection:
             end = 0
             for message in messages:
                 end += self.sealer.seal_run(message, self._frame[end:])
-            try:
-                self.sock.sendall(self._frame[:end])
-            except OSError as error:
-                self._end()
-                raise LinkError(f"the connection broke while sending: {error}") from error
+            self._send_out(end, more)
+
+    def _send_out(self, end: int, more: bool = False) -> None:
+        """What was sealed, behind what the helper still has."""
+        try:
+            if self._sending is not None and self._sending.busy:
+                self._sending.result()
+            frame = self._frame[:end]
+            if more and self._sending is not None and end >= overlap.LONG:
+                self._frame, self._other = self._other, self._frame
+                self._sending.start(lambda: self.sock.sendall(frame))
+            else:
+                self.sock.sendall(frame)
+        except OSError as error:
+            self._end()
+            raise LinkError(f"the connection broke while sending: {error}") from error
 
     def recv(self, timeout: float | None = None, room: Callable[[int], memoryview | None] | None = None
              ) -> tuple[int, memoryview]:
@@ -104,7 +117,7 @@ class SealedConnection:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            while (message := self.opener.next(room)) is None:
+            while (message := self.opener.next(room, self.open_into)) is None:
                 if deadline is not None:
                     _wait_readable(self.sock, deadline)
                 count = self.sock.recv_into(self.opener.room())
@@ -120,6 +133,19 @@ class SealedConnection:
             self._end()
             raise LinkError(f"the connection broke: {error}") from error
 
+    def open_into(self, target: memoryview) -> None:
+        """As :meth:`Opener.open_into`; what follows a long frame is received meanwhile."""
+        opener = self.opener
+        if self._reading is None or len(target) < overlap.LONG:
+            opener.open_into(target)
+            return
+        try:
+            with overlap.Reading(self._reading, self.sock, opener.spare()) as reading:
+                opener.open_into(target)
+        except OSError as error:
+            raise LinkError(f"the connection broke: {error}") from error
+        opener.received(reading.count)
+
     def _end(self) -> None:
         self._closed = True
         try:
@@ -130,6 +156,9 @@ class SealedConnection:
     def close(self) -> None:
         """Close; wakes a thread that is inside :meth:`recv`. May be called more than once."""
         self._end()
+        for helper in (self._sending, self._reading):
+            if helper is not None:
+                helper.close()
         self.sock.close()
 
     def __enter__(self) -> SealedConnection:

@@ -314,7 +314,7 @@ class AgentLink:
         try:
             placed = self._place(piece)
             if piece.index:
-                self.connection.send_whole(placed or fast.plaintext(piece, head))
+                self.connection.send_whole(placed or fast.plaintext(piece, head), more=piece.more)
                 return
             begin = _ANSWER_HEAD.pack(piece.seq, piece.result, self._sticky(piece.result), 0)
             self.runtime.answering(piece.seq)
@@ -322,7 +322,8 @@ class AgentLink:
                 body = self._watermark_body(fast)
                 self._send_text()
                 messages = [b"\x12" + body] if body else []
-                self.connection.send_whole(*messages, placed + begin if placed else fast.plaintext(piece, head + begin))
+                self.connection.send_whole(*messages, placed + begin if placed else fast.plaintext(piece, head + begin),
+                                           more=piece.more)
         finally:
             fast.release(piece)
 
