@@ -39,7 +39,7 @@ from rgpu.session.facts import SessionFacts
 log = structlog.get_logger(__name__)
 
 HELLO_TIMEOUT = 5.0
-EXIT_CODE_TIMEOUT = 0.5
+EXIT_CODE_TIMEOUT = 5.0
 NO_DEVICE, SYSTEM_NOT_READY = 100, 802  #: CUresult
 
 

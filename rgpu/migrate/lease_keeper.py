@@ -97,6 +97,13 @@ class DeadlinePage:
     def sign_of_life(self) -> None:
         _I64.pack_into(self._map, self._at(0) + 24, boot_time_ns())
 
+    def keeper_is_up(self) -> None:
+        """The keeper's: from here on it renews what it is told to."""
+        _I64.pack_into(self._map, self._at(0) + 32, boot_time_ns())
+
+    def keeper_up(self) -> bool:
+        return bool(_I64.unpack_from(self._map, self._at(0) + 32)[0])
+
     def last_sign(self) -> int:
         return int(_I64.unpack_from(self._map, self._at(0) + 24)[0])
 
@@ -191,6 +198,7 @@ def main() -> None:
     registry, page = sys.argv[1], DeadlinePage(int(sys.argv[2]))
     os.set_blocking(0, False)
     keeper = Keeper(_persistent(registry), page, float(sys.argv[3]))
+    page.keeper_is_up()
     pending = b""
     wait = 0.0
     while True:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 
 from rgpu.migrate.lease_keeper import HELD, SLOTS, DeadlinePage, granted_until
@@ -57,6 +58,12 @@ class LeaseKeeper:
     def pid(self) -> int:
         """The keeper process's id."""
         return self._process.pid if self._process else 0
+
+    def wait_started(self, seconds: float = 30.0) -> None:
+        """Until the keeper can renew: a short lease that is granted before may run out while it starts."""
+        until = time.monotonic() + seconds
+        while not self.page.keeper_up() and not self._stop.wait(0.005) and time.monotonic() < until:
+            pass
 
     def keep(self, slot: int, lease: int, ttl: float, granted_ns: int) -> KeptLease:
         """Renew ``lease`` from now on. ``granted_ns``: CLOCK_BOOTTIME before it was asked for."""

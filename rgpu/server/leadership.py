@@ -117,6 +117,7 @@ class Leadership:
 
     async def announce(self, control: str, data: tuple[str, int]) -> None:
         """Register this node under its lease."""
+        await asyncio.to_thread(self.keeper.wait_started)
         ttl = self.daemon.options.lease
         record = self._record(control, data)
         self.membership = Membership(self.registry, self.keeper, record, ttl, take_over=True,

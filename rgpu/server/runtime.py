@@ -45,6 +45,7 @@ _AWAITED = frozenset(call.id for call in BY_ID.values() if call.answer is not An
 
 PACE = 32  #: calls between two looks at how far behind the device is
 AHEAD = 128  #: calls that may be submitted and not complete
+LEAST_AHEAD = 8  #: the same while somebody tries in vain to have all of it complete
 PATIENCE = 1.0  #: seconds to wait for the device before more is submitted all the same
 
 #: (seq, CUresult, encoded reply arguments, payload)
@@ -63,6 +64,7 @@ class SessionRuntime:
         self.fast: FastPath | None = getattr(device, "fast_path", None)
         self._gates: Gates | None = getattr(device, "host_gates", None)
         self.text = SessionText(getattr(device, "text", None))  #: what kernels print
+        self._ahead = AHEAD
         self._under: Under | None = None  #: a call of the driver that did not return yet, beside the applying thread
         self.read_ahead: ReadAhead | None = None  #: of the link whose thread applies
         self.hash_key = hash_key or secrets.token_bytes(32)
@@ -284,7 +286,7 @@ class SessionRuntime:
         self._applied = record.seq
         if self.tap is not None:
             self.tap.add(pack_record(record))
-        if record.seq % PACE == 0:
+        if record.seq % min(PACE, self._ahead) == 0:
             self._keep_pace()
 
     def _keep_pace(self) -> None:
@@ -294,11 +296,12 @@ class SessionRuntime:
         device's queues, and no move could stop it within its promised downtime. Bounded in time,
         since the device's work may wait for a call that was not applied yet (SEMANTICS 19).
         """
+        ahead = self._ahead
         pending, _ = self.device.progress()
-        if len(pending) <= AHEAD:
+        if len(pending) <= ahead:
             return
-        goal = sorted(pending)[-AHEAD // 2]
-        deadline = time.monotonic() + PATIENCE
+        goal = sorted(pending)[-ahead // 2]
+        deadline = time.monotonic() + PATIENCE * ahead / AHEAD
         self._wait(lambda: self.device.wait_complete(goal, 0.02) or time.monotonic() > deadline)
 
     def _make_room_for_text(self) -> None:
@@ -484,15 +487,19 @@ class SessionRuntime:
         :class:`TimedOut` after ``limit`` seconds, with the session running.
         """
         deadline = time.monotonic() + limit
-        while True:
-            self.pause()
-            if self.device.drain(settle):
-                return
-            self.resume()
-            if time.monotonic() > deadline:
-                raise TimedOut(f"the session's work did not drain within {limit:.1f} s; it runs on",
-                               seconds=limit)
-            time.sleep(0.02)
+        try:
+            while True:
+                self.pause()
+                if self.device.drain(settle):
+                    return
+                self._ahead = max(LEAST_AHEAD, self._ahead // 2)  # else the queues are as full at the next try
+                self.resume()
+                if time.monotonic() > deadline:
+                    raise TimedOut(f"the session's work did not drain within {limit:.1f} s; it runs on",
+                                   seconds=limit)
+                time.sleep(0.02)
+        finally:
+            self._ahead = AHEAD
 
     # -- progress ----------------------------------------------------------------
     def watermark(self) -> tuple[int, int, dict[int, int]]:

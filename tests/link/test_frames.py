@@ -132,8 +132,9 @@ def test_keys_differ_by_everything() -> None:
 class Node:
     """Answers one preamble on a thread; echoes what comes until the connection ends."""
 
-    def __init__(self, sock: socket.socket, error: RgpuError | None = None, pool: bytes = POOL) -> None:
-        self.sock, self.error, self.pool = sock, error, pool
+    def __init__(self, sock: socket.socket, error: RgpuError | None = None, pool: bytes = POOL,
+                 timeout: float = 20.0) -> None:
+        self.sock, self.error, self.pool, self.timeout = sock, error, pool, timeout
         self.outcome: BaseException | None = None
         self.handover: Handover | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -146,7 +147,7 @@ class Node:
 
     def _run(self) -> None:
         try:
-            self.handover = server_preamble(self.sock, self.pool, self._lookup, timeout=1)
+            self.handover = server_preamble(self.sock, self.pool, self._lookup, timeout=self.timeout)
             connection = Handover.unpack(self.handover.pack()).connection(self.sock)
             while True:
                 connection.send(*connection.recv())
@@ -155,7 +156,7 @@ class Node:
             self.sock.close()
 
     def ended(self) -> BaseException | None:
-        self.thread.join(5)
+        self.thread.join(20)
         return self.outcome
 
 
@@ -172,13 +173,13 @@ def sockets(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, soc
 def opened(sockets: tuple[socket.socket, socket.socket]) -> tuple[SealedConnection, Node]:
     granted = tickets.issue(POOL, "s", "K", "calls")
     node = Node(sockets[1])
-    return client_preamble(sockets[0], "calls", granted.ticket, granted.secret, "s", timeout=1), node
+    return client_preamble(sockets[0], "calls", granted.ticket, granted.secret, "s", timeout=20), node
 
 
 def test_messages_both_ways(sockets: tuple[socket.socket, socket.socket]) -> None:
     connection, node = opened(sockets)
     connection.send(4, b"hello")
-    assert connection.recv(timeout=2)[1] == b"hello"
+    assert connection.recv(timeout=20)[1] == b"hello"
     assert connection.epoch == 5 and node.handover is not None
     assert node.handover.agent == "K" and node.handover.purpose == "calls"
     assert node.handover.send_key.hex() not in repr(node.handover)
@@ -189,7 +190,7 @@ def test_messages_both_ways(sockets: tuple[socket.socket, socket.socket]) -> Non
     with pytest.raises(TimedOut):
         connection.recv(timeout=0.05)
     connection.send(4, b"still there")
-    assert connection.recv(timeout=2)[1] == b"still there"
+    assert connection.recv(timeout=20)[1] == b"still there"
     connection.close()
     assert isinstance(node.ended(), LinkError)
     with pytest.raises(LinkError):
@@ -211,7 +212,7 @@ def test_a_frame_injected_into_the_socket_ends_the_connection(sockets: tuple[soc
 def test_a_wrong_secret_opens_nothing(sockets: tuple[socket.socket, socket.socket]) -> None:
     granted = tickets.issue(POOL, "s", "K", "calls")
     node = Node(sockets[1])
-    connection = client_preamble(sockets[0], "calls", granted.ticket, bytes(32), "s", timeout=1)
+    connection = client_preamble(sockets[0], "calls", granted.ticket, bytes(32), "s", timeout=20)
     connection.send(1, b"x")
     assert isinstance(node.ended(), LinkError)
 
@@ -222,7 +223,7 @@ def test_the_node_says_why_it_refuses(sockets: tuple[socket.socket, socket.socke
     granted = tickets.issue(POOL, "s", "K", "calls")
     node = Node(sockets[1], error)
     with pytest.raises(seen, match="no such session"):
-        client_preamble(sockets[0], "calls", granted.ticket, granted.secret, "s", timeout=1)
+        client_preamble(sockets[0], "calls", granted.ticket, granted.secret, "s", timeout=20)
     assert node.ended() is error
 
 
@@ -230,28 +231,28 @@ def test_forged_expired_and_misused_tickets(sockets: tuple[socket.socket, socket
     granted = tickets.issue(bytes(32), "s", "K", "calls")
     Node(sockets[1])
     with pytest.raises(AuthenticationFailed):
-        client_preamble(sockets[0], "calls", granted.ticket, granted.secret, "s", timeout=1)
+        client_preamble(sockets[0], "calls", granted.ticket, granted.secret, "s", timeout=20)
     for ticket, purpose in ((tickets.issue(POOL, "s", "K", "calls", lifetime=-1000), "calls"),
                             (tickets.issue(POOL, "s", "K", "calls"), "pages")):
         ours, theirs = socket.socketpair()
         Node(theirs)
         with pytest.raises(AuthenticationFailed):
-            client_preamble(ours, purpose, ticket.ticket, ticket.secret, "s", timeout=1)
+            client_preamble(ours, purpose, ticket.ticket, ticket.secret, "s", timeout=20)
 
 
 @pytest.mark.parametrize("sent", [b"", b"RGPL", b"RGPL" + struct.pack("<HHI", 1, 1, 50) + bytes(20)])
 def test_a_peer_that_stalls_is_left(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
-    node = Node(theirs)
+    node = Node(theirs, timeout=1)
     started = time.monotonic()
     ours.sendall(sent)
     assert isinstance(node.ended(), TimedOut)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
 
 
 def test_a_peer_that_trickles_is_left() -> None:
     ours, theirs = socket.socketpair()
-    node = Node(theirs)
+    node = Node(theirs, timeout=1)
     data = b"RGPL" + struct.pack("<HHI", 1, 1, 1000) + bytes(1000)
     with pytest.raises(OSError):
         for byte in data:
@@ -288,7 +289,7 @@ def test_rubbish_from_a_node(data: bytes, head: bytes) -> None:
     theirs.shutdown(socket.SHUT_WR)
     granted = tickets.issue(POOL, "s", "K", "calls")
     with pytest.raises(RgpuError):
-        connection = client_preamble(ours, "calls", granted.ticket, granted.secret, "s", timeout=1)
+        connection = client_preamble(ours, "calls", granted.ticket, granted.secret, "s", timeout=20)
         connection.recv(timeout=1)
     ours.close()
     theirs.close()

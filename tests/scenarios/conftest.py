@@ -27,7 +27,7 @@ def sample(points: list, count: int, seed: int = 1) -> list:
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
-    with LocalPool(tmp_path_factory.mktemp("pool"), nodes=3) as running:
+    with LocalPool(tmp_path_factory.mktemp("pool"), nodes=3, lease=8.0) as running:
         yield running
 
 

@@ -79,7 +79,7 @@ class WatchedPool(LocalPool):
 
     def _kill_strays(self) -> None:
         """Called after ``rgpu down``: whatever is there a moment later was left behind."""
-        deadline = time.monotonic() + 3.0
+        deadline = time.monotonic() + 10.0
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         self.left = [_command(pid) for pid in left]
@@ -156,7 +156,7 @@ class Disturbance(Fire):
 
         A worker whose daemon was killed answers nobody new; it waits a minute for a daemon to adopt it.
         """
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while self.program.process.poll() is None:
             with contextlib.suppress(VerbError):
                 row = self.pool.session("fire")

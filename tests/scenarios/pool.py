@@ -156,7 +156,21 @@ class LocalPool:
         return rows[0]
 
     def node(self, host: str) -> dict[str, Any]:
-        return next(row for row in self.rgpu("nodes") if row["host"] == host)
+        """The row of ``rgpu nodes``; one that registers anew is not among them for a moment."""
+        deadline = time.monotonic() + 30
+        while not (rows := [row for row in self.rgpu("nodes") if row["host"] == host]):
+            assert time.monotonic() < deadline, f"no node {host}"
+            time.sleep(0.1)
+        return dict(rows[0])
+
+    def ends(self, name: str, seconds: float = 10) -> bool:
+        """Whether the session has ended; a move that its end broke off is told a moment before that is on record."""
+        deadline = time.monotonic() + seconds
+        while self.session(name)["state"] != "ended":
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
 
     def wait_state(self, name: str, state: str, seconds: float = 30, not_on: str | None = None,
                    epoch: int = 0) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +25,7 @@ from rgpu.session.errors import RgpuError
 from tests.migrate.registry.etcd_cluster import EtcdCluster, Member
 from tests.scenarios.faults import children, state
 from tests.scenarios.pool import ROOT, LocalPool, Program
-from tests.scenarios.proxy import Proxy
+from tests.scenarios.proxy import Proxy, free_port
 
 TICKS = ROOT / "tests" / "scenarios" / "programs" / "ticks.py"
 SMALL = ("--memory", "64MiB")
@@ -54,8 +53,7 @@ class StormPool(LocalPool):
     def start_daemon(self, host: str) -> None:
         """The first time and each further one: on the port that its proxy knows."""
         if host not in self.proxies:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                self.proxies[host] = Proxy(("127.0.0.1", free.getsockname()[1]))
+            self.proxies[host] = Proxy(("127.0.0.1", free_port()))
         proxy = self.proxies[host]
         with open(self.folder / f"{host}.log", "ab") as log:
             self.servers[host] = subprocess.Popen(

@@ -40,7 +40,7 @@ class Restless:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.released = folder, folder / "released"
-        self.pool = LocalPool(folder, nodes=2)
+        self.pool = LocalPool(folder, nodes=2, lease=8.0)
         self.pool.environment["RGPU_FAULT_FILE"] = str(folder / "fault")
         self.options = options
         self.program: Program
@@ -183,7 +183,7 @@ def test_a_session_that_ends_waits_for_no_image(restless: Restless) -> None:
 
 def test_several_checkpoints_keep_to_the_bandwidth(tmp_path: Path) -> None:
     """Two sessions of random bytes at once, one budget: both are as slow as half of it."""
-    pool = LocalPool(tmp_path, nodes=1)
+    pool = LocalPool(tmp_path, nodes=1, lease=8.0)
     pool.environment["RGPU_CHECKPOINT_BANDWIDTH"] = "2MiB"
     pool.environment["RGPU_IMAGE_PROCESSES"] = "2"  # none by itself, where there are few processors
     with pool:
@@ -197,6 +197,7 @@ def test_several_checkpoints_keep_to_the_bandwidth(tmp_path: Path) -> None:
         images = [ended(one) for one in asked]
         seconds, written = time.monotonic() - began, sum(image["bytes"] for image in images)
         assert written > 2 << 20 and written / seconds < 2.6 * (1 << 20), (written, seconds)
-        assert all(image["pause_ms"] < 1000 for image in images), "the budget is not the session's to wait for"
+        assert all(image["pause_ms"] < image["total_ms"] / 2 for image in images), \
+            "the budget is not the session's to wait for"
         (tmp_path / "released").touch()
         assert [program.finish() for program in programs] == [RIGHT] * 2

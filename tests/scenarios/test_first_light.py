@@ -71,7 +71,7 @@ def test_all_work_is_under_way_and_moves(pool: LocalPool) -> None:
         try:
             move = pool.rgpu("migrate", moved.name, OTHER[host])
         except VerbError as error:
-            assert pool.session(moved.name)["state"] == "ended", error
+            assert pool.ends(moved.name), error
             assert moved.finish() == first
             continue
         assert move["outcome"] == "committed" and move["verified"] is True
@@ -104,7 +104,7 @@ def test_moves_at_random_moments(pool: LocalPool, example: str) -> None:
                 result = pool.rgpu("migrate", program.name, OTHER[row["host"]])
             except VerbError as error:
                 # The program may end while it is asked: nothing else may go wrong.
-                assert pool.session(program.name)["state"] == "ended", error
+                assert pool.ends(program.name), error
                 break
             assert result["outcome"] == "committed", result
             done += 1

@@ -17,7 +17,7 @@ from tests.scenarios.pool import LocalPool, VerbError
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[LocalPool]:
-    with LocalPool(tmp_path, nodes=1) as running:
+    with LocalPool(tmp_path, nodes=1, lease=8.0) as running:
         yield running
 
 
@@ -150,7 +150,7 @@ def test_sessions_recover_from_an_object_store_and_workers_have_no_credentials(t
 
     with MotoServer() as server:
         address = server.bucket("pool")
-        pool = LocalPool(tmp_path, nodes=2)
+        pool = LocalPool(tmp_path, nodes=2, lease=8.0)
         pool.environment.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="very secret", RGPU_STORE=address)
         with pool:
             program = pool.heat("objects", steps=2_000_000)  # it is stopped when all is seen

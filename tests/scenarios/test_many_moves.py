@@ -28,7 +28,7 @@ def test_to_and_fro(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     until = tmp_path / "until"
     held: dict[str, Growth] = defaultdict(Growth)
     lines: list[str] = []
-    with LocalPool(tmp_path / "pool", nodes=2) as pool:
+    with LocalPool(tmp_path / "pool", nodes=2, lease=8.0) as pool:
         program = pool.run(sys.executable, str(TRAINER), "--until", str(until), name="trainer",
                            options=("--journal-limit", "8MiB"))
         program.wait_lines(3)

@@ -19,7 +19,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
-    with LocalPool(tmp_path_factory.mktemp("single"), nodes=1) as running:
+    with LocalPool(tmp_path_factory.mktemp("single"), nodes=1, lease=8.0) as running:
         yield running
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.scenarios.faults import state
 from tests.scenarios.pool import ROOT, LocalPool, VerbError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -53,19 +54,21 @@ def test_forks(pool: LocalPool) -> None:
     assert {row["session"] for row in pool.rgpu("ps", "--all")} >= {"forks", "forks/2"}
 
 
-def test_the_journal_reaches_its_limit(pool: LocalPool) -> None:
+def test_the_journal_reaches_its_limit(pool: LocalPool, tmp_path: Path) -> None:
     """A checkpoint is taken by itself, the journal is cut to it, and a killed worker comes back from there."""
     expected = pool.run(*line("uploads", 120), name="uploads-still").finish()
-    program = pool.run(*line("uploads", 120), name="uploads", options=("--journal-limit", "8MiB"))
+    program = pool.run(*line("uploads", 120, tmp_path / "released"), name="uploads",
+                       options=("--journal-limit", "8MiB"))
     deadline = time.monotonic() + 60
     while not (image := pool.rgpu("describe", "uploads")["image"] if program.lines else None):
         assert time.monotonic() < deadline and program.process.poll() is None, "no checkpoint was taken"
         time.sleep(0.2)
-    row = pool.session("uploads")
-    if row["worker_pid"]:
-        os.kill(row["worker_pid"], signal.SIGKILL)
+    row = pool.wait_state("uploads", "running")
+    os.kill(row["worker_pid"], signal.SIGKILL)
+    (tmp_path / "released").touch()
     assert program.finish() == expected
     assert image["position"] > 0
+    assert pool.session("uploads")["epoch"] > row["epoch"], "nothing was recovered"
 
 
 def test_recover_off_is_lost_with_its_worker(pool: LocalPool) -> None:
@@ -84,7 +87,7 @@ def test_the_agent_dies(pool: LocalPool) -> None:
     child = pool.session("orphan")["pid"]
     program.process.kill()
     deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and b"Z" not in Path(f"/proc/{child}/stat").read_bytes().split(b") ")[1][:1]:
+    while state(child) not in ("", "Z"):
         assert time.monotonic() < deadline, "the program hangs without its agent"
         time.sleep(0.05)
     pool.rgpu("kill", "orphan")

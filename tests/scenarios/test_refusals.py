@@ -44,7 +44,7 @@ class Node:
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
     """node-a, node-b as usual; `old` has an older driver, `small` has half a GiB."""
-    with LocalPool(tmp_path_factory.mktemp("mixed"), nodes=2) as pool:
+    with LocalPool(tmp_path_factory.mktemp("mixed"), nodes=2, lease=8.0) as pool:
         nodes = [Node(pool, "old", "--coordinator", "never", RGPU_CPU_DRIVER_VERSION="12080"),
                  Node(pool, "small", "--coordinator", "never", *MEMORY)]
         try:

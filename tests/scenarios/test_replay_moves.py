@@ -17,7 +17,7 @@ from tests.scenarios.pool import ROOT, LocalPool, Program, VerbError
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
-    with LocalPool(tmp_path_factory.mktemp("replay")) as pool:
+    with LocalPool(tmp_path_factory.mktemp("replay"), lease=8.0) as pool:
         yield pool
 
 

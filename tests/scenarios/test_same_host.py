@@ -23,7 +23,7 @@ AWAY = "node-c"  #: a node that is on another host, as far as it knows
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
     folder = tmp_path_factory.mktemp("hosts")
-    pool = LocalPool(folder, nodes=3)
+    pool = LocalPool(folder, nodes=3, lease=8.0)
     pool.environment[shared.HOST_VARIABLE] = f"{AWAY}=elsewhere"
     pool.environment["RGPU_COPY_THREADS"] = "2"  # as on a machine with more processors than these have
     with pool as running:

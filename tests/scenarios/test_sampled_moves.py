@@ -32,16 +32,21 @@ def unrepeatable(pool: LocalPool, name: str, released: Path, **options: tuple[st
 def test_everything_that_a_replay_got_wrong_is_repaired_and_counted(pool: LocalPool, tmp_path: Path) -> None:
     """Whoever asks for a replay gets it: the program has what it had at the source, bit for bit."""
     program = unrepeatable(pool, "unrepeatable", tmp_path / "released")
-    for _ in range(2):
+    seen = 0
+    for number in range(6):  # a sample may come before the program's next step
         result = pool.rgpu("migrate", "unrepeatable", OTHER[pool.wait_state("unrepeatable", "running")["host"]],
                            "--mode", "replay")
         assert (result["outcome"], result["mode"]) == ("committed", "replay") and "fell_back" not in result, result
         assert PAGES <= result["mismatched_pages"] <= PAGES + 4, result
         assert PAGES << 16 <= result["repaired_bytes"] <= (PAGES + 4) << 16, result
-        assert PAGES <= result["sampled_mismatches"] <= result["sampled_pages"], result
+        assert result["sampled_mismatches"] <= result["sampled_pages"], result
+        seen = max(seen, result["sampled_mismatches"])
         story = next(row for row in reversed(pool.rgpu("history", "unrepeatable")) if row["decision"] == "commit")
         assert f"by replay, {result['mismatched_pages']} of " in story["reason"], story
         program.wait_lines(len(program.lines) + 2)
+        if number and seen >= PAGES:
+            break
+    assert seen >= PAGES, "no sample saw what the replays got wrong"
     (tmp_path / "released").touch()
     program.finish()
 

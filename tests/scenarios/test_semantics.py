@@ -181,7 +181,7 @@ def test_cudart_moved_and_killed(pool: LocalPool, runtime: str, monkeypatch: pyt
         try:
             epoch = moved_and_killed(pool, program)
         except (AssertionError, ProcessLookupError, VerbError):
-            if pool.session(program.name)["state"] != "ended":
+            if not pool.ends(program.name):
                 raise
             continue
         digest, ended = program.finish(), pool.session(program.name)["epoch"]

@@ -23,6 +23,7 @@ from rgpu.server import peer_plan as plan
 from rgpu.server.page_messages import BEGIN, LAYOUT, READY
 from rgpu.server.page_stream import PageReceiver
 from rgpu.session.errors import Corrupt, DeviceError, LinkError, MoveFailed, RecoveryFailed
+from tests.link.test_shared import memfds
 from tests.scenarios.proxy import Proxy
 from tests.server.pages_device import PlainDevice
 from tests.server.pages_link import KEY, Link, state
@@ -252,11 +253,14 @@ def test_only_who_knows_the_token_hands_descriptors_over(tmp_path: Path) -> None
 def test_another_number_of_descriptors_than_was_said_is_refused_and_closed(tmp_path: Path) -> None:
     listener = peer_link.Listener(tmp_path)
     giver = peer_link.Giver(str(listener.path), listener.token)
-    before = len(os.listdir("/proc/self/fd"))
-    giver.send([0, 1])
+    given = [os.memfd_create("given") for _ in range(2)]
+    inodes = {os.fstat(fd).st_ino for fd in given}
+    giver.send(given)
+    for fd in given:
+        os.close(fd)
     with pytest.raises(LinkError, match="2 descriptors came"):
         listener.receive(3)
-    assert len(os.listdir("/proc/self/fd")) == before + 1, "only the accepted socket is new"
+    assert not inodes & memfds()
     giver.close()
     listener.close()
 

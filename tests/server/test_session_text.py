@@ -142,8 +142,8 @@ def test_a_launch_begins_late_while_much_is_waiting(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cpu_printed, "CROWDED", 10)
     printed = Printed()
     printed.writer("k")(b"x" * 11)
-    threading.Timer(0.1, printed.take, (1,)).start()
     began = time.monotonic()
+    threading.Timer(0.1, printed.take, (1,)).start()
     printed.wait_room()
     assert 0.05 < time.monotonic() - began < cpu_printed.PATIENCE
     printed.wait_room()

@@ -39,6 +39,7 @@ class FakeWorker:
         self.records: dict[int, Record] = {}
         self.retained: dict[int, tuple[int, bytes, bytes]] = {}
         self.attached = 0
+        self._owning = threading.Lock()  #: what belongs to the connection: applied, retained
         self.byes: list[dict[str, Any]] = []
         self.stats: dict[str, Any] = {}
         self.alive, self.mute = True, False
@@ -72,19 +73,20 @@ class FakeWorker:
             assert kind == 1 and request["epoch"] == self.epoch
             if self.connection is not None:
                 self.connection.close()
-            self.connection = connection
-            self.attached += 1
+            with self._owning:  # from here on the thread of the one before applies nothing
+                self.connection, wanted, kept = connection, self.applied + 1, sorted(self.retained)
             self.printed.append(request.get("printed"))
-            connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": self.applied + 1,
+            connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": wanted,
                                                         **self.pool.attached_more}))
-            for seq in sorted(self.retained):
+            self.attached += 1  # last: who sees it may use the link
+            for seq in kept:
                 self._send_answer(connection, seq)
-            self._messages(connection)
+            self._messages(connection, wanted)
         except (RgpuError, OSError, AssertionError):
             sock.close()
 
-    def _messages(self, connection: SealedConnection) -> None:
-        reader, offset = RecordReader(next_seq=self.applied + 1), 0
+    def _messages(self, connection: SealedConnection, wanted: int) -> None:
+        reader, offset = RecordReader(next_seq=wanted), 0
         while True:
             kind, body = connection.recv()
             if kind == 2:
@@ -104,14 +106,15 @@ class FakeWorker:
                 self.stats = msgspec.msgpack.decode(body)
 
     def _apply(self, connection: SealedConnection, record: Record) -> None:
-        assert record.seq == self.applied + 1
-        self.records[record.seq] = Record(record.seq, record.call_id, bytes(record.args), bytes(record.payload),
-                                          record.thread, record.flags)
-        self.applied = record.seq
-        if record.call_id in ANSWERED:
-            self.retained[record.seq] = (0, self.lie or answer_of(record), self.big)
-            if not self.mute:
-                self._send_answer(connection, record.seq)
+        with self._owning:
+            assert connection is self.connection and record.seq == self.applied + 1
+            self.records[record.seq] = Record(record.seq, record.call_id, bytes(record.args), bytes(record.payload),
+                                              record.thread, record.flags)
+            self.applied = record.seq
+            if record.call_id in ANSWERED:
+                self.retained[record.seq] = (0, self.lie or answer_of(record), self.big)
+        if record.call_id in ANSWERED and not self.mute:
+            self._send_answer(connection, record.seq)
 
     def _send_answer(self, connection: SealedConnection, seq: int) -> None:
         result, reply, payload = self.retained[seq]
@@ -245,7 +248,7 @@ class FakePool:
         self.thread.join(5)
 
 
-def eventually(condition: Callable[[], Any], timeout: float = 10.0) -> None:
+def eventually(condition: Callable[[], Any], timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -101,7 +101,7 @@ class FakeReader:
         self.doorbell = os.eventfd(0, os.EFD_NONBLOCK)
         self.fds = (page, self.doorbell)
         self.at = 0
-        self.pieces: bytes | None = None
+        self.pieces: bytearray | None = None
         self.wraps = self.restarts = self.longest = 0
         self.idle = False  #: read nothing
 
@@ -133,9 +133,11 @@ class FakeReader:
         assert (self.pieces is None) <= first, "a piece that continues nothing"
         self.restarts += first and self.pieces is not None
         self.longest = max(self.longest, len(body))
-        self.pieces = (b"" if first else self.pieces or b"") + body[1:]
+        if first or self.pieces is None:
+            self.pieces = bytearray()
+        self.pieces += body[1:]
         if not body[0]:
-            found.append((ANSWER, self.pieces))
+            found.append((ANSWER, bytes(self.pieces)))
             self.pieces = None
 
 
@@ -184,7 +186,7 @@ class FakeShim:
         if self.page is not None and struct.unpack_from("<I", self.page, 64)[0]:
             os.eventfd_write(self.eventfd, 1)
 
-    def wait(self, until: object, timeout: float = 10.0) -> None:
+    def wait(self, until: object, timeout: float = 60.0) -> None:
         """Read messages until the condition holds."""
         deadline = time.monotonic() + timeout
         while not until():  # type: ignore[operator]

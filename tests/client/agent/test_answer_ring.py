@@ -198,8 +198,7 @@ def test_memory_stays_flat(pool: FakePool, agent: Agent, recover: bool) -> None:
     some(40)
     before = resident()
     some(200)
-    grown = resident() - before
-    assert grown < 2 << 20, f"100,000 calls left {grown} bytes behind"
+    eventually(lambda: resident() - before < 2 << 20)  # a leak stays; what threads are about to free does not
     assert len(pool.log) and agent.statistics()["heat"]["journal_bytes"] < 8 << 20
 
 

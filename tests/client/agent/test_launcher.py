@@ -131,7 +131,10 @@ def handle(number, frame):
     count += 1
 signal.signal(signal.SIGINT, handle)
 print("up")
-time.sleep(1)
+until = time.monotonic() + 20
+while not count and time.monotonic() < until:
+    time.sleep(0.01)
+time.sleep(0.5)  # a second one would have come by then
 print(count)
 """, start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == "up\n"

@@ -35,7 +35,7 @@ class ModuleWorker(FakeWorker):
         self.pings_after_need = 0
         super().__init__(pool, epoch, applied)
 
-    def _messages(self, connection: SealedConnection) -> None:
+    def _messages(self, connection: SealedConnection, wanted: int) -> None:
         said: list[tuple[int, bytes]] = []
         stream, reader = ModuleStream(self.cache, lambda *message: said.append(message)), RecordReader()
         while True:
@@ -118,7 +118,7 @@ def test_a_ping_behind_a_need_is_asked_again(pool: FakePool, shim: FakeShim, cac
     arrived(shim, worker)
     assert worker.kinds.count(CALLS_REF) == worker.kinds.count(NEED) == 1
     shim.call("memcpy_h2d", bytes(16), b"later")
-    eventually(lambda: worker.pings_after_need > 0, 5)
+    eventually(lambda: worker.pings_after_need > 0)
 
 
 def test_a_hit_sends_no_bytes(pool: FakePool, shim: FakeShim, cache: ModuleCache) -> None:
@@ -127,7 +127,7 @@ def test_a_hit_sends_no_bytes(pool: FakePool, shim: FakeShim, cache: ModuleCache
     seq = load(shim)
     shim.wait(lambda: [answer[0] for answer in shim.answers] == [seq])
     arrived(shim, worker)
-    eventually(lambda: worker.stats.get("module_bytes_saved") == len(IMAGE), 5)
+    eventually(lambda: worker.stats.get("module_bytes_saved") == len(IMAGE))
     assert worker.stats["module_bytes"] == 0 and NEED not in worker.kinds
 
 

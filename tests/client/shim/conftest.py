@@ -42,6 +42,7 @@ class Program:
         if agent is not None:
             env["RGPU_AGENT"] = agent.path
         self._errors = tempfile.TemporaryFile()
+        self._agent = agent
         self.process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + textwrap.dedent(code)], env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
@@ -69,11 +70,13 @@ class Program:
         self.process.stdin.flush()
 
     def end(self, timeout: float = 60) -> list[Any]:
-        """Waits for the program; what it told since."""
+        """Waits for the program, and until the agent has read all of it; what it told since."""
         self.process.stdin.close()
         told = [json.loads(line) for line in self.process.stdout]
         code = self.process.wait(timeout)
         assert code == 0, f"{code}: {self.errors()}"
+        if self._agent is not None and self._agent.sockets:
+            assert self._agent.ended.wait(20), "the agent goes on although its program has ended"
         return told
 
 

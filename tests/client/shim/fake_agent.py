@@ -82,6 +82,7 @@ class FakeAgent:
         self.sockets: list[socket.socket] = []
         self._held: list[Record] = []
         self._marked = 0
+        self._handled = 0  #: records of walks that are over: answered or held, and marked
         self._passed: list[int] = []
         self._graphs: dict[int, list[graphs.Node]] = {}
         self._dead_graphs: dict[int, list[graphs.Node]] = {}
@@ -124,7 +125,8 @@ class FakeAgent:
 
     def wait_for(self, name: str, count: int = 1, timeout: float = 20) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self.names().count(name) >= count, timeout), self.names()[-20:]
+            assert self._changed.wait_for(lambda: self.names()[:self._handled].count(name) >= count, timeout), \
+                self.names()[-20:]
 
     def let_go(self) -> None:
         """End ``hold``: everything completes."""
@@ -257,6 +259,7 @@ class FakeAgent:
                 self._send(sock, WATERMARK, struct.pack("<QII", self._marked, self.error, 0))
         if new:
             with self._changed:
+                self._handled = len(self.records)
                 self._changed.notify_all()
 
     def _release(self, sock: socket.socket, index: int) -> None:
@@ -392,6 +395,9 @@ class FakeAgent:
         if call.answer is Answer.WAIT and self.texts:
             for position, text in self.texts.pop(0):
                 self.print_text(position, text)
+        if call.answer is Answer.WAIT and self._marked < record.seq - 1:  # first the watermark, as the worker does
+            self._marked = record.seq - 1
+            self._send(sock, WATERMARK, struct.pack("<QII", self._marked, self.error, 0))
         self._send(sock, ANSWER, struct.pack("<QiII", record.seq, 0, 0, len(reply)) + reply + payload)
 
     def print_text(self, position: int, text: bytes) -> None:

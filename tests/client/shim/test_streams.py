@@ -145,7 +145,7 @@ def test_host_function_runs_before_its_stream_goes_on(agent, program):
         hear()
         ok(cu.cuStreamSynchronize(P(s)))
         while len(ran) < 2: pass
-        tell(ran)
+        tell(ran); hear()
         """)
     run.hear()
     agent.hold = True
@@ -153,8 +153,9 @@ def test_host_function_runs_before_its_stream_goes_on(agent, program):
     assert run.hear() == []
     agent.let_go()
     run.tell()
-    assert run.end() == [[7, [True, 0, 8]]]
+    assert run.hear() == [7, [True, 0, 8]]
     agent.wait_for("host_function_done", 2)
+    assert run.end() == []
     names = agent.names()
     copy, function = names.index("memcpy_h2d") + 1, names.index("host_function") + 1
     done = names.index("host_function_done")

@@ -14,7 +14,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-PATIENCE = 120.0  #: s to wait for the file
+PATIENCE = 600.0  #: s to wait for the file
 
 released, left, rest = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 

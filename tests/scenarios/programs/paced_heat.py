@@ -17,7 +17,7 @@ from typing import Any
 from cuda.bindings import driver
 
 REST = 0.04  #: s after each line
-PATIENCE = 120.0  #: s to wait for the file
+PATIENCE = 600.0  #: s to wait for the file
 
 released = Path(sys.argv[1])
 arguments = sys.argv[2:]

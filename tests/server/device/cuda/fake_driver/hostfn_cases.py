@@ -13,6 +13,7 @@ from rgpu.server import lookahead
 from rgpu.server.runtime import SessionRuntime
 from rgpu.session.addresses import PINNED_BASE
 from tests.server.device.cuda.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
+from tests.server.links import wait_until
 
 Attach = Callable[[], Agent]
 
@@ -122,7 +123,7 @@ def test_a_connection_ends_while_the_call_is_in_the_driver(
     call = load(journal)
     loaded = journal.seq
     agent.send(call)
-    time.sleep(0.3)
+    wait_until(lambda: runtime._under is not None, "the call is not in the driver")
     agent.connection.close()
     again = attach()
     assert runtime.applied == loaded - 1
@@ -139,7 +140,7 @@ def test_a_cut_waits_for_a_call_in_the_driver(runtime: SessionRuntime, agent: Ag
     function = stopped(agent, journal)
     agent.send(load(journal))
     loaded = journal.seq
-    time.sleep(0.2)
+    wait_until(lambda: runtime._under is not None, "the call is not in the driver")
     agent.send(journal("host_function_done", call=function))
     runtime.quiesce(10)
     assert runtime.applied >= loaded

@@ -169,7 +169,7 @@ def the_driver_does_not_come_back() -> None:
         assert end.answer(session.journal.seq)[0] == 0
     assert time.monotonic() - began < 2
     driver().fake_print_at(0)
-    time.sleep(0.1)
+    wait_until(lambda: not session.device.text._stuck, "the driver does not come back")
     end.send(session.sync())
     assert end.answer(session.journal.seq) == (0, lines(1, 1) + b"".join(lines(10 + turn, 1) for turn in range(5)))
 

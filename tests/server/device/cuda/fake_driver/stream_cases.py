@@ -198,13 +198,15 @@ def test_a_cut_is_at_a_boundary_and_loses_nothing(device: Any, journal: Journal)
     threads = [threading.Thread(target=cuts) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(100):
+    turns, until = 0, time.monotonic() + 20
+    while turns < 100 or len(positions) <= 3 and time.monotonic() < until:
         feed(b"".join(journal.add_one() for _ in range(40)))
+        turns += 1
     stop.set()
     for thread in threads:
         thread.join(20)
     feed(journal.read(16))
-    assert collect(runtime, {journal.seq})[journal.seq][1] == struct.pack("<4I", *[4000] * 4)
+    assert collect(runtime, {journal.seq})[journal.seq][1] == struct.pack("<4I", *[40 * turns] * 4)
     assert len(positions) > 3 and positions != sorted(set(positions), reverse=True)
 
 
@@ -272,10 +274,12 @@ def test_another_connection_takes_over_from_one_that_waits(device: Any, journal:
 def test_pace_bounds_what_a_drain_must_wait_for(device: Any, journal: Journal) -> None:
     """Kernels of 2 ms: a few dozen are ahead at most, not all of them; and all run."""
     runtime, feed = started(device, journal)
-    feed(b"".join(journal.launch(SLOW, struct.pack("<I", 2000)) for _ in range(600)))
     began = time.monotonic()
-    assert device.drain(10)
-    assert time.monotonic() - began < 0.7, "600 kernels of 2 ms were submitted at once"
+    feed(b"".join(journal.launch(SLOW, struct.pack("<I", 2000)) for _ in range(600)))
+    fed = time.monotonic()
+    assert device.drain(60)
+    ended = time.monotonic()
+    assert ended - fed < (ended - began) / 2, "600 kernels of 2 ms were submitted at once"
 
 
 def test_work_that_waits_for_a_later_call_is_passed(device: Any, journal: Journal) -> None:
@@ -305,9 +309,11 @@ def test_an_event_waited_for_and_recorded_anew(device: Any, journal: Journal) ->
 
 def test_a_destroyed_stream_runs_to_its_end(device: Any, journal: Journal) -> None:
     runtime, feed = started(device, journal)
-    feed(journal.launch(SLOW, struct.pack("<I", 100000)) + journal("stream_destroy", stream=18))
+    clear_flag(device, feed, journal)
+    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE)) + journal("stream_destroy", stream=18))
     slow = journal.seq - 1
     assert not device.is_complete(slow)
+    device.write(BASE, b"\1\0\0\0")
     assert device.wait_complete(slow, 5) and device.drain(5)
 
 
