@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,39 @@ def test_work_that_waits_for_a_later_call_drains_after_it(device: CpuDevice, jou
     runtime.quiesce(5, settle=0.05)
     assert runtime.applied == 6
     runtime.resume()
+
+
+def test_a_program_that_gave_all_its_work_at_once_can_be_cut(device: CpuDevice, journal: Journal,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than drains in one try is always there to be applied: each try lets less of it in."""
+    runtime, _ = runtime_of(device)
+    runtime.feed(opened(journal))
+    stop = threading.Event()
+    real = device._streams._execute
+    # 64 to 160 of them are let in, which is up to four times what a try lasts.
+    monkeypatch.setattr(device._streams, "_execute", lambda op: (time.sleep(0.0025), real(op))[1])
+    records = [journal("memset", destination=DEVICE_BASE, pitch=4, width=4, height=1, element=1, value=n % 256,
+                       stream=0) for n in range(20_000)]
+
+    def feed() -> None:
+        for at in range(0, len(records), 50):
+            if stop.is_set():
+                return
+            runtime.feed(records[at:at + 50])
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        for _ in range(3):
+            while len(device.progress()[0]) < 100:
+                time.sleep(0.001)
+            runtime.quiesce(10)
+            assert not device.progress()[0] and runtime.applied < journal.seq, "it was cut before its end"
+            runtime.resume()
+    finally:
+        stop.set()
+        feeder.join(30)
+    assert device.drain(30)
 
 
 def test_a_new_connection_takes_over(device: CpuDevice, journal: Journal) -> None:
