@@ -23,9 +23,10 @@ from rgpu.checkpoint.device import DeviceFacts
 from rgpu.link.control import AsyncControlClient, ControlServer
 from rgpu.link.keys import Endpoint, PoolFiles
 from rgpu.link.logging import configure_logging
-from rgpu.migrate.records import SessionRecord
+from rgpu.migrate.records import NodeRecord, SessionRecord
 from rgpu.server import driver, workers
 from rgpu.server.adopting import Adopting
+from rgpu.server.commanding import unless_gone
 from rgpu.server.data_port import DataPort
 from rgpu.server.image_verbs import ImageVerbs
 from rgpu.server.images import NodeImages
@@ -296,13 +297,18 @@ class Daemon:
             found = self._peers[endpoint] = AsyncControlClient(self.keys, endpoint)
         return found
 
-    async def endpoint_of(self, host: str) -> Endpoint:
+    async def _living(self, host: str) -> NodeRecord:
         """Raises :class:`NotFound`, :class:`PoolUnavailable`."""
         node = (await self.leadership.nodes()).get(host)
         if node is None:
             raise NotFound(f"no node is called {host}, or it is down", host=host)
         if not node.control:
             raise PoolUnavailable(f"{host} is still starting")
+        return node
+
+    async def endpoint_of(self, host: str) -> Endpoint:
+        """Raises :class:`NotFound`, :class:`PoolUnavailable`."""
+        node = await self._living(host)
         return Endpoint(node.control, node.public_key, host)
 
     async def command(self, host: str, verb: str, args: dict[str, Any], *, leader: int, epoch: int, command_id: str,
@@ -311,9 +317,12 @@ class Daemon:
         if host == self.host:
             return await self.node_verbs.perform(verb, args, leader=leader, command_id=command_id,
                                                  on_progress=on_progress)
-        client = self.peer(await self.endpoint_of(host))
-        result = await client.call("node.command", {"verb": verb, "args": args}, timeout=timeout, leader=leader,
-                                   epoch=epoch, command=command_id, on_progress=on_progress)
+        node = await self._living(host)
+        client = self.peer(Endpoint(node.control, node.public_key, host))
+        call = client.call("node.command", {"verb": verb, "args": args}, timeout=timeout, leader=leader,
+                           epoch=epoch, command=command_id, on_progress=on_progress)
+        result = await unless_gone(call, lambda: self.leadership.incarnation_of(host), node.incarnation,
+                                   self.options.lease, f"{verb} on {host}")
         return dict(result or {})
 
 

@@ -30,6 +30,7 @@ from rgpu.migrate.records import (
     NodeRecord,
     SessionRecord,
     decode,
+    node_key,
     session_key,
 )
 from rgpu.migrate.registry.base import Registry, txn_certain
@@ -195,6 +196,11 @@ class Leadership:
         records = [decode(entry.value, NodeRecord, entry.key) for entry in listing.entries]
         self.endpoints.update((r.host, Endpoint(r.control, r.public_key, r.host)) for r in records if r.control)
         return {record.host: record for record in records}
+
+    async def incarnation_of(self, host: str) -> int | None:
+        """Of the node's record as it is now; None where there is none."""
+        entry = await self.registry.get(node_key(host))
+        return None if entry is None else decode(entry.value, NodeRecord, entry.key).incarnation
 
     async def sessions(self) -> list[SessionRecord]:
         listing = await self.registry.list(SESSIONS)
