@@ -26,7 +26,7 @@ WAYS = ["kill", "image and kill", "copy", "replay", "link"]
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedPool]:
     """Three nodes, their data ports behind proxies."""
-    with WatchedPool(tmp_path_factory.mktemp("printing"), proxied=True) as running:
+    with WatchedPool(tmp_path_factory.mktemp("printing"), lease=8.0, proxied=True) as running:
         yield running
 
 
