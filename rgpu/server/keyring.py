@@ -95,8 +95,11 @@ class Keyring:
     async def _watch(self, prefix: str) -> None:
         while True:
             try:
-                self._changed.set()  # what happened before the watch began
-                async for _ in self.registry.watch(prefix):
+                # From a revision that is known before the record is read: what is written between that reading and
+                # the watch's own start would be seen only at the next change, and it may be a key that was taken off.
+                revision = (await self.registry.list(prefix)).revision
+                self._changed.set()
+                async for _ in self.registry.watch(prefix, revision + 1):
                     self._changed.set()
             except Compacted:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from rgpu.link.invitations import new_pair
 from rgpu.link.keys import AuthorizedKeys, KeyPair
 from rgpu.migrate.records import HISTORY, INVITATIONS, KEYS, OF_HOST
+from rgpu.migrate.registry.base import Change, Delete
 from rgpu.server.keyring import Keyring
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Fenced, NotFound, Refused, UsageError
 from tests.migrate.pool import World, run
@@ -125,5 +127,39 @@ def test_every_node_lets_in_what_is_on_record(tmp_path: Path) -> None:
         again = Keyring(first, world.registry)  # restarted: what was taken off does not come back
         await again.start()
         assert second.find(alice.public) is None and second.find(NODE.public) is None
+
+    run(tmp_path, test)
+
+
+def test_who_is_taken_off_while_a_watch_begins_is_let_in_no_more(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the reading of the record and the start of the watch, which takes a while over a network."""
+    async def test(world: World) -> None:
+        await invite(world)
+        keys = AuthorizedKeys(tmp_path / "keys")
+        keyring, real, taken_off = Keyring(keys, world.registry), world.registry.watch, asyncio.Event()
+        await keyring.start()
+        assert keys.find(PAIR.public) is not None
+
+        async def slow(prefix: str, *revision: int) -> AsyncIterator[Change]:
+            while keyring._changed.is_set():  # it was told to read, and has read
+                await asyncio.sleep(0.01)
+            if prefix == INVITATIONS and not taken_off.is_set():
+                await asyncio.sleep(0.1)
+                await world.registry.txn([], [Delete(INVITATIONS + PAIR.name)])
+                taken_off.set()
+            async for change in real(prefix, *revision):
+                yield change
+
+        monkeypatch.setattr(world.registry, "watch", slow)
+        running = asyncio.ensure_future(keyring.run())
+        await asyncio.wait_for(taken_off.wait(), 20)
+        for _ in range(500):
+            if keys.find(PAIR.public) is None:
+                break
+            await asyncio.sleep(0.02)
+        assert keys.find(PAIR.public) is None
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
     run(tmp_path, test)
