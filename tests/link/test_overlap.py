@@ -28,8 +28,17 @@ def pair(helpers: bool = True) -> tuple[SealedConnection, SealedConnection]:
     return ends[0], ends[1]
 
 
+BEFORE: set[threading.Thread] = set()  #: threads that other tests may have left
+
+
+@pytest.fixture(autouse=True)
+def before() -> None:
+    BEFORE.clear()
+    BEFORE.update(threading.enumerate())
+
+
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("link-")]
+    return [thread.name for thread in threading.enumerate() if thread not in BEFORE]
 
 
 def none_left() -> bool:
