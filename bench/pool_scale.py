@@ -331,8 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory(prefix="rgpu-scale-") as folder, \
-            EtcdCluster(Path(folder), fsync=True, arguments=("--auto-compaction-mode=revision",
-                                                 "--auto-compaction-retention=10000")) as cluster:
+            EtcdCluster(Path(folder), fsync=True, arguments=(
+                "--auto-compaction-mode=revision", "--auto-compaction-retention=10000")) as cluster:
         figures = asyncio.run(Bench(options, cluster).run())
     show(figures)
     output = options.output or ROOT / "bench" / "results" / f"{time.strftime('%Y-%m-%d')}-pool-scale.json"
