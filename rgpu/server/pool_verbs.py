@@ -41,6 +41,8 @@ ASK_SECONDS = 660.0  #: that a leader may take
 LONGEST = {"session.checkpoint": 2 * CHECKPOINT_SECONDS + 60}  #: one may wait for another
 LAST_WORDS = 256  #: ended sessions whose agent's last figures a leader keeps
 LEADER_LOOK = 0.5  #: seconds between two looks whether the asked leader still leads
+LEADER_AGAIN = 0.2  #: seconds until who leads is read again
+ELECTION_SECONDS = 10.0  #: that an election may take once the record of the leader before has gone with its lease
 
 #: Asks of a leader: (args, public key of the asker, how to report progress) → result
 LeaderVerb = Callable[[dict[str, Any], str, Callable[[dict[str, Any]], None]], Awaitable[dict[str, Any]]]
@@ -88,8 +90,14 @@ class PoolVerbs:
 
     async def ask_leader(self, verb: str, args: dict[str, Any], public: str = "",
                          on_progress: Callable[[dict[str, Any]], None] = lambda values: None) -> dict[str, Any]:
-        """Have the leader do it, here or on the node that leads. Raises what it raises."""
-        for attempt in range(4):
+        """Have the leader do it, here or on the node that leads. Raises what it raises.
+
+        A leader that stepped down is named by its record until the lease of that ends: it is asked again, or its
+        successor, for that long. Raises :class:`PoolUnavailable` after it.
+        """
+        patience = self.daemon.options.lease + ELECTION_SECONDS
+        until = time.monotonic() + patience
+        while True:
             leader = await self.daemon.leadership.leader_endpoint()
             if leader is None:
                 return await self._leader_verbs[verb](args, public, on_progress)
@@ -99,10 +107,12 @@ class PoolVerbs:
                     "node.command", message, timeout=LONGEST.get(verb, ASK_SECONDS), on_progress=on_progress))
                 return dict(await self._while_it_leads(call, leader[1], verb) or {})
             except (Fenced, PoolUnavailable) as error:
-                if attempt == 3 or error.detail.get("reason") != "not leading":
+                if error.detail.get("reason") != "not leading":
                     raise
-                await asyncio.sleep(0.2)
-        raise PoolUnavailable("the pool's coordinator changes too often")
+                if time.monotonic() > until:
+                    raise PoolUnavailable(f"no coordinator took {verb} for {patience:.0f} s: try again, or look with "
+                                          f"`rgpu nodes` ({error.message})") from error
+                await asyncio.sleep(LEADER_AGAIN)
 
     async def _while_it_leads(self, call: asyncio.Future[Any], revision: int, verb: str) -> Any:
         """The leader's answer; if it leads no more before it answered, nobody knows what it had done.
