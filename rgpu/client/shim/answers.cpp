@@ -158,13 +158,18 @@ CUresult await_view(const CallView& call, Payload& payload, Answer& answer, void
     if (CUresult r = section.publish_view(call, &payload, &waiter, &seq); r) return r;
     if (step) step(seq, false);
   }
+  return collect(call.id, waiter, seq, step);
+}
+
+CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const Step& step) {
+  const Answer& answer = *waiter.answer;
   attend(session(), waiter);
   while (!waiter.done.load(std::memory_order_acquire)) waiter.done.wait(0, std::memory_order_acquire);
   print_device_text();  // it came ahead of the answer
   if (answer.result == CUDA_ERROR_SYSTEM_NOT_READY && session().gone) return answer.result;
-  if (observes(call.id) && is_fatal(answer.result)) set_sticky(answer.result);
-  const bool teaches = observes(call.id) && !answer.result;
-  if (call.id == wire::ContextSynchronize::id && teaches) learned(0, seq, true);
+  if (observes(call) && is_fatal(answer.result)) set_sticky(answer.result);
+  const bool teaches = observes(call) && !answer.result;
+  if (call == wire::ContextSynchronize::id && teaches) learned(0, seq, true);
   if (step && !answer.result) step(seq, true);
   observed(seq);
   if (teaches) after_observation();

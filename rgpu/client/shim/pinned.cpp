@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "capturing.hpp"
 #include "memory.hpp"
@@ -36,7 +37,7 @@ struct Pinned {
 struct Pins {
   std::shared_mutex lock;
   std::map<std::uint64_t, std::shared_ptr<Pinned>> ranges;
-  Allocator addresses{kPinnedBase, kPinnedSize, kPinnedSize, kPage, kPage, kPinnedSize};
+  Allocator addresses{kPinnedFirst, kPinnedBase + kPinnedSize - kPinnedFirst, kPinnedSize, kPage, kPage, kPinnedSize};
   std::map<Context*, std::uint64_t> readers;         // streams of our own for reading shadows
   std::uint64_t next_id = 1ull << 40;
   std::atomic<std::size_t> shadows{0}, marked{0};
@@ -173,8 +174,8 @@ CUresult reader_of(Context& context, std::uint64_t& number) {
   return CUDA_SUCCESS;
 }
 
-// If a writer is known to be complete: what differs from the twin is what it wrote. Range's lock held.
-void bring_back(Pinned& range) {
+// Whether a writer of the range is newly known to be complete. Range's lock held.
+bool written(Pinned& range) {
   bool finished = false;
   for (auto it = range.writers.begin(); it != range.writers.end();) {
     if (complete_on(it->first, it->second)) {
@@ -185,23 +186,59 @@ void bring_back(Pinned& range) {
       ++it;
     }
   }
-  if (!finished) return;
-  std::vector<std::uint8_t> now(range.size);
-  wire::HostShadowRead call{};
-  call.address = range.address;
-  call.size = range.size;
-  if (reader_of(*range.context, call.stream)) return;
+  return finished;
+}
+
+// A shadow on its way to us; nobody else touches the range meanwhile.
+struct Reading {
+  std::shared_ptr<Pinned> range;
+  std::unique_lock<std::mutex> held;
+  std::vector<std::uint8_t> now;
   Answer answer;
-  if (await(call, nullptr, 0, answer, now.data(), now.size()) || answer.payload_size != now.size()) return;
-  auto* host = reinterpret_cast<std::uint8_t*>(range.address);
-  for (std::uint64_t at = 0; at < range.size; at += BLOCK) {
-    const std::size_t n = std::min<std::uint64_t>(BLOCK, range.size - at);
-    if (!std::memcmp(now.data() + at, range.twin.data() + at, n)) continue;
-    for (std::size_t i = at; i < at + n; ++i) {
-      if (now[i] == range.twin[i]) continue;
-      host[i] = range.twin[i] = now[i];
+  Waiter waiter;
+  std::uint64_t seq = 0;
+
+  CUresult ask() {
+    wire::HostShadowRead call{};
+    call.address = range->address;
+    call.size = range->size;
+    if (CUresult r = reader_of(*range->context, call.stream); r) return r;
+    now.resize(range->size);
+    waiter.answer = &answer;
+    waiter.destination = now.data();
+    waiter.capacity = now.size();
+    Section section(view(call).reserved);
+    return section.publish_view(view(call), nullptr, &waiter, &seq);
+  }
+
+  // What differs from the twin is what kernels wrote.
+  void take() {
+    if (collect(wire::HostShadowRead::id, waiter, seq) || answer.payload_size != now.size()) return;
+    auto* host = reinterpret_cast<std::uint8_t*>(range->address);
+    for (std::uint64_t at = 0; at < range->size; at += BLOCK) {
+      const std::size_t n = std::min<std::uint64_t>(BLOCK, range->size - at);
+      if (!std::memcmp(now.data() + at, range->twin.data() + at, n)) continue;
+      for (std::size_t i = at; i < at + n; ++i) {
+        if (now[i] == range->twin[i]) continue;
+        host[i] = range->twin[i] = now[i];
+      }
     }
   }
+};
+
+// Brings the ranges back whose writers are known to be complete: all are asked for before the first is waited for.
+void bring_back(const std::vector<std::shared_ptr<Pinned>>& ranges) {
+  ReservedSpace space;  // a program that is being told of completion must not wait for room
+  std::deque<Reading> readings;
+  for (const auto& range : ranges) {
+    std::unique_lock guard(range->lock);
+    if (!written(*range)) continue;
+    Reading& reading = readings.emplace_back();
+    reading.range = range;
+    reading.held = std::move(guard);
+    if (reading.ask()) readings.pop_back();
+  }
+  for (Reading& reading : readings) reading.take();
 }
 
 std::vector<std::shared_ptr<Pinned>> all_ranges() {
@@ -316,12 +353,7 @@ void mark_shadows(const StreamRef& stream, const std::vector<std::uint64_t>& add
 }
 
 void bring_back_shadows() {
-  if (!pins().marked.load(std::memory_order_relaxed)) return;
-  ReservedSpace space;  // a program that is being told of completion must not wait for room
-  for (auto& range : all_ranges()) {
-    std::lock_guard guard(range->lock);
-    bring_back(*range);
-  }
+  if (pins().marked.load(std::memory_order_relaxed)) bring_back(all_ranges());
 }
 
 CUresult settle_source(std::uint64_t address, std::uint64_t) {
@@ -339,7 +371,8 @@ CUresult settle_source(std::uint64_t address, std::uint64_t) {
     StreamRef ref{stream, nullptr, range->context};
     if (CUresult r = await_work(ref, call); r) return r;
   }
-  bring_back_shadows();
+  // Only what is about to be read: other ranges come back when the program learns of a completion.
+  if (!writers.empty()) bring_back({range});
   return CUDA_SUCCESS;
 }
 

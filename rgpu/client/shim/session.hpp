@@ -120,6 +120,8 @@ bool add_waiter(Session& s, std::uint64_t seq, Waiter* waiter);
 Waiter* find_waiter(Session& s, std::uint64_t seq);
 Waiter* take_waiter(Session& s, std::uint64_t seq);
 void finish_waiter(Waiter* waiter);           // the answer is in place
+// Waits for the answer of an awaited call that is published as `seq`, and does what await() does with it.
+CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const Step& step = nullptr);
 void fail_waiters(Session& s, CUresult result);
 
 // progress.cpp

@@ -15,6 +15,7 @@ inline constexpr uint64_t kGlobalsOffset = 0x70000000000;
 inline constexpr uint64_t kGlobalsSize = 0x10000000000;
 inline constexpr uint64_t kPinnedBase = 0x180000000000;
 inline constexpr uint64_t kPinnedSize = 0x10000000000;
+inline constexpr uint64_t kPinnedFirst = 0x18539e370000;
 inline constexpr uint64_t kGranule = 0x200000;
 inline constexpr uint64_t kAlignment = 0x200;
 inline constexpr uint64_t kPage = 0x10000;

@@ -1,0 +1,83 @@
+"""Pinned memory that kernels use: when its shadow is read, and what is taken for its address."""
+
+from __future__ import annotations
+
+PINNED = """
+        def pinned(size):
+            p = P()
+            ok(cu.cuMemHostAlloc(c.byref(p), SIZE(size), 2))
+            return p.value
+"""
+
+
+def test_a_copy_from_pinned_memory_waits_for_nothing_that_others_hold(agent, program):
+    run = program(agent, PINNED + """
+        import time
+        context()
+        f, used, unused, out = kernel(), pinned(4), pinned(4096), alloc(4096)
+        ok(launch(f, used, 1))
+        tell(1)
+        hear()
+        time.sleep(0.3)                  # the watermark comes: the kernel is known to be complete
+        ok(cu.cuMemcpyHtoDAsync_v2(U64(out), P(unused), SIZE(4096), None))
+        tell(2)
+        hear()
+        ok(cu.cuCtxSynchronize())
+        tell(3)
+        """)
+    run.hear()
+    agent.wait_for("launch")
+    run.tell()
+    run.hear()
+    assert "host_shadow_read" not in agent.names()
+    run.tell()
+    run.hear()
+    run.end()
+    assert agent.names().count("host_shadow_read") == 1
+
+
+def test_a_copy_from_pinned_memory_waits_for_the_kernel_that_writes_it(agent, program):
+    told = program(agent, PINNED + """
+        context()
+        f, used, other, out = kernel(), pinned(16), pinned(16), alloc(16)
+        ok(launch(f, used, 7))
+        ok(launch(f, other, 9))
+        ok(cu.cuMemcpyHtoDAsync_v2(U64(out), P(used), SIZE(16), None))
+        tell(list(d2h(out, 16)))
+        """).end()
+    assert told == [[7] * 16]
+
+
+def test_shadows_are_all_asked_for_before_the_first_is_waited_for(agent, program):
+    told = program(agent, PINNED + """
+        context()
+        f, ranges = kernel(), [pinned(4096) for _ in range(3)]
+        for i, p in enumerate(ranges):
+            ok(launch(f, p, i + 1))
+        ok(cu.cuCtxSynchronize())
+        tell([list(c.string_at(p, 2)) for p in ranges])
+        ok(cu.cuCtxSynchronize())
+        """).end()
+    assert told == [[[1, 1], [2, 2], [3, 3]]]
+    names = agent.names()
+    first = names.index("host_shadow_read")
+    assert names[first:first + 3] == ["host_shadow_read"] * 3
+    assert names.count("host_shadow_read") == 3
+
+
+def test_two_integers_side_by_side_are_no_pinned_memory(agent, program):
+    """A size of 6144 behind a zero: what 0x1800_0000_0000 looks like."""
+    program(agent, PINNED + """
+        context()
+        f, a = kernel(), alloc(4096)
+        for size in (4096, 1 << 20, 64 << 20):
+            pinned(size)
+        for low in (0, 1, 512, 1 << 20):
+            for high in (6144, 6208, 6272, 6399):
+                values = (U64(a), c.c_int(low), c.c_int(high))
+                params = (P * 3)(*(c.addressof(v) for v in values))
+                ok(cu.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, None, params, None))
+        ok(cu.cuCtxSynchronize())
+        """).end()
+    assert agent.names().count("launch") == 16
+    assert not {"host_shadow_write", "host_shadow_read"} & set(agent.names())
