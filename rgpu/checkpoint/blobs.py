@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -83,16 +83,23 @@ class Blobs(Protocol):
         """What broken writers left behind that is no blob: named as it is deleted."""
 
 
-def read_into(blobs: Blobs, name: str, offset: int, buffer: memoryview) -> None:
-    """Fill ``buffer`` with what the blob has from ``offset`` on. Raises :class:`Corrupt` if that is less."""
+def read_into(blobs: Blobs, name: str, offset: int, *buffers: memoryview) -> None:
+    """Fill ``buffers``, one after the other, with what the blob has from ``offset`` on: at most 1,024 of them.
+
+    Raises :class:`Corrupt` if that is less.
+    """
+    wanted = sum(map(len, buffers))
     direct = getattr(blobs, "read_into", None)
     if direct is not None:
-        got = direct(name, offset, buffer)
+        got = direct(name, offset, buffers)
     else:
-        data = blobs.read_range(name, offset, len(buffer))
-        got = len(data)
-        buffer[:got] = data
-    if got != len(buffer):
+        data = memoryview(blobs.read_range(name, offset, wanted))
+        got, at = len(data), 0
+        for buffer in buffers:
+            part = data[at:at + len(buffer)]
+            buffer[:len(part)] = part
+            at += len(part)
+    if got != wanted:
         raise Corrupt(f"{blobs.where(name)}: ends after {offset + got} bytes", offset=offset + got, reason="cut short",
                       path=blobs.where(name))
 
@@ -146,14 +153,18 @@ class DirectoryBlobs:
                 os.close(descriptor)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """Fill ``buffer`` from ``offset`` on, without a copy of its own; returns the bytes, fewer at the end."""
-        path, got = self._path(name), 0
+    def read_into(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fill ``buffers`` from ``offset`` on, without a copy of its own; returns the bytes, fewer at the end."""
+        path, got, left = self._path(name), 0, list(buffers)
         with failing_as("cannot read", path):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                while got < len(buffer) and (more := os.preadv(descriptor, [buffer[got:]], offset + got)):
+                while left and (more := os.preadv(descriptor, left, offset + got)):
                     got += more
+                    while left and more >= len(left[0]):
+                        more -= len(left.pop(0))
+                    if more:
+                        left[0] = left[0][more:]
             finally:
                 os.close(descriptor)
         return got

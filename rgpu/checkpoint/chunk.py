@@ -146,6 +146,22 @@ def decode(data: Any, key: bytes, offset: int) -> tuple[bytes, bytes]:
     return name, raw
 
 
+def unpack_page(data: memoryview, name: bytes) -> bytes:
+    """The page of a compressed chunk of this name, its content not checked; empty: :func:`decode` says why.
+
+    Does with one short call what :func:`decode` does with six, each of which gives up the interpreter's lock.
+    """
+    magic, version, codec, raw, stored, named, _, _, _ = _CHUNK.unpack_from(data)
+    if (magic, version, codec, raw, named) != (CHUNK_MAGIC, VERSION, LZ4, PAGE, name) or \
+            CHUNK_HEADER + padded(stored) != len(data):
+        return b""
+    try:
+        page: bytes = lz4.block.decompress(data[CHUNK_HEADER:CHUNK_HEADER + stored], uncompressed_size=PAGE)
+    except (lz4.block.LZ4BlockError, ValueError):
+        return b""
+    return page if len(page) == PAGE else b""
+
+
 def pack_header(pack_name: str) -> bytes:
     """The first 32 bytes of the pack ``pack_name`` (at least 24 hexadecimal digits)."""
     body = _PACK.pack(PACK_MAGIC, PACK_VERSION, 0, bytes.fromhex(pack_name)[:12], 0)[:-4]

@@ -1,11 +1,12 @@
 """An image's pages to a device, by many threads: read into frames, checked, and copied from where they lie.
 
 A run of pages whose chunks lie one behind the other in a pack is one read into
-a frame and one copy to the device. What its chunks' headers say is compared
-with the manifest, and while the copy is under way, so are the names of the
-pages' bytes. What is wrong is read again and checked in every way, so that the
-damage is named. Chunks that are compressed, and pages of module variables and
-pinned memory, are checked as they are read.
+a frame, compressed ones beside it, and one copy to the device. What its chunks'
+headers say is compared with the manifest, and while the copy is under way, so
+are the names of the pages' bytes. What is wrong is read again and checked in
+every way, so that the damage is named. Pages of module variables and pinned
+memory are checked as they are read, and where names are not compared, so are
+compressed ones.
 
 The device hashes every page before the session runs, too
 (:func:`rgpu.checkpoint.restore.finish`), and :meth:`Delivery.blame` says whose
@@ -133,32 +134,60 @@ class Delivery:
                 self.times[name] += end - start
 
     def _misnamed(self, rows: Array, numbers: Array, raw: Array) -> list[int]:
-        """Which of the raw rows do not hold what their chunk is named for."""
+        """Which of the rows ``raw`` do not hold what their chunk is named for."""
         start = rows.ctypes.data + chunk.CHUNK_HEADER
         names = blake3_native.name_pages(start, rows.strides[0], len(numbers), self._image.key)
         found: list[int] = np.flatnonzero(raw & (names != self._image.names[numbers]).any(axis=1)).tolist()
         return found
 
     def _read(self, rows: Array, numbers: Array) -> Array:
-        """Chunks into rows; returns which of them are raw, and not checked but for their headers."""
+        """Chunks into rows; returns which of them are not checked but for their headers."""
         table = self._image.table
         packs, offsets = table.packs[numbers], table.offsets[numbers].astype(np.int64)
-        raw = table.lengths[numbers] == PITCH
-        apart = (np.diff(packs) != 0) | (raw[1:] != raw[:-1]) | (raw[1:] & (np.diff(offsets) != PITCH))
+        lengths = table.lengths[numbers]
+        raw = lengths == PITCH
+        apart = (np.diff(packs) != 0) | (np.diff(offsets) != lengths[:-1])
+        if not self._names:
+            apart |= raw[1:] != raw[:-1]
         starts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(numbers)]
         for start, end in zip(starts, starts[1:], strict=False):
-            if raw[start]:
-                blob = self._image.pack(int(packs[start]))
-                read_into(self._image.blobs, blob, int(offsets[start]), rows[start:end].reshape(-1).data)
+            if raw[start] or self._names:
+                self._read_run(rows, numbers, start, end)
             else:
                 self._decode(rows, numbers, range(start, end))
         as_told = (rows[:len(numbers), :16] == chunk.raw_start()).all(axis=1)
         as_told &= (rows[:len(numbers), 16:48] == self._image.names[numbers]).all(axis=1)
-        wrong = np.flatnonzero(raw & ~as_told)
-        if len(wrong):  # compressed to just this length, or damaged: then it is said how
+        wrong = np.flatnonzero(~as_told & (raw | self._names))
+        if len(wrong):  # compressed to just the length of a raw one, or damaged: then it is said how
             self._decode(rows, numbers, wrong.tolist())
-            raw[wrong] = False
-        return raw
+        return as_told
+
+    def _read_run(self, rows: Array, numbers: Array, start: int, end: int) -> None:
+        """Chunks that lie one behind the other in a pack: raw ones into their rows, the others through memory beside.
+
+        A row that holds a whole page has the header of a raw chunk afterwards, any other one has not.
+        """
+        table, into, beside = self._image.table, [], []
+        lengths = table.lengths[numbers[start:end]]
+        edges = [0, *(np.flatnonzero((lengths[1:] == PITCH) != (lengths[:-1] == PITCH)) + 1).tolist(), end - start]
+        for first, last in zip(edges, edges[1:], strict=False):
+            if lengths[first] == PITCH:
+                into.append(rows[start + first:start + last].reshape(-1).data)
+            else:
+                into.append(memoryview(bytearray(int(lengths[first:last].sum()))))
+                beside.append((first, last, into[-1]))
+        blob = self._image.pack(int(table.packs[numbers[start]]))
+        read_into(self._image.blobs, blob, int(table.offsets[numbers[start]]), *into)
+        for first, last, packed in beside:
+            at = 0
+            for index in range(first, last):
+                row, number, length = rows[start + index], int(numbers[start + index]), int(lengths[index])
+                data = chunk.unpack_page(packed[at:at + length], table.name(number))
+                row[:16] = chunk.raw_start() if data else 0
+                row[16:48] = self._image.names[number]
+                if data:
+                    row[chunk.CHUNK_HEADER:] = np.frombuffer(data, np.uint8)
+                at += length
 
     def _decode(self, rows: Array, numbers: Array, wanted: Sequence[int]) -> None:
         """These chunks checked, and unpacked. Raises :class:`Corrupt`."""

@@ -167,6 +167,8 @@ def restore(device: Device, state: SessionState, records: Iterable[Any], apply: 
         if isinstance(pages, Image):
             delivery = pages.delivery(device)
             count, blame = delivery.run(), delivery.blame
+            for name, seconds in delivery.times.items():
+                phases.add(f"threads {name}", seconds)
         else:
             count = pages(device.write_pages) if callable(pages) else write_pages(device, state, pages)
     with phases.phase("compare"):

@@ -88,6 +88,46 @@ def test_a_flipped_bit(tmp_path: Path, place: Callable[[bytes], int], reason: st
     assert reason in str(caught.value.detail["reason"]) and path.stem in str(caught.value.message)
 
 
+def mixed_pages(count: int = 24) -> FakeDevice:
+    """Two raw pages, then one that compresses, and so on."""
+    device = many_pages(count)
+    for index in range(2, count, 3):
+        device.write(BASE + index * PAGE, bytes([index]) * PAGE)
+    return device
+
+
+@pytest.mark.parametrize("at, reason", [
+    (2, "magic"), (6, "header checksum"), (12, "header checksum"), (20, "header checksum"), (64 + 7, "checksum")])
+def test_a_flipped_bit_of_a_compressed_chunk(tmp_path: Path, at: int, reason: str) -> None:
+    """Magic, codec, length, name, stored bytes."""
+    store, device = DirectoryStore(tmp_path), mixed_pages()
+    image_of(store, "i", device)
+    found = store.open("i")
+    number = int(found.table.pages[0][5])
+    assert found.table.lengths[number] < PITCH
+    data = bytearray(pack_of(tmp_path).read_bytes())
+    data[int(found.table.offsets[number]) + at] ^= 4
+    pack_of(tmp_path).write_bytes(data)
+    with pytest.raises(Corrupt) as caught:
+        restored(store.open("i"), device)
+    assert reason in str(caught.value.detail["reason"])
+
+
+def test_compressed_chunks_are_unpacked_without_the_long_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                             checked: None, request: pytest.FixtureRequest) -> None:
+    """One by one, with every check, they take most of the time of a restore: its threads wait for each other."""
+    store, device = DirectoryStore(tmp_path), mixed_pages()
+    image_of(store, "i", device)
+    found, long_way, reads = store.open("i"), [], []
+    monkeypatch.setattr(Image, "read_chunks", lambda self, numbers, real=Image.read_chunks: long_way.extend(
+        np.asarray(numbers).tolist()) or real(self, numbers))
+    monkeypatch.setattr(type(store.blobs), "read_into", lambda self, name, offset, buffers,
+                        real=type(store.blobs).read_into: reads.append(offset) or real(self, name, offset, buffers))
+    assert same(restored(found, device), device)
+    if "names" in request.node.name:
+        assert not long_way and len(reads) <= 5  # one for a frame of five rows
+
+
 def test_chunks_that_changed_places(tmp_path: Path) -> None:
     """Each is whole, but not the one that the manifest names there."""
     store, device = DirectoryStore(tmp_path), many_pages(20)
