@@ -241,7 +241,8 @@ class Daemon:
             was = self.node.died(session, int(values["pid"]))
             if was:
                 self.metrics.count("rgpu_worker_deaths_total")
-                log.warning("a worker died", session=session, pid=values["pid"], was=was)
+                log.warning("a worker died", session=session, pid=values["pid"], was=was,
+                            position=values.get("position"))
                 if was == "running":
                     self.report_death(session, self.node.epochs.get(session, 0), values.get("position"),
                                       f"its worker (pid {values['pid']}) on {self.host} died")

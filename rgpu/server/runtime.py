@@ -73,6 +73,7 @@ class SessionRuntime:
         self.retained = RetainedAnswers()
         self.gate = ApplyGate()
         self._applied = 0  #: without a fast path; with one it knows
+        self.reached: Callable[[int], None] = lambda position: None  #: told the position, for those who outlive us
         self._bugs = 0  #: argument errors that the fast path had told of
         self._unanswered: set[int] = set()  #: awaited calls that were applied and have no answer yet
         self.deliver: Deliver | None = None  #: where answers go while an agent is attached
@@ -172,6 +173,7 @@ class SessionRuntime:
                 elif at == len(view):
                     return fed.awaiting
         finally:
+            self.reached(self.fast.applied)
             if self.effects is not None:
                 self.effects.reached(self.epoch, self.applied)
                 self.effects.flush()
@@ -284,6 +286,7 @@ class SessionRuntime:
                 self.fast.broken(self.executor.broken)
             return
         self._applied = record.seq
+        self.reached(record.seq)
         if self.tap is not None:
             self.tap.add(pack_record(record))
         if record.seq % min(PACE, self._ahead) == 0:
@@ -368,6 +371,7 @@ class SessionRuntime:
         self.hash_key = state.hash_key
         self.gate = ApplyGate(state.position)
         self._applied = state.position
+        self.reached(state.position)
         if self.fast is not None:
             self.fast.position(state.position, [row[0] for row in self.retained.unobserved()])
         self.effect(Kind.REBUILT)

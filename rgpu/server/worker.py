@@ -32,7 +32,7 @@ from rgpu.link.frames import Handover, SealedConnection
 from rgpu.link.logging import configure_logging
 from rgpu.migrate.lease_keeper import DeadlinePage
 from rgpu.migrate.leases import NODE_SLOT
-from rgpu.server import spare
+from rgpu.server import position_page, spare
 from rgpu.server.agent_link import AgentLink
 from rgpu.server.channel import Channel, listen
 from rgpu.server.module_cache import ModuleCache
@@ -384,6 +384,7 @@ def main() -> None:
     structlog.contextvars.bind_contextvars(session=options.session)
     worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota,
                     ModuleCache(options.module_cache, options.module_cache_size), options.host, options.socket.parent)
+    worker.runtime.reached = position_page.writer(position_page.beside(options.socket))
     log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch,
              spare=bool(options.spare), device_ms=device_ms, since_exec_ms=since_exec_ms())
     worker.serve(listener)

@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.places import without_credentials
+from rgpu.server import position_page
 from rgpu.server.channel import Channel, connect
 from rgpu.server.spare import Assignment
 from rgpu.server.spares import Spares
@@ -37,8 +38,10 @@ OnEvent = Callable[[str, str, dict[str, Any]], Awaitable[None]]
 class WorkerHandle:
     """One worker as the daemon sees it. ``closed`` is set when its process or channel has gone."""
 
-    def __init__(self, session: str, channel: Channel, on_event: OnEvent, log_path: Path) -> None:
+    def __init__(self, session: str, channel: Channel, on_event: OnEvent, log_path: Path, position: Path) -> None:
+        """``position``: the file where the worker keeps its position."""
         self.session = session
+        self._position = position
         self.channel = channel
         self.pid = channel.peer()[0]
         self.log_path = log_path
@@ -124,7 +127,13 @@ class WorkerHandle:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(LinkError(f"the worker of {self.session} has ended"))
-        self._events.put_nowait(("died", {"pid": self.pid, "position": self.view.get("position")}))
+        self._events.put_nowait(("died", {"pid": self.pid, "position": self._last_position()}))
+
+    def _last_position(self) -> int | None:
+        """Every call ≤ it was applied: as the worker said last, or wrote after that."""
+        known = [at for at in (self.view.get("position"), position_page.read(self._position)) if isinstance(at, int)]
+        self._position.unlink(missing_ok=True)
+        return max(known, default=None)
 
     async def give_deadline(self, fd: int) -> None:
         """Hand over the page that says until when this node may begin anything."""
@@ -187,7 +196,7 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     except BaseException:  # the daemon stops meanwhile: nobody else knows of this process
         process.kill()
         raise
-    handle = WorkerHandle(session, channel, on_event, log_path)
+    handle = WorkerHandle(session, channel, on_event, log_path, position_page.beside(socket_path))
     handle.device, handle.quota, handle.spare = device, quota, spare
     return handle
 
@@ -230,8 +239,9 @@ async def adopt(directory: Path, on_event: OnEvent) -> list[WorkerHandle]:
             channel = await asyncio.to_thread(connect, path, 0.2)
         except TimedOut:
             path.unlink(missing_ok=True)
+            position_page.beside(path).unlink(missing_ok=True)
             continue
-        handle = WorkerHandle("", channel, on_event, path.parent / "worker.log")
+        handle = WorkerHandle("", channel, on_event, path.parent / "worker.log", position_page.beside(path))
         try:
             view = await handle.request("describe", timeout=5.0)
         except RgpuError as error:

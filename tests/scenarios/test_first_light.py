@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -124,6 +125,23 @@ def test_worker_killed(pool: LocalPool, undisturbed: str, checkpoint: bool) -> N
     os.kill(before["worker_pid"], signal.SIGKILL)
     assert program.finish() == undisturbed
     assert pool.session(program.name)["epoch"] > before["epoch"]
+
+
+def test_where_a_worker_died_is_known(pool: LocalPool) -> None:
+    """Not where it said last, a second ago: a session that goes on between its losses is not one that always dies."""
+    program = pool.heat("where", report=10, rest=0)
+    row = pool.wait_state("where", "running")
+    reports = len(program.lines)
+    for _ in range(3):
+        program.wait_lines(reports + 20)
+        reports = len(program.lines)
+        os.kill(row["worker_pid"], signal.SIGKILL)
+        row = pool.wait_state("where", "running", epoch=row["epoch"] + 1)
+        died = [json.loads(line) for path in pool.folder.rglob("*.log") for line in path.read_text().splitlines()
+                if '"a worker died"' in line]
+        position = max(entry["position"] for entry in died if entry["session"] == "where")
+        assert position >= 10 * reports, "each report comes behind the launches of its steps"
+    program.stop()
 
 
 def test_whole_node_killed(fresh_pool: LocalPool, undisturbed: str) -> None:
