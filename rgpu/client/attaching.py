@@ -12,6 +12,7 @@ from rgpu.client.attachment import Owner
 from rgpu.client.data_link import DataLink, attach
 from rgpu.client.desk import Desk, Grant
 from rgpu.client.host_link import HostAsk
+from rgpu.client.link_lanes import LinkLanes
 from rgpu.session.errors import RgpuError, VersionMismatch
 
 if TYPE_CHECKING:
@@ -41,12 +42,18 @@ class Attempt:
     def _run(self, identity: Identity, grant: Grant, published: int, printed: int | None) -> None:
         if self._cancelled:
             return
-        host = self._host
+        host, said = self._host, dict[str, Any]()
+
+        def told(answer: dict[str, Any]) -> None:
+            said.update(answer)
+            host.told(answer)
+
         try:
             connection, _, wanted = attach(self.owner.address, grant.ticket, grant.secret, identity.session,
                                            self.owner.epoch, published, identity.client, printed=printed,
-                                           connected=self._connected, wishes=host.wishes, told=host.told)
-            self._post(self._opened, self, DataLink(self.number, connection, host.found), wanted, "")
+                                           connected=self._connected, wishes=host.wishes, told=told)
+            link = DataLink(self.number, connection, host.found, LinkLanes(said.get("lanes")))
+            self._post(self._opened, self, link, wanted, "")
         except VersionMismatch as error:
             self.hopeless = True
             self._post(self._opened, self, None, 0, error.message)

@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 
 from rgpu.client.host_link import HostLink
+from rgpu.client.link_lanes import LinkLanes
 from rgpu.client.sending import FrameSender
 from rgpu.link import versions
 from rgpu.link.frames import SealedConnection, client_preamble, connect
+from rgpu.link.lanes import LANED, LANES, WORTH
 from rgpu.link.module_refs import CALLS_REF, HAVE, REFERENCE
 from rgpu.link.sealing import frame_size
 from rgpu.link.shared import CALLS_AT, PLACE
@@ -88,9 +90,11 @@ def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str,
 class DataLink:
     """An attached connection, non-blocking. Every failure raises :class:`LinkError`."""
 
-    def __init__(self, number: int, connection: SealedConnection, host: HostLink | None = None) -> None:
-        """``host``: what came of asking whether the worker is on this host."""
+    def __init__(self, number: int, connection: SealedConnection, host: HostLink | None = None,
+                 lanes: LinkLanes | None = None) -> None:
+        """``host``: what came of asking whether the worker is on this host; ``lanes``: what it offers of these."""
         self.number = number
+        self.lanes = lanes or LinkLanes(None)
         self.host = host or HostLink()
         self.epoch = connection.epoch
         self._connection = connection
@@ -98,6 +102,7 @@ class DataLink:
         self._sock.setblocking(False)
         self._sender = FrameSender(self._sock)
         self._stream = 0  #: bytes of records sent in CALLS messages
+        self.long_bytes = 0  #: of them in messages that a lane would be worth for
         self.heard = time.monotonic()  #: when something last came
 
     def fileno(self) -> int:
@@ -106,7 +111,7 @@ class DataLink:
     @property
     def ready(self) -> bool:
         """Another message may be sent."""
-        return self._sender.ready
+        return self._sender.ready and self.lanes.ready
 
     @property
     def wants_write(self) -> bool:
@@ -128,9 +133,21 @@ class DataLink:
 
     def send_calls(self, buffers: list[Any]) -> None:
         """The next bytes of the stream of records."""
-        offset = self._stream
-        self._stream += sum(len(buffer) for buffer in buffers)
-        self.send(CALLS, struct.pack("<Q", offset), *buffers)
+        begin = struct.pack("<Q", self._stream)
+        length = sum(len(buffer) for buffer in buffers)
+        self._stream += length
+        if length < WORTH:
+            self.send(CALLS, begin, *buffers)
+            return
+        self.long_bytes += length
+        if self.lanes.lanes:
+            self.send(LANED, self.lanes.send(CALLS, (begin, *buffers), 1 + len(begin) + length))
+        else:
+            self.send(CALLS, begin, *buffers)
+
+    def use_lanes(self) -> None:
+        """Have long messages go over the lanes that were opened, from now on, both ways; only when :attr:`ready`."""
+        self.send(LANES, bytes([self.lanes.use()]))
 
     def send_calls_at(self, buffers: list[Any], memory: int, offset: int, length: int) -> None:
         """The next bytes of the stream: ``buffers``, then ``length`` bytes that stand in shared memory."""
@@ -178,7 +195,19 @@ class DataLink:
 
     def open_into(self, target: memoryview) -> None:
         """Open the message that is :meth:`waiting` into memory of just its length."""
-        self._connection.open_into(target)
+        self._connection.opener.open_into(target)
+
+    def open_next(self, target: memoryview) -> bool:
+        """The next message into memory of just its length; False: a lane has still to bring it."""
+        if not self.lanes.awaited:
+            self.open_into(target)
+            return True
+        message = self.lanes.next()
+        if message is None:
+            return False
+        target[0], target[1:] = message
+        self.heard = time.monotonic()
+        return True
 
     def drain(self, timeout: float = 1.0) -> None:
         """Send what is left, waiting for at most ``timeout`` seconds."""
@@ -203,4 +232,5 @@ class DataLink:
     def close(self) -> None:
         self._sender.close()
         self._connection.close()
+        self.lanes.close()
         self.host.close()

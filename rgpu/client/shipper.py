@@ -29,6 +29,7 @@ from rgpu.client.data_link import DataLink
 from rgpu.client.delivery import Deliveries
 from rgpu.client.desk import Desk, Grant
 from rgpu.client.journal import Cursor, Journal
+from rgpu.client.link_lanes import LinkLanes
 from rgpu.client.module_ship import ModuleShip
 from rgpu.client.observe import Usage
 from rgpu.client.recorder import Recorder
@@ -36,6 +37,8 @@ from rgpu.client.returns import Returns
 from rgpu.client.same_host import SameHost
 from rgpu.client.upkeep import Upkeep
 from rgpu.link import effects
+from rgpu.link.frames import SealedConnection
+from rgpu.link.lanes import LANED_BACK, WORTH
 from rgpu.link.module_refs import NEED, PRESENT
 from rgpu.link.shared import ANSWER_AT
 from rgpu.session.effects import Kind
@@ -49,6 +52,7 @@ SLEEP = 0.05  #: longest sleep, seconds: a lost wake-up costs no more
 FULL_SLEEP = 0.0001  #: seconds between two looks at an answer ring that is full
 PING_BYTES = 4 * 1024 * 1024
 PING_INTERVAL = 0.25
+LANES_FROM = 8 * 1024 * 1024  #: bytes in long messages, either way, from which lanes are opened for a link
 SILENCE_ASK = 2.0  #: seconds of silence after which the pool is asked who the owner is
 SILENCE_LIMIT = 10.0  #: and after which the link is taken for dead
 UPKEEP_INTERVAL = 1.0
@@ -114,6 +118,7 @@ class Shipper:
         self.link: DataLink | None = None
         self._attempt: Attempt | None = None
         self.cursor: Cursor | None = None
+        self._leaving: deque[tuple[LinkLanes | None, int, int]] = deque()  #: segments to be given back, and after what
         self._blocked = False  #: a message waits for room in the answer ring
         self._unread = False  #: more messages may have been received than were taken
         self._pinged = (0, 0.0)
@@ -168,7 +173,7 @@ class Shipper:
             if self.returns.areas.pending:
                 self._step_area(link)
             busy = self._ship() or busy
-            if self._blocked or self._unread:
+            if self._blocked or self._unread or link.lanes.awaited:
                 self._link_ready(link)
         now = time.monotonic()
         if busy:
@@ -247,7 +252,7 @@ class Shipper:
     def _update_masks(self) -> None:
         self._mask(self.peer.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.peer.wants_write else 0))
         if self.link is not None:
-            receive = 0 if self._blocked or self.returns.full else select.EPOLLIN
+            receive = 0 if self._blocked or self.returns.full or self.link.lanes.awaited else select.EPOLLIN
             self._mask(self.link.fileno(), receive | (select.EPOLLOUT if self.link.wants_write else 0))
             self._mask(self.bulk.fileno(), select.EPOLLIN)
 
@@ -329,8 +334,12 @@ class Shipper:
                     break  # the worker is about to say whether it has the next image
                 self._pinged_bytes += size
                 sent = True
+                if link.long_bytes >= LANES_FROM and link.lanes.wanted:
+                    self._open_lanes(link)
                 if self._pinged_bytes > PING_BYTES:
                     break  # look at the other peers in between
+            if link.ready and link.lanes.fresh:
+                link.use_lanes()
             self._ping(link, cursor, time.monotonic())
             if link.ready and self.returns.text.unconfirmed >= CONFIRM_BYTES:
                 link.send(dl.PRINTED, struct.pack("<Q", self.returns.text.confirm()))
@@ -353,7 +362,7 @@ class Shipper:
         for _ in range(MESSAGES):
             try:
                 link.flush()
-                length = 0 if self.returns.full else link.waiting()
+                length = 0 if self.returns.full else link.lanes.awaited or link.waiting()
             except LinkError as error:
                 self.down(link, error)
                 return
@@ -362,7 +371,8 @@ class Shipper:
             if room is None:
                 return
             try:
-                link.open_into(room)
+                if not link.open_next(room):
+                    return  # its lane says when it has come
                 self._message(link, room[0], room[1:])
             except (LinkError, Corrupt, struct.error) as error:
                 self.down(link, error)
@@ -374,6 +384,8 @@ class Shipper:
         if not self.attachment.accepts(link.number, link.epoch):
             return
         if kind == dl.ANSWER:
+            if link.lanes.wanted and len(body) >= WORTH:
+                link.long_bytes += len(body)
             self.returns.answer(body)
             if self.deliveries.divergences:
                 self._diverged()
@@ -389,6 +401,8 @@ class Shipper:
             self.returns.printed(body)
         elif kind == dl.PONG:
             self._applied(int.from_bytes(body[:8], "little"))
+        elif kind == LANED_BACK:
+            link.lanes.marked(body)
         elif kind == PRESENT:
             self.modules.present(body)
         elif kind == NEED and self.cursor is not None:
@@ -434,9 +448,27 @@ class Shipper:
         else:
             log.info("notice from the worker", session=self.identity.session, kind=kind)
 
+    def _open_lanes(self, link: DataLink) -> None:
+        """Have a helper thread connect them."""
+        count, owner = link.lanes.claim(), self.attachment.owner or self._first_owner
+        self.desk.submit(lambda: self.post(self._lanes_opened, link, link.lanes.open(
+            count, owner, link.epoch, self.grant, self.identity.session)))
+
+    def _lanes_opened(self, link: DataLink, connections: list[SealedConnection]) -> None:
+        link.lanes.opened(connections, lambda: self.post(_nothing))
+        if link is not self.link:
+            link.lanes.close()
+
     def release(self) -> None:
         """Give the shim the segments back that nothing needs."""
+        lanes = self.link.lanes if self.link is not None else None
         for index in self.journal.released():
+            self._leaving.append((lanes, lanes.given if lanes is not None else 0, index))
+        while self._leaving:
+            lanes, given, index = self._leaving[0]
+            if lanes is not None and not lanes.settled(given):
+                break  # what was spilled, and is still being sealed from there, must not be written over
+            self._leaving.popleft()
             self.peer.release(index)
         self.bulk.flush()
 
@@ -523,6 +555,8 @@ class Shipper:
 
     # -- now and then -----------------------------------------------------------------------
     def _timers(self, now: float) -> None:
+        if self._leaving:
+            self.release()
         if self.attachment.state is at.State.FINDING:
             if now >= self._next_ask:
                 self._ask(now + SILENCE_LIMIT)

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from rgpu import __version__
-from rgpu.link import overlap, versions
+from rgpu.link import versions
 from rgpu.link.sealing import FRAME_LIMIT, FROM_NODE, OVERHEAD, SALT, TO_NODE, Opener, Sealer, derive_key, frame_size
 from rgpu.link.tickets import LIMIT as TICKET_LIMIT
 from rgpu.link.tickets import Ticket, verify
@@ -29,7 +29,8 @@ from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut, Version
 
 MAGIC = b"RGPL"
 VERSION = versions.DATA
-PURPOSES = {1: "calls", 2: "pages"}
+PURPOSES = {1: "calls", 2: "pages", 3: "lane"}
+TICKETS = {"lane": "calls"}  #: purposes that another one's ticket opens
 PURPOSE_NUMBERS = {name: number for number, name in PURPOSES.items()}
 PREAMBLE_TIMEOUT = 5.0  #: seconds for the whole preamble
 ERROR_LIMIT = 4096  #: longest error in a refusal, bytes
@@ -47,8 +48,7 @@ class SealedConnection:
     """
 
     def __init__(self, sock: socket.socket, sealer: Sealer, opener: Opener, *, session: str, epoch: int,
-                 purpose: str, helpers: bool = overlap.OVERLAP) -> None:
-        """``helpers``: threads that send and receive while long frames are sealed and opened."""
+                 purpose: str) -> None:
         self.sock = sock
         self.session = session
         self.epoch = epoch
@@ -58,9 +58,6 @@ class SealedConnection:
         self._lock = threading.Lock()
         self._closed = False
         self._frame = memoryview(bytearray(4096))  #: every frame is sealed here
-        self._other = memoryview(bytearray(0))  #: what the helper may still be sending
-        self._sending = overlap.Helper("link-sends") if helpers else None
-        self._reading = overlap.Helper("link-reads") if helpers else None
         sock.setblocking(True)
         tune(sock)
 
@@ -77,11 +74,8 @@ class SealedConnection:
                 self._frame = memoryview(bytearray(needed))
             self._send_out(self.sealer.seal_into(kind, parts, self._frame))
 
-    def send_whole(self, *messages: Any, more: bool = False) -> None:
-        """Send messages that stand in one run each, type in front; they leave together.
-
-        ``more``: others follow at once, so a helper may send these while those are being sealed.
-        """
+    def send_whole(self, *messages: Any) -> None:
+        """Send messages that stand in one run each, type in front; they leave together."""
         with self._lock:
             if self._closed:
                 raise LinkError("the connection is closed")
@@ -91,36 +85,33 @@ class SealedConnection:
             end = 0
             for message in messages:
                 end += self.sealer.seal_run(message, self._frame[end:])
-            self._send_out(end, more)
+            self._send_out(end)
 
-    def _send_out(self, end: int, more: bool = False) -> None:
-        """What was sealed, behind what the helper still has."""
+    def _send_out(self, end: int) -> None:
+        """What was sealed."""
         try:
-            if self._sending is not None and self._sending.busy:
-                self._sending.result()
-            frame = self._frame[:end]
-            if more and self._sending is not None and end >= overlap.LONG:
-                self._frame, self._other = self._other, self._frame
-                self._sending.start(lambda: self.sock.sendall(frame))
-            else:
-                self.sock.sendall(frame)
+            self.sock.sendall(self._frame[:end])
         except OSError as error:
             self._end()
             raise LinkError(f"the connection broke while sending: {error}") from error
 
-    def recv(self, timeout: float | None = None, room: Callable[[int], memoryview | None] | None = None
-             ) -> tuple[int, memoryview]:
+    def recv(self, timeout: float | None = None, room: Callable[[int], memoryview | None] | None = None,
+             whole: bool = False) -> tuple[int, memoryview]:
         """The next message as (type, body); ``room`` as in :meth:`Opener.next`.
+
+        ``whole``: nothing is read ahead, and the rest of a frame is waited for in one call.
 
         ``timeout`` in seconds: raises :class:`TimedOut` when no whole message
         came in time; the connection stays usable, and nothing is lost.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            while (message := self.opener.next(room, self.open_into)) is None:
+            while (message := self.opener.next(room)) is None:
                 if deadline is not None:
                     _wait_readable(self.sock, deadline)
-                count = self.sock.recv_into(self.opener.room())
+                space = self.opener.room()
+                count = self.sock.recv_into(space[:self.opener.missing], 0, socket.MSG_WAITALL) if whole else \
+                    self.sock.recv_into(space)
                 if count == 0:
                     where = " in the middle of a frame" if self.opener.pending else ""
                     raise LinkError(f"the peer closed the connection{where}", reason="end of file")
@@ -133,19 +124,6 @@ class SealedConnection:
             self._end()
             raise LinkError(f"the connection broke: {error}") from error
 
-    def open_into(self, target: memoryview) -> None:
-        """As :meth:`Opener.open_into`; what follows a long frame is received meanwhile."""
-        opener = self.opener
-        if self._reading is None or len(target) < overlap.LONG:
-            opener.open_into(target)
-            return
-        try:
-            with overlap.Reading(self._reading, self.sock, opener.spare()) as reading:
-                opener.open_into(target)
-        except OSError as error:
-            raise LinkError(f"the connection broke: {error}") from error
-        opener.received(reading.count)
-
     def _end(self) -> None:
         self._closed = True
         try:
@@ -156,9 +134,6 @@ class SealedConnection:
     def close(self) -> None:
         """Close; wakes a thread that is inside :meth:`recv`. May be called more than once."""
         self._end()
-        for helper in (self._sending, self._reading):
-            if helper is not None:
-                helper.close()
         self.sock.close()
 
     def __enter__(self) -> SealedConnection:
@@ -280,7 +255,8 @@ def server_preamble(sock: socket.socket, pool_secret: bytes, lookup: Callable[[T
         if number not in PURPOSES or length > TICKET_LIMIT:
             raise Corrupt("the preamble has an unknown purpose or too long a ticket", reason="preamble")
         rest = _read_exact(sock, length + SALT, deadline)
-        ticket = verify(pool_secret, rest[:length], PURPOSES[number])
+        purpose = PURPOSES[number]
+        ticket = verify(pool_secret, rest[:length], TICKETS.get(purpose, purpose))
         epoch = lookup(ticket)
     except (TimedOut, LinkError):
         raise
@@ -292,7 +268,7 @@ def server_preamble(sock: socket.socket, pool_secret: bytes, lookup: Callable[[T
     keys = [derive_key(ticket.secret, rest[length:], salt, direction, ticket.session, epoch)
             for direction in (TO_NODE, FROM_NODE)]
     sock.setblocking(True)
-    return Handover(keys[FROM_NODE], keys[TO_NODE], FROM_NODE, ticket.session, epoch, ticket.purpose,
+    return Handover(keys[FROM_NODE], keys[TO_NODE], FROM_NODE, ticket.session, epoch, purpose,
                     ticket.agent, ticket.id)
 
 

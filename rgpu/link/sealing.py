@@ -186,9 +186,10 @@ class Opener:
     def received(self, count: int) -> None:
         self._end += count
 
-    def spare(self) -> memoryview:
-        """Where to receive while the frame that is :meth:`waiting` is opened: nothing is moved for it."""
-        return self._view[self._end:]
+    @property
+    def missing(self) -> int:
+        """Bytes that the frame under way lacks, as far as is known; at least 1."""
+        return max(1, self._needed - (self._end - self._start))
 
     @property
     def pending(self) -> int:
@@ -234,14 +235,12 @@ class Opener:
         self._start = end
         self._needed = _LENGTH.size
 
-    def next(self, room: Callable[[int], memoryview | None] | None = None,
-             open_into: Callable[[memoryview], None] | None = None) -> tuple[int, memoryview] | None:
+    def next(self, room: Callable[[int], memoryview | None] | None = None) -> tuple[int, memoryview] | None:
         """(type, body) of the next whole frame, or None.
 
         The body is a view of fresh bytes: it stays true for as long as it is
         held. With ``room``, a message of BULK bytes or more is put into the
-        buffer that room(bytes) gives, if it gives one. ``open_into``: called in place of :meth:`open_into`, to call
-        it in its turn. Raises :class:`LinkError` for a frame that does not open.
+        buffer that room(bytes) gives, if it gives one. Raises :class:`LinkError` for a frame that does not open.
         """
         length = self.waiting()
         if not length:
@@ -249,5 +248,5 @@ class Opener:
         message = room(length) if room is not None and length >= BULK else None
         if message is None:
             message = self._buffers.take(length)
-        (open_into or self.open_into)(message)
+        self.open_into(message)
         return message[0], message.toreadonly()[1:]

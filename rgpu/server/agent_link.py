@@ -24,10 +24,12 @@ import structlog
 
 from rgpu.link import versions
 from rgpu.link.frames import SealedConnection
+from rgpu.link.lanes import LANED, LANES, WORTH
 from rgpu.link.module_refs import CALLS_REF, HAVE
 from rgpu.link.sealing import BULK
 from rgpu.link.shared import ANSWER_AT, AREA, AREA_READY, CALLS_AT, PIECE_AT, SMALLEST
 from rgpu.server.fast_path import FastPath, Piece, Took
+from rgpu.server.link_lanes import LinkLanes, mark_back
 from rgpu.server.module_cache import ModuleCache
 from rgpu.server.module_stream import ModuleStream
 from rgpu.server.runtime import SessionRuntime
@@ -67,6 +69,7 @@ class AgentLink:
         self._asked: Any = None  #: which host the agent says it is on
         self._door: Door | None = None
         self._area: DeviceArea | PlainArea | None = None  #: the program's side has mapped it
+        self._lanes = LinkLanes(runtime.fast)
         self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._progress_queued = threading.Event()
         self._closed = threading.Event()
@@ -100,6 +103,8 @@ class AgentLink:
             room = None if fast is None else fast.room
             while True:
                 kind, body, data = self._ahead.popleft() if self._ahead else (*self.connection.recv(room=room), None)
+                if kind == LANED:
+                    kind, body = self._lanes.message(body)
                 if kind in (CALLS, CALLS_REF, CALLS_AT):
                     awaiting = 0
                     try:
@@ -122,6 +127,8 @@ class AgentLink:
                     stream.have(body)
                 elif kind == AREA_READY:
                     self._use_area(body)
+                elif kind == LANES:
+                    self._lanes.use(body)
                 elif kind == STATS:
                     self.report("stats", _map(body))
                 elif kind == BYE:
@@ -148,6 +155,8 @@ class AgentLink:
             kind, body = self.connection.recv(seconds)
         except TimedOut:
             return b""
+        if kind == LANED:
+            kind, body = self._lanes.message(body)
         if kind == PRINTED:  # what the call waits for may be this
             self._confirmed(body)
             return b""
@@ -215,8 +224,8 @@ class AgentLink:
     def _invite(self) -> dict[str, Any]:
         """What ATTACHED says about shared memory."""
         if self._host is None:
-            return {}
-        said: dict[str, Any] = {"worker": self._host.worker}
+            return self._lanes.offer()
+        said: dict[str, Any] = {"worker": self._host.worker, **self._lanes.offer()}
         found = self._host.invite(self._asked)
         if isinstance(found, str):
             said["shared"] = {"refused": found}
@@ -311,21 +320,31 @@ class AgentLink:
     def _send_piece(self, fast: FastPath, piece: Piece) -> None:
         """One piece of an answer, before the first the watermark."""
         head = b"\x11\x01" if piece.more else b"\x11\x00"  # ANSWER, and whether more follows
+        over, release = None, lambda: fast.release(piece)
         try:
             placed = self._place(piece)
-            if piece.index:
-                self.connection.send_whole(placed or fast.plaintext(piece, head), more=piece.more)
-                return
-            begin = _ANSWER_HEAD.pack(piece.seq, piece.result, self._sticky(piece.result), 0)
-            self.runtime.answering(piece.seq)
+            begin = b""
+            if not piece.index:
+                begin = _ANSWER_HEAD.pack(piece.seq, piece.result, self._sticky(piece.result), 0)
+                self.runtime.answering(piece.seq)
+            whole: Any = placed + begin if placed else fast.plaintext(piece, head + begin)
+            if self._lanes.out and len(whole) >= WORTH:
+                number, over = self._lanes.turn()
+                mark = mark_back(number, len(whole))
             with self._order:
-                body = self._watermark_body(fast)
-                self._send_text()
-                messages = [b"\x12" + body] if body else []
-                self.connection.send_whole(*messages, placed + begin if placed else fast.plaintext(piece, head + begin),
-                                           more=piece.more)
+                messages = [] if piece.index else self._before_an_answer(fast)
+                self.connection.send_whole(*messages, whole if over is None else mark)
+            if over is not None:
+                over.send_run(whole, release)
+                release = _nothing
         finally:
-            fast.release(piece)
+            release()
+
+    def _before_an_answer(self, fast: FastPath) -> list[bytes]:
+        """First the watermark; printed text goes out at once."""
+        body = self._watermark_body(fast)
+        self._send_text()
+        return [b"\x12" + body] if body else []
 
     def _place(self, piece: Piece) -> bytes:
         """The beginning of an ANSWER_AT for a piece that lies in the area; empty: it goes in a frame.
@@ -383,12 +402,22 @@ class AgentLink:
             if offset is not None:
                 self.connection.send(ANSWER_AT, PIECE_AT.pack(0, area.number, offset, len(view)), head)
                 return
-        self.connection.send(ANSWER, b"\x01" if more else b"\x00", head, view[:PIECE])
+        self._send_part(b"\x01" if more else b"\x00", head, view[:PIECE])
         at = PIECE
         while more:
             more = at + PIECE < len(view)
-            self.connection.send(ANSWER, b"\x01" if more else b"\x00", view[at:at + PIECE])
+            self._send_part(b"\x01" if more else b"\x00", view[at:at + PIECE])
             at += PIECE
+
+    def _send_part(self, *parts: Any) -> None:
+        """A piece of an answer, over a lane if it is long."""
+        length = 1 + sum(map(len, parts))
+        if not self._lanes.out or length < WORTH:
+            self.connection.send(ANSWER, *parts)
+            return
+        number, lane = self._lanes.turn()
+        self.connection.send_whole(mark_back(number, length))
+        lane.send(ANSWER, *parts)
 
     def finish(self, timeout: float = 1.0) -> None:
         """Send what is queued, then close."""
@@ -402,8 +431,17 @@ class AgentLink:
         self.runtime.detach(self.deliver)
         self._put("stop", None)
         self.connection.close()
+        self._lanes.close()
         if self._door is not None:
             self._door.close()
+
+    def add_lane(self, connection: SealedConnection) -> None:
+        """A further connection of this attachment's agent. Raises :class:`RgpuError`; the caller then closes it."""
+        self._lanes.add(connection)
+
+
+def _nothing() -> None:
+    """It was given to somebody else to do."""
 
 
 def _map(body: Any) -> dict[str, Any]:

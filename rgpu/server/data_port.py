@@ -78,5 +78,5 @@ class DataPort:
 
     @staticmethod
     async def _hand_over(handle: WorkerHandle, handover: Handover, fd: int) -> None:
-        do = "attach" if handover.purpose == "calls" else "receive"
+        do = {"calls": "attach", "lane": "lane"}.get(handover.purpose, "receive")
         await handle.request(do, fds=(fd,), handover=handover.pack(), timeout=20.0)

@@ -162,7 +162,7 @@ class Worker:
         try:
             if handler is None:
                 raise Refused(f"a worker does not know {name!r}")
-            sockets = [fds] if name in ("attach", "receive", "deadline", "checkpoint", "restore") else []
+            sockets = [fds] if name in ("attach", "lane", "receive", "deadline", "checkpoint", "restore") else []
             reply = {"id": number, "ok": handler(*sockets, **message) or {}}
         except RgpuError as error:
             reply = {"id": number, "error": error.as_dict()}
@@ -213,6 +213,19 @@ class Worker:
             if old is not None:
                 old.close()
             link.start()
+
+    def do_lane(self, fds: list[int], handover: bytes) -> None:
+        """A further connection of the agent that is attached."""
+        connection = adopt(fds, handover)
+        with self._lock:
+            link = self.link
+        try:
+            if link is None:
+                raise Fenced("no agent is attached here")
+            link.add_lane(connection)
+        except RgpuError:
+            connection.close()
+            raise
 
     def _link_report(self, event: str, values: dict[str, Any]) -> None:
         if event == "stats":
