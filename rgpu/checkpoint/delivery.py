@@ -115,13 +115,13 @@ class Delivery:
     def _through(self, frame: Frame, numbers: Array, addresses: Array) -> None:
         """Chunks ``numbers`` into the first rows of the frame, and from there to ``addresses``, which ascend."""
         times = [time.monotonic()]
-        raw = self._read(frame.rows, numbers)
+        unchecked = self._read(frame.rows, numbers)
         times.append(time.monotonic())
         firsts = np.concatenate([[0], np.flatnonzero(np.diff(addresses) != PAGE) + 1])
         counts = np.diff(np.concatenate([firsts, [len(addresses)]]))
         pieces = list(zip(firsts.tolist(), addresses[firsts].tolist(), counts.tolist(), strict=True))
         frame.deliver(pieces)
-        wrong = self._misnamed(frame.rows, numbers, raw) if self._names else []
+        wrong = self._misnamed(frame.rows, numbers, unchecked) if self._names else []
         times.append(time.monotonic())
         frame.settle()
         if wrong:
@@ -133,11 +133,11 @@ class Delivery:
             for name, start, end in zip(self.times, times, times[1:], strict=False):
                 self.times[name] += end - start
 
-    def _misnamed(self, rows: Array, numbers: Array, raw: Array) -> list[int]:
-        """Which of the rows ``raw`` do not hold what their chunk is named for."""
+    def _misnamed(self, rows: Array, numbers: Array, unchecked: Array) -> list[int]:
+        """Which of the rows ``unchecked`` do not hold what their chunk is named for."""
         start = rows.ctypes.data + chunk.CHUNK_HEADER
         names = blake3_native.name_pages(start, rows.strides[0], len(numbers), self._image.key)
-        found: list[int] = np.flatnonzero(raw & (names != self._image.names[numbers]).any(axis=1)).tolist()
+        found: list[int] = np.flatnonzero(unchecked & (names != self._image.names[numbers]).any(axis=1)).tolist()
         return found
 
     def _read(self, rows: Array, numbers: Array) -> Array:

@@ -111,8 +111,7 @@ class AgentLink:
                         for part in self._parts(kind, body) if data is None else (data,):
                             awaiting = feed(part)
                     finally:
-                        if fast is not None and len(body) >= BULK - 1:
-                            fast.give(body)
+                        self._give_back(body)
                     if awaiting and fast is not None and not self._ahead and not self.connection.opener.pending:
                         self._answer_here(fast)
                 elif kind == PING:
@@ -143,6 +142,8 @@ class AgentLink:
             reason = str(error)
             log.exception("agent link failed", session=self.runtime.session)
         finally:
+            for _, ahead, _ in self._ahead:
+                self._give_back(ahead)
             if feeding:
                 self.runtime.read_ahead = None
                 self.runtime.hand_back()
@@ -165,10 +166,16 @@ class AgentLink:
             return b""
         parts = self._parts(kind, body)
         if not parts:
+            self._give_back(body)
             return b""  # it was dropped, and comes again
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self._ahead.append((kind, body, data))
         return data
+
+    def _give_back(self, body: Any) -> None:
+        """The memory of a message that was fed or dropped, if it is the engine's."""
+        if self.runtime.fast is not None and len(body) >= BULK - 1:
+            self.runtime.fast.give(body)
 
     def _parts(self, kind: int, body: Any) -> tuple[Any, ...]:
         """The bytes of records that a message brings or names; none where it is to be dropped."""

@@ -77,14 +77,11 @@ def test_messages_of_any_length_come_in_order_over_three_lanes() -> None:
 def test_a_slow_reader_holds_the_writer_back() -> None:
     one, other = lane_pair()
     done: list[int] = []
-    for number in range(64):
-        if not one.ready:
-            break
-        one.send(9, bytes(1 << 20), done=lambda number=number: done.append(number))
-        time.sleep(0.02)
-    assert number < 63, "what is sent is bounded by what is taken"
     with pytest.raises(TimedOut):
-        one.wait_ready(0.05)
+        for number in range(64):
+            one.wait_ready(1.0)
+            one.send(9, bytes(1 << 20), done=lambda number=number: done.append(number))
+    assert number < 63, "what is sent is bounded by what is taken"
     for _ in range(number):
         assert len(other.take(1 + (1 << 20), WAIT)[1]) == 1 << 20
     assert until(lambda: done == list(range(number)))
@@ -106,7 +103,7 @@ def test_a_message_goes_where_its_room_is_and_what_nobody_takes_is_dropped() -> 
     assert bytes(other.take(100_001, WAIT)[1]) == bytes(100_000)
     assert until(lambda: len(free) <= len(rooms) - DEPTH - 1)
     other.close()
-    assert until(lambda: dropped == [bytes([number]) for number in range(1, DEPTH + 1)])
+    assert until(lambda: sorted(dropped) == [bytes([number]) for number in range(1, DEPTH + 1)])  # by either thread
     one.close()
 
 

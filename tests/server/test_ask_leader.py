@@ -60,7 +60,7 @@ def test_a_leader_that_stepped_down_is_named_until_its_lease_ends(monkeypatch: p
 
 def test_there_is_an_end_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_verbs, "LEADER_AGAIN", 0.01)
-    monkeypatch.setattr(pool_verbs, "ELECTION_SECONDS", 0.1)
+    monkeypatch.setattr(pool_verbs, "ELECTION_SECONDS", 1.0)
     daemon = Follower(deposed(), lease=0.1)
     with pytest.raises(PoolUnavailable, match=r"session\.migrate.*try again.*node-c does not lead"):
         ask(daemon)
