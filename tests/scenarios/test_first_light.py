@@ -19,6 +19,7 @@ from tests.scenarios.pool import EXAMPLES, LocalPool, VerbError
 from tests.scenarios.staged import line as ours
 
 OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
+LONG = 600 if SWEEP else 120  #: seconds for a program of a sweep, whose runs are longer and whose jobs are many
 
 
 def test_runs_and_waits_rarely(pool: LocalPool) -> None:
@@ -88,7 +89,7 @@ def test_all_work_is_under_way_and_moves(pool: LocalPool) -> None:
 def test_moves_at_random_moments(pool: LocalPool, example: str) -> None:
     """Moves to and fro while it computes; the digest does not change. 50 of each example in a sweep."""
     line = command(example, 4.0 if SWEEP else 1.5)  # more moves of each run, where there are many
-    undisturbed = pool.run(*line, name=f"{example}-not-moved").finish()
+    undisturbed = pool.run(*line, name=f"{example}-not-moved").finish(LONG)
     moves, done, run = 50 if SWEEP else 2, 0, 0
     chance = random.Random(20)
     while done < moves:
@@ -109,7 +110,7 @@ def test_moves_at_random_moments(pool: LocalPool, example: str) -> None:
                 break
             assert result["outcome"] == "committed", result
             done += 1
-        assert program.finish() == undisturbed
+        assert program.finish(LONG) == undisturbed
     assert done == moves
 
 
