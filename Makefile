@@ -45,7 +45,7 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m tests.building
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=40
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal --durations=40
 
 sweep: setup
 	@mkdir -p bench/results

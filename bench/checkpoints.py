@@ -13,9 +13,10 @@ same run, for the sizes that --seconds leave time for. A store on a disk measure
 
 Parts of a pause: hash (of every page), state (taken, and compared with the previous image), room (memory of the device
 taken in the pause), copy (on the device), read (to the host). Before it: prepare (the estimate of what will have to be
-copied, and memory for that). Of a restore: read, names (the bytes against the chunks' names, while they are copied) and
-copy (what is then left of that) are ms of all its threads together, verify is the hash of every page on the device;
-pages of zeros cost nothing, fresh memory is zeros. It is done twice, the second time without the names.
+copied, and memory for that). Of a restore: read (with the names of the bytes against those of the chunks, by processes
+where there are enough processors) and copy are ms of all its threads together, verify is the hash of every page on the
+device; pages of zeros cost nothing, fresh memory is zeros. That of --unique is done twice, the second time without
+comparing names, by threads.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.move_load import BLOCK, CHUNK, PTX  # noqa: E402
 from bench.moves import driver_ms  # noqa: E402
-from rgpu.checkpoint import cut, restore  # noqa: E402
+from rgpu.checkpoint import cut, encoders, restore  # noqa: E402
 from rgpu.checkpoint.device import GRANULE, PAGE, Launch  # noqa: E402
 from rgpu.checkpoint.encoding import prepare as prepare_native  # noqa: E402
 from rgpu.checkpoint.frames import KEPT  # noqa: E402
@@ -147,9 +148,11 @@ def restored(spec: str, mib: int, store: DirectoryStore, unique: bool) -> Iterat
     load = Load(spec, mib, fill=False)
     load.device.frames().prepare(KEPT)  # as a spare worker has them
     prepare_native()
+    encoders.get_ready()
+    time.sleep(2.0)  # a spare's have started long before it is needed
     look(load.device, KEY)
     made = time.monotonic() - began
-    for names in (True, False):
+    for names in (True, False) if unique else (True,):
         yield restored_once(load, mib, store, unique, names, made)
     load.device.close()
 
@@ -157,20 +160,19 @@ def restored(spec: str, mib: int, store: DirectoryStore, unique: bool) -> Iterat
 def restored_once(load: Load, mib: int, store: DirectoryStore, unique: bool, names: bool, made: float,
                   ) -> dict[str, Any]:
     began = time.monotonic()
-    with store.open("last") as image:
+    with store.open("last") as image, encoders.for_restore(mib << 20) as image.processes:
         opened = time.monotonic() - began
         delivery = image.delivery(load.device, names)
         pages = delivery.run()
         written = time.monotonic() - began
         restore.finish(load.device, image.state, blame=delivery.blame)
-    seconds = time.monotonic() - began
+        seconds = time.monotonic() - began
     return {"name": "restore" if names else "restore, chunks' names not checked",
             "size_gib": mib / 1024, "unique": unique, "pages": pages,
             "total_ms": round(seconds * 1000, 1), "device_ms": round(made * 1000, 1),
             "open_ms": round(opened * 1000, 1), "write_ms": round((written - opened) * 1000, 1),
             "verify_ms": round((seconds - written) * 1000, 1),
             "read_thread_ms": round(delivery.times["read"] * 1000, 1),
-            "names_thread_ms": round(delivery.times["names"] * 1000, 1),
             "copy_thread_ms": round(delivery.times["copy"] * 1000, 1), "gb_per_s": pages * PAGE / seconds / 1e9}
 
 

@@ -4,15 +4,17 @@
     python bench/recovery.py --device cuda:0 --device cuda:1 [--steps 1500] [--every 10] [--lease 2]
     python bench/recovery.py --device cpu --device cpu -- tests/scenarios/programs/steps.py --steps 300
 
-One program (default: GPT-2 124M, bf16, bench/workloads/gpt2_steps.py) runs three times: without recovery, undisturbed
-with a checkpoint each --every seconds, and disturbed: the worker is killed some time after the first checkpoint, and
-when that is survived and another image taken, the whole node (worker and daemon). Losses are compared bit by bit.
+One program (default: GPT-2 124M, bf16, bench/workloads/gpt2_steps.py) runs four times: without recovery, undisturbed
+with a checkpoint each --every seconds, without recovery again, and disturbed: the worker is killed some time after the
+first checkpoint, and when that is survived and another image taken, the whole node (worker and daemon). Losses are
+compared bit by bit.
 
 Rows: `worker` and `node`: seconds from the kill to the next step's loss, of which
 detect (until the pool has decided on a recovery), start (until a worker stands with the image restored) and
 replay (attach, replay of the journal, the step itself); steps_replayed and image_age: the work since the image.
-`steady`: the mean step of the run with checkpoints by that of the run without, and by its own median, which the steps
-beside a checkpoint hardly touch.
+`steady`: the mean step of the run with checkpoints by that of the runs without recovery before and after it, by its own
+median, and by the mean of its steps while no image was written (`over_between`: what images cost, in one run, whatever
+the machine does meanwhile).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from tests.scenarios.pool import LocalPool, Program  # noqa: E402
 
 WORKLOAD = ROOT / "bench" / "workloads" / "gpt2_steps.py"
 WARM = 20  #: steps at the beginning that no mean counts
+SLACK = 0.3  #: seconds behind an image and before the next one whose steps count as beside it
 
 
 @dataclass
@@ -63,6 +66,11 @@ class Run:
     def steps(self) -> list[float]:
         """Seconds of each step after the warm ones."""
         return [b - a for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)]
+
+    def between(self, images: list[float], every: float) -> list[float]:
+        """Of these, the steps while no image was written: the next is asked for so long after the last one."""
+        return [b - a for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)
+                if any(image + SLACK < a and b < image + every - SLACK for image in images)]
 
 
 class Bench:
@@ -134,6 +142,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     calm_program = bench.start("calm", *every)
     calm = bench.end(calm_program, limit)
     taken = [e["when"] for e in bench.images("calm")]
+    again = bench.end(bench.start("bare-again", "--recover", "off"), limit)
     disturbed = bench.start("disturbed", *every)
     rows = []
     count = 0
@@ -142,7 +151,8 @@ def measure(bench: Bench) -> dict[str, Any]:
         time.sleep(options.every / 2)
         rows.append(bench.blow(disturbed, whole))
     after = bench.end(disturbed, limit)
-    calm_steps, bare_steps = calm.steps(), bare.steps()
+    calm_steps, bare_steps = calm.steps(), bare.steps() + again.steps()
+    between = calm.between(taken, options.every)
     return {
         "rows": rows,
         "identical": {"losses": after.losses == calm.losses == bare.losses, "digest": after.digest == calm.digest ==
@@ -152,7 +162,9 @@ def measure(bench: Bench) -> dict[str, Any]:
                    "bare_mean_ms": statistics.mean(bare_steps) * 1e3,
                    "bare_median_ms": statistics.median(bare_steps) * 1e3,
                    "over_bare": statistics.mean(calm_steps) / statistics.mean(bare_steps),
-                   "mean_over_median": statistics.mean(calm_steps) / statistics.median(calm_steps)},
+                   "mean_over_median": statistics.mean(calm_steps) / statistics.median(calm_steps),
+                   "between": len(between),
+                   "over_between": statistics.mean(calm_steps) / statistics.mean(between) if between else None},
     }
 
 

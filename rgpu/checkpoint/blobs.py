@@ -83,6 +83,18 @@ class Blobs(Protocol):
         """What broken writers left behind that is no blob: named as it is deleted."""
 
 
+def read_from(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> int:
+    """Fill ``buffers`` (at most 1,024) from ``offset`` of a file on; the bytes, fewer at its end. Raises OSError."""
+    got, left = 0, list(buffers)
+    while left and (more := os.preadv(descriptor, left, offset + got)):
+        got += more
+        while left and more >= len(left[0]):
+            more -= len(left.pop(0))
+        if more:
+            left[0] = left[0][more:]
+    return got
+
+
 def read_into(blobs: Blobs, name: str, offset: int, *buffers: memoryview) -> None:
     """Fill ``buffers``, one after the other, with what the blob has from ``offset`` on: at most 1,024 of them.
 
@@ -155,19 +167,19 @@ class DirectoryBlobs:
 
     def read_into(self, name: str, offset: int, buffers: Sequence[memoryview]) -> int:
         """Fill ``buffers`` from ``offset`` on, without a copy of its own; returns the bytes, fewer at the end."""
-        path, got, left = self._path(name), 0, list(buffers)
+        path = self._path(name)
         with failing_as("cannot read", path):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                while left and (more := os.preadv(descriptor, left, offset + got)):
-                    got += more
-                    while left and more >= len(left[0]):
-                        more -= len(left.pop(0))
-                    if more:
-                        left[0] = left[0][more:]
+                return read_from(descriptor, offset, buffers)
             finally:
                 os.close(descriptor)
-        return got
+
+    def open_file(self, name: str) -> int:
+        """A descriptor for reading, of files alone; the caller closes it."""
+        path = self._path(name)
+        with failing_as("cannot read", path):
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def size(self, name: str) -> int | None:
         path = self._path(name)

@@ -1,12 +1,11 @@
-"""An image's pages to a device, by many threads: read into frames, checked, and copied from where they lie.
+"""An image's pages to a device, by many threads and processes: read into frames, checked, copied from where they lie.
 
-A run of pages whose chunks lie one behind the other in a pack is one read into
-a frame, compressed ones beside it, and one copy to the device. What its chunks'
-headers say is compared with the manifest, and while the copy is under way, so
-are the names of the pages' bytes. What is wrong is read again and checked in
-every way, so that the damage is named. Pages of module variables and pinned
-memory are checked as they are read, and where names are not compared, so are
-compressed ones.
+Threads read a few pages and compare the names of their bytes with the
+manifest's (:mod:`.filling`); where there are enough processors, processes do it
+(:mod:`.crew`), since of threads only one at a time has the interpreter, and
+compressed pages need it for each. Then the frame is copied to the device. What
+is wrong is read again and checked in every way, so that the damage is named.
+Pages of module variables and pinned memory are checked as they are read.
 
 The device hashes every page before the session runs, too
 (:func:`rgpu.checkpoint.restore.finish`), and :meth:`Delivery.blame` says whose
@@ -17,23 +16,26 @@ write to the store and does not have the user's key.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rgpu.checkpoint import blake3_native, chunk, image, pagehash
+from rgpu.checkpoint import blake3_native, chunk, filling, image, pagehash
 from rgpu.checkpoint.blobs import read_into
+from rgpu.checkpoint.crew import Crew, Job, Work
 from rgpu.checkpoint.device import PAGE, Device
-from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, PITCH, Frame
+from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, Frame
 from rgpu.checkpoint.pages import page_size
 from rgpu.session.errors import Corrupt
 
 if TYPE_CHECKING:
+    from rgpu.checkpoint.encoders import Encoders
     from rgpu.checkpoint.reader import Image
 
 THREADS = min(16, 2 * (os.cpu_count() or 1))
@@ -43,66 +45,79 @@ Array = np.ndarray[Any, Any]
 
 
 class Delivery:
-    """One image into one device. ``times``: seconds of all threads together, by what they did.
+    """One image into one device. ``times``: seconds of all threads or processes together, by what they did.
 
-    ``names``: whether the bytes of raw chunks are compared with their names.
+    ``names``: whether the bytes of chunks are compared with their names. ``processes``: that fill frames, instead of
+    threads; not if the store's packs are no files of this machine.
     """
 
-    def __init__(self, source: Image, device: Device, names: bool = True) -> None:
+    def __init__(self, source: Image, device: Device, names: bool = True, processes: Encoders | None = None) -> None:
         self._image, self._device, self._names = source, device, names
+        files = names and hasattr(source.blobs, "open_file")
+        self._processes = processes if files else None
         self._lock = threading.Lock()
-        self.times = dict.fromkeys(("read", "names", "copy"), 0.0)
+        self.times = dict.fromkeys(("read", "copy"), 0.0)
 
     def run(self) -> int:
         """Write every page that a fresh device does not have already; returns how many.
 
         Raises :class:`Corrupt`, :class:`StoreError`, :class:`DeviceError`.
         """
+        count, rest = 0, list[tuple[int, int, Sequence[int]]]()
+
+        def counted() -> Iterator[Job]:
+            nonlocal count
+            for job in self._jobs(rest):
+                count += len(job.numbers)
+                yield job
+
+        frames, jobs = self._device.frames(), counted()
+        try:
+            if self._processes is not None:
+                work = Work(self._image.key, self._wanted, self._image.pack_file, self._deliver)
+                jobs = iter(Crew(self._processes, frames, work, self.times).run(jobs))
+            self._by_threads(functools.partial(self._fill, job) for job in jobs)
+            return count + self._by_threads(functools.partial(self._one_by_one, *some) for some in rest)
+        finally:
+            if self._processes is not None:
+                self._processes.forget()
+            frames.trim()
+
+    def _by_threads(self, tasks: Iterator[Callable[[], int]]) -> int:
+        """Do them; the sum of what they return."""
+        if (first := next(tasks, None)) is None:
+            return 0
         if self._names:
             blake3_native.prepare()
-        frames, count = self._device.frames(), 0
-        frames.allow(THREADS * FRAME_BYTES)
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="restore")
-        waiting: set[Future[int]] = set()
+        self._device.frames().allow(THREADS * FRAME_BYTES)
+        count, threads = 0, ThreadPoolExecutor(THREADS, thread_name_prefix="restore")
+        waiting = {threads.submit(first)}
         try:
-            for place in self._places():
-                waiting.add(threads.submit(self._one, *place))
+            for task in tasks:
+                waiting.add(threads.submit(task))
                 while len(waiting) >= 2 * THREADS:
                     done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                     count += sum(future.result() for future in done)
             return count + sum(future.result() for future in waiting)
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
-            frames.trim()
 
-    def _places(self) -> Iterator[tuple[int, int, int]]:
-        """(region number, first page, pages), in the order of the regions."""
+    def _jobs(self, rest: list[tuple[int, int, Sequence[int]]]) -> Iterator[Job]:
+        """Pages that go through frames, in the order of the regions. Others are added to ``rest``, see _one_by_one."""
+        most = self._device.frames().rows
         for number, region in enumerate(self._image.state.regions):
-            pages = pagehash.page_count(region.size)
+            pages, table = pagehash.page_count(region.size), self._image.table.pages[number]
             for start in range(0, pages, FRAME_PAGES):
-                yield number, start, min(FRAME_PAGES, pages - start)
-
-    def _one(self, number: int, start: int, count: int) -> int:
-        region, source = self._image.state.regions[number], self._image
-        numbers = source.table.pages[number][start:start + count]
-        here = np.flatnonzero(numbers != image.ZERO_PAGE)
-        whole = here[here + start < region.size // PAGE] if region.kind == "mapped" else here[:0]
-        done = 0
-        if len(whole):
-            frames = self._device.frames()
-            frame = frames.take()
-            assert frame is not None
-            try:
-                for at in range(0, len(whole), len(frame.rows)):
-                    some = whole[at:at + len(frame.rows)]
-                    self._through(frame, numbers[some], region.address + (some + start) * PAGE)
-                    done += len(some)
-            finally:
-                frames.give(frame)
-        rest = here[len(whole):].tolist() if region.kind != "global" else range(count)
-        if len(rest):
-            done += self._one_by_one(number, start, rest)
-        return done
+                count = min(FRAME_PAGES, pages - start)
+                numbers = table[start:start + count]
+                here = np.flatnonzero(numbers != image.ZERO_PAGE)
+                whole = here[here + start < region.size // PAGE] if region.kind == "mapped" else here[:0]
+                for at in range(0, len(whole), most):
+                    some = whole[at:at + most]
+                    yield Job(numbers[some], region.address + (some + start) * PAGE)
+                single = here[len(whole):].tolist() if region.kind != "global" else range(count)
+                if len(single):
+                    rest.append((number, start, single))
 
     def _one_by_one(self, number: int, start: int, wanted: Sequence[int]) -> int:
         region, first = self._image.state.regions[number].region(), start + wanted[0]
@@ -112,82 +127,43 @@ class Delivery:
         self._device.write_pages(runs)
         return len(runs)
 
-    def _through(self, frame: Frame, numbers: Array, addresses: Array) -> None:
-        """Chunks ``numbers`` into the first rows of the frame, and from there to ``addresses``, which ascend."""
-        times = [time.monotonic()]
-        unchecked = self._read(frame.rows, numbers)
-        times.append(time.monotonic())
-        firsts = np.concatenate([[0], np.flatnonzero(np.diff(addresses) != PAGE) + 1])
-        counts = np.diff(np.concatenate([firsts, [len(addresses)]]))
-        pieces = list(zip(firsts.tolist(), addresses[firsts].tolist(), counts.tolist(), strict=True))
-        frame.deliver(pieces)
-        wrong = self._misnamed(frame.rows, numbers, unchecked) if self._names else []
-        times.append(time.monotonic())
-        frame.settle()
-        if wrong:
-            self._decode(frame.rows, numbers, wrong)
-            frame.deliver(pieces)  # it is right now: somebody was still writing it
+    def _wanted(self, numbers: Array) -> Array:
+        table, wanted = self._image.table, np.empty(len(numbers), filling.WANTED)
+        wanted["pack"], wanted["length"] = table.packs[numbers], table.lengths[numbers]
+        wanted["offset"], wanted["name"] = table.offsets[numbers], self._image.names[numbers]
+        return wanted
+
+    def _fill(self, job: Job) -> int:
+        """By a thread that has nothing else to do."""
+        frames, times = self._device.frames(), [time.monotonic()]
+        frame = frames.take()
+        assert frame is not None
+        try:
+            key = self._image.key if self._names else None
+            right = filling.fill(frame.rows, self._wanted(job.numbers), key, self._read)
+            times.append(time.monotonic())
+            self._deliver(frame, job, right)
             frame.settle()
-        times.append(time.monotonic())
+            times.append(time.monotonic())
+        finally:
+            frames.give(frame)
         with self._lock:
             for name, start, end in zip(self.times, times, times[1:], strict=False):
                 self.times[name] += end - start
+        return 0
 
-    def _misnamed(self, rows: Array, numbers: Array, unchecked: Array) -> list[int]:
-        """Which of the rows ``unchecked`` do not hold what their chunk is named for."""
-        start = rows.ctypes.data + chunk.CHUNK_HEADER
-        names = blake3_native.name_pages(start, rows.strides[0], len(numbers), self._image.key)
-        found: list[int] = np.flatnonzero(unchecked & (names != self._image.names[numbers]).any(axis=1)).tolist()
-        return found
+    def _deliver(self, frame: Frame, job: Job, right: Array) -> None:
+        """Begin to copy the frame, of which these rows hold their page, checked."""
+        if len(wrong := np.flatnonzero(~right)):
+            # Compressed to just the length of a raw one, still being written, or damaged: it is said how.
+            self._decode(frame.rows, job.numbers, wrong.tolist())
+        addresses = job.addresses
+        firsts = np.concatenate([[0], np.flatnonzero(np.diff(addresses) != PAGE) + 1])
+        counts = np.diff(np.concatenate([firsts, [len(addresses)]]))
+        frame.deliver(list(zip(firsts.tolist(), addresses[firsts].tolist(), counts.tolist(), strict=True)))
 
-    def _read(self, rows: Array, numbers: Array) -> Array:
-        """Chunks into rows; returns which of them are not checked but for their headers."""
-        table = self._image.table
-        packs, offsets = table.packs[numbers], table.offsets[numbers].astype(np.int64)
-        lengths = table.lengths[numbers]
-        raw = lengths == PITCH
-        apart = (np.diff(packs) != 0) | (np.diff(offsets) != lengths[:-1])
-        if not self._names:
-            apart |= raw[1:] != raw[:-1]
-        starts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(numbers)]
-        for start, end in zip(starts, starts[1:], strict=False):
-            if raw[start] or self._names:
-                self._read_run(rows, numbers, start, end)
-            else:
-                self._decode(rows, numbers, range(start, end))
-        as_told = (rows[:len(numbers), :16] == chunk.raw_start()).all(axis=1)
-        as_told &= (rows[:len(numbers), 16:48] == self._image.names[numbers]).all(axis=1)
-        wrong = np.flatnonzero(~as_told & (raw | self._names))
-        if len(wrong):  # compressed to just the length of a raw one, or damaged: then it is said how
-            self._decode(rows, numbers, wrong.tolist())
-        return as_told
-
-    def _read_run(self, rows: Array, numbers: Array, start: int, end: int) -> None:
-        """Chunks that lie one behind the other in a pack: raw ones into their rows, the others through memory beside.
-
-        A row that holds a whole page has the header of a raw chunk afterwards, any other one has not.
-        """
-        table, into, beside = self._image.table, [], []
-        lengths = table.lengths[numbers[start:end]]
-        edges = [0, *(np.flatnonzero((lengths[1:] == PITCH) != (lengths[:-1] == PITCH)) + 1).tolist(), end - start]
-        for first, last in zip(edges, edges[1:], strict=False):
-            if lengths[first] == PITCH:
-                into.append(rows[start + first:start + last].reshape(-1).data)
-            else:
-                into.append(memoryview(bytearray(int(lengths[first:last].sum()))))
-                beside.append((first, last, into[-1]))
-        blob = self._image.pack(int(table.packs[numbers[start]]))
-        read_into(self._image.blobs, blob, int(table.offsets[numbers[start]]), *into)
-        for first, last, packed in beside:
-            at = 0
-            for index in range(first, last):
-                row, number, length = rows[start + index], int(numbers[start + index]), int(lengths[index])
-                data = chunk.unpack_page(packed[at:at + length], table.name(number))
-                row[:16] = chunk.raw_start() if data else 0
-                row[16:48] = self._image.names[number]
-                if data:
-                    row[chunk.CHUNK_HEADER:] = np.frombuffer(data, np.uint8)
-                at += length
+    def _read(self, pack: int, offset: int, buffers: list[memoryview]) -> None:
+        read_into(self._image.blobs, self._image.pack(pack), offset, *buffers)
 
     def _decode(self, rows: Array, numbers: Array, wanted: Sequence[int]) -> None:
         """These chunks checked, and unpacked. Raises :class:`Corrupt`."""

@@ -76,6 +76,9 @@ class Frame(Protocol):
     def settle(self) -> None:
         """Return when what :meth:`gather` or :meth:`deliver` copies is where it is to go."""
 
+    def done(self) -> bool:
+        """Whether :meth:`settle` would return at once."""
+
     def deliver(self, pieces: Sequence[tuple[int, int, int]]) -> None:
         """Copy rows to the device: (first row, address, rows) …; they are there once :meth:`settle` has returned."""
 
@@ -207,6 +210,9 @@ class HostFrame:
 
     def settle(self) -> None:
         """They are there already."""
+
+    def done(self) -> bool:
+        return True
 
     def deliver(self, pieces: Sequence[tuple[int, int, int]]) -> None:
         self._device.write_pages([(address, count * PAGE, self.rows[row:row + count, CHUNK_HEADER:].tobytes())

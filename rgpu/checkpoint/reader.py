@@ -20,6 +20,7 @@ from rgpu.checkpoint import chunk, image, pagehash
 from rgpu.checkpoint.blobs import Blobs
 from rgpu.checkpoint.delivery import Delivery
 from rgpu.checkpoint.device import Device
+from rgpu.checkpoint.encoders import Encoders
 from rgpu.checkpoint.packs import pack_blob
 from rgpu.checkpoint.pages import page_size
 from rgpu.checkpoint.state import SessionState
@@ -45,6 +46,7 @@ class Image:
         self.names = np.frombuffer(table.body.chunks.names, np.uint8).reshape(-1, chunk.NAME_SIZE)
         self._checked: dict[int, int] = {}  #: pack index → its version, once its length and header are checked
         self._lock = threading.Lock()
+        self.processes: Encoders | None = None  #: that fill the frames of a restore
 
     @property
     def state(self) -> SessionState:
@@ -74,6 +76,14 @@ class Image:
             with self._lock:
                 self._checked[number] = version
         return blob
+
+    def pack_file(self, number: int) -> int:
+        """A descriptor of the pack, for reading, which the caller closes; where the store's packs are files.
+
+        Raises as :meth:`pack` does.
+        """
+        found: int = self.blobs.open_file(self.pack(number))  # type: ignore[attr-defined]
+        return found
 
     def _verify_pack(self, number: int) -> None:
         """The whole pack against its hash. Packs of version 1 have none."""
@@ -207,7 +217,7 @@ class Image:
 
     def delivery(self, device: Device, names: bool = True) -> Delivery:
         """For a restore: every page that a fresh device does not have already, as fast as it goes."""
-        return Delivery(self, device, names)
+        return Delivery(self, device, names, self.processes)
 
     def verify(self) -> dict[str, int]:
         """Read everything, compare every page with its recorded hash. Raises on the first difference."""

@@ -7,6 +7,7 @@ file, default. The file is TOML: ``$RGPU_CONFIG``, or ``rgpu/config.toml`` under
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tomllib
@@ -75,12 +76,21 @@ def _state_home() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rgpu"
 
 
+def journal_limit() -> int:
+    """Bytes: 1/32 of the memory that this process may use, 256 MiB to 4 GiB."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or "max"
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(4 << 30, max(256 << 20, total // 32 >> 20 << 20))
+
+
 SETTINGS: tuple[Setting, ...] = (
     Setting("pool", lambda: str(_state_home() / "pool"), str, "the pool's directory (addresses and keys)"),
     Setting("registry", lambda: "embedded", str, "the pool's registry: etcd://HOST:PORT,…/PREFIX?…, or embedded"),
     Setting("memory", lambda: 1 << 30, parse_size, "device memory of a session (its quota)"),
     Setting("recover", lambda: True, parse_flag, "keep the journal since the last image, to outlive a server"),
-    Setting("journal_limit", lambda: 256 << 20, parse_size, "journal kept in memory before it is spilled"),
+    Setting("journal_limit", journal_limit, parse_size, "journal kept in memory before it is spilled (default: 1/32 of "
+            "the machine's memory, 256 MiB to 4 GiB)"),
     Setting("journal_dir", lambda: str(_state_home() / "journal"), str, "where a journal is spilled to"),
     Setting("max_downtime", lambda: 10.0, parse_seconds, "longest stop that a move may cause"),
     Setting("store", lambda: "", str, "where images are: a directory or s3://BUCKET/PREFIX?endpoint=URL (default: the "

@@ -22,6 +22,7 @@ from enum import Enum
 CHECKPOINT_AT, FULL_AT = 0.75, 0.875  #: shares of the limit; the shim stops by itself at the limit
 FULL_SECONDS = 1.0  #: a journal that is full for less is ordinary back-pressure, not worth a word
 RETRY = 10.0  #: seconds between two requests for an image
+RETRY_FULL = 0.5  #: … when the program would otherwise wait until the journal is on the disk
 RETRY_FAILED = 30.0  #: and after one that failed
 HALF_LIFE = 30.0  #: seconds of work after which a measured rate counts half
 
@@ -78,7 +79,8 @@ class Decision:
 def decide(rules: Rules, facts: Facts) -> Decision:
     """See the module docstring."""
     why = _image_wanted(rules, facts)
-    patience = RETRY_FAILED if facts.store_error else RETRY
+    filling = facts.memory_bytes >= rules.limit * CHECKPOINT_AT
+    patience = RETRY_FAILED if facts.store_error else RETRY_FULL if filling else RETRY
     ask = bool(why) and not facts.requesting and facts.attached and facts.since_request >= patience
     full = full_reason(rules, facts)
     if not facts.protected and rules.recover:

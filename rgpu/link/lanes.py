@@ -30,15 +30,16 @@ LANED_BACK = 25  #: worker → agent: a mark
 WORTH = 512 * 1024  #: bytes of a message from which on it goes over a lane
 DEPTH = 2  #: messages that wait at either end of a lane
 MOST = 16  #: lanes of one link
+USUAL, ENOUGH = 4, 8  #: lanes by default, on machines with at least so many processors
 KEY = 16  #: bytes that tell which attachment a lane belongs to
 MARK = struct.Struct("<BI")  #: lane, length of its next message (type and body)
 _LOOK = 0.5  #: seconds between two looks whether the lane was closed
 
 
 def wanted() -> int:
-    """How many lanes this side would have: what ``RGPU_LANES`` says; none by default, until they were measured."""
+    """How many lanes this side would have: what ``RGPU_LANES`` says, else a few where there are processors for them."""
     asked = os.environ.get("RGPU_LANES", "")
-    return min(int(asked), MOST) if asked.isdigit() else 0
+    return min(int(asked), MOST) if asked.isdigit() else USUAL if (os.cpu_count() or 1) >= ENOUGH else 0
 
 
 def mark(body: Any, lanes: int) -> tuple[int, int]:

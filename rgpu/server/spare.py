@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from rgpu.checkpoint import encoders
 from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.encoding import prepare as prepare_native
 from rgpu.checkpoint.frames import KEPT
@@ -62,6 +63,7 @@ def wait(listener: socket.socket, device: Device) -> Assignment | None:
             return None
         device.frames().prepare(KEPT)  # a restore begins with them, and with what is compiled
         prepare_native()
+        encoders.get_ready()
         channel.send({"event": "ready"})
         message, _ = channel.receive()
         found = Assignment(str(message["session"]), int(message["epoch"]), int(message["quota"]),

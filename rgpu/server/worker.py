@@ -26,6 +26,7 @@ from typing import Any
 
 import structlog
 
+from rgpu.checkpoint import encoders
 from rgpu.checkpoint.device import Device
 from rgpu.link import effects
 from rgpu.link.frames import Handover, SealedConnection
@@ -208,6 +209,7 @@ class Worker:
             if self.state not in ("running", "paused"):
                 connection.close()
                 raise Fenced(f"the session is {self.state} here")
+            encoders.stand_down()  # whatever was there to be restored is there
             link = AgentLink(connection, self.runtime, self._link_report, self.modules, self.host_memory)
             old, self.link = self.link, link
             if old is not None:

@@ -275,10 +275,11 @@ class Tasks:
                 state = opened.state
                 if state.session != runtime.session:
                     raise Fenced(f"image {image} is of session {state.session}, not of {runtime.session}")
-                phases = Phases()
-                runtime.restore(state, opened, phases=phases)
+                phases, size = Phases(), sum(region.size for region in state.regions)
+                with encoders.for_restore(size) as opened.processes:
+                    runtime.restore(state, opened, phases=phases)
                 log.info("rebuilt from an image", session=state.session, image=image, position=state.position,
-                         bytes=sum(region.size for region in state.regions), phases_ms=phases.ms())
+                         bytes=size, phases_ms=phases.ms())
         return {"position": state.position, "epoch": state.epoch, "phases_ms": phases.ms()}
 
 

@@ -13,6 +13,7 @@ Two books, one on each side of the data link, both without I/O:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct
@@ -26,6 +27,9 @@ from rgpu.session.errors import Corrupt
 DIGEST_SIZE = 16  #: bytes; tells equal from different, names nothing
 MAX_ANSWERS = 1 << 20
 
+LONG = 256 * 1024  #: bytes of an answer's first piece from which on several threads sum it
+_THREADS = min(4, os.cpu_count() or 1)
+
 _HEAD = Struct("<iIQ")
 
 
@@ -33,9 +37,11 @@ class AnswerHash:
     """The digest of one answer, whose bytes (reply arguments, then payload) come in pieces of any size."""
 
     def __init__(self) -> None:
-        self._hasher = blake3.blake3()
+        self._hasher: Any = None
 
     def update(self, data: Any) -> None:
+        if self._hasher is None:
+            self._hasher = blake3.blake3(max_threads=_THREADS if len(data) >= LONG else 1)
         self._hasher.update(data)
 
     def digest(self, result: int, reply: int, payload: int) -> bytes:

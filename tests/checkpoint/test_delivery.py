@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,8 @@ import pytest
 
 from rgpu.checkpoint import chunk, restore
 from rgpu.checkpoint.delivery import Delivery
+from rgpu.checkpoint.device import Device
+from rgpu.checkpoint.encoders import Encoders
 from rgpu.checkpoint.frames import PITCH
 from rgpu.checkpoint.reader import Image
 from rgpu.checkpoint.store import DirectoryStore, ImageStore
@@ -20,12 +22,23 @@ from tests.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, image_of, m
 from tests.checkpoint.test_images import fresh, same, sample_device
 
 
-@pytest.fixture(params=["names", "hashes"], autouse=True)
-def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the names of chunks compared, and with nothing but the page hashes of the device."""
-    if request.param == "hashes":
-        real = Image.delivery
-        monkeypatch.setattr(Image, "delivery", lambda self, device, names=True: real(self, device, False))
+@pytest.fixture(scope="module")
+def helpers() -> Iterator[Encoders]:
+    processes = Encoders(2)
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(params=["names", "hashes", "processes"], autouse=True)
+def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, helpers: Encoders) -> None:
+    """The names of chunks compared by threads or by processes, and with nothing but the page hashes of the device."""
+    real = Image.delivery
+
+    def delivery(self: Image, device: Device, names: bool = True) -> Delivery:
+        self.processes = helpers if request.param == "processes" else None
+        return real(self, device, request.param != "hashes")
+
+    monkeypatch.setattr(Image, "delivery", delivery)
 
 
 def restored(found: Image, device: FakeDevice, target: FakeDevice | None = None) -> FakeDevice:
@@ -174,7 +187,7 @@ def test_a_pack_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     found, path = store.open("i"), pack_of(tmp_path)
     found.pack(0)
     path.write_bytes(path.read_bytes()[:5 * PITCH])
-    with pytest.raises(Corrupt, match="ends after"):
+    with pytest.raises(Corrupt, match="ends after|chunk at offset 262432: 65568 bytes"):
         restored(found, device)
 
 

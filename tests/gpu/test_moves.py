@@ -21,6 +21,7 @@ from tests.gpu.suite.outputs import parse
 from tests.scenarios.fire import HEAT, OTHER, PACED
 from tests.scenarios.pool import ROOT, LocalPool, Program, VerbError
 from tests.scenarios.staged import Staged, moved_or_refused
+from tests.scenarios.to_and_fro import to_and_fro
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a CUDA GPU")]
 SHOWN = ("mode", "downtime_ms", "brownout_ms", "total_ms", "bytes_sent", "rounds", "mismatched_pages", "repaired_bytes",
@@ -173,3 +174,8 @@ def test_an_irreproducible_program_is_repaired_or_copied(pool: LocalPool, tmp_pa
         program.wait_lines(len(program.lines) + 2)
     released.touch()
     program.finish()
+
+
+@pytest.mark.timeout(600)
+def test_two_hundred_moves_to_and_fro(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    to_and_fro(tmp_path, capsys, 200, "cuda:0")

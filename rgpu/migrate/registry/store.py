@@ -9,7 +9,8 @@ for a writer, and a commit costs one fsync instead of three. SQLite before
 resets the log (sqlite.org/wal.html, "the WAL-reset bug"); so every writer and
 every checkpoint holds a lock of our own on ``FILE.lock``. It is a flock: the
 kernel drops it when the holder is killed. synchronous=FULL: a commit that was
-acknowledged survives power loss.
+acknowledged survives power loss. Renewals of leases are no commits: they stand in
+``FILE.leases`` (:mod:`rgpu.migrate.registry.lease_file`).
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ from rgpu.migrate.registry.base import (
     check_txn,
 )
 from rgpu.migrate.registry.clock import NANOSECOND, boot_id, boot_time_ns
+from rgpu.migrate.registry.lease_file import LeaseFile
 from rgpu.migrate.registry.place import prepare
 from rgpu.session.errors import NotFound, PoolUnavailable, UnknownOutcome, VersionMismatch
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  #: 1 had renewals in the rows of leases
 KEEP_CHANGES = 10_000  #: revisions that a watch can resume over, at least
 _COMPACT_EVERY = 1_000
 LOCK_SECONDS = 5.0
@@ -63,9 +65,6 @@ CREATE TABLE changes (revision INTEGER NOT NULL, number INTEGER NOT NULL, key TE
 T = TypeVar("T")
 Changes = list[Change]
 
-_EXPIRED = "boot != ? OR deadline <= ?"
-
-
 class Store:
     """One connection. For one thread at a time."""
 
@@ -79,16 +78,26 @@ class Store:
         prepare(self.path)
         self._lock_fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            self._leases = LeaseFile(self.path.with_name(f"{self.path.name}.leases"), lock_seconds)
+        except OSError as error:
+            os.close(self._lock_fd)
+            raise PoolUnavailable(f"the registry's leases beside {path} cannot be opened: {error}",
+                                  path=str(path)) from error
+        try:
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=lock_seconds)
             with self._locked():
                 self._prepare()
             self.cluster_id = str(self._meta("cluster_id"))
         except sqlite3.Error as error:
-            os.close(self._lock_fd)
+            self._let_go()
             raise PoolUnavailable(f"the registry at {path} cannot be opened: {error}", path=str(path)) from error
         except BaseException:
-            os.close(self._lock_fd)
+            self._let_go()
             raise
+
+    def _let_go(self) -> None:
+        os.close(self._lock_fd)
+        self._leases.close()
 
     def _prepare(self) -> None:
         self._db.execute("PRAGMA journal_mode=WAL")
@@ -102,6 +111,8 @@ class Store:
             self._db.executescript(
                 f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO meta VALUES ('cluster_id', '{identity}'), ('revision', 1), "
                 f"('compacted', 0); PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        elif version < SCHEMA_VERSION:  # the same tables, but a program of that version would end renewed leases
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def close(self) -> None:
         try:
@@ -109,7 +120,7 @@ class Store:
                 self._db.close()
         except PoolUnavailable:
             self._db.close()
-        os.close(self._lock_fd)
+        self._let_go()
 
     # -- reading ----------------------------------------------------------------
     def revision(self) -> int:
@@ -156,9 +167,10 @@ class Store:
 
     def next_expiry(self) -> int | None:
         """CLOCK_BOOTTIME in ns when the first lease ends, if there is one."""
-        row = self._read(lambda: self._db.execute(
-            "SELECT min(CASE WHEN boot != ? THEN 0 ELSE deadline END) FROM leases", (boot_id(),)).fetchone())
-        return row[0]
+        rows = self._read(lambda: self._db.execute("SELECT id, boot, deadline FROM leases").fetchall())
+        boot = boot_id()
+        return min((self._leases.deadline(lease, deadline) if of == boot else 0 for lease, of, deadline in rows),
+                   default=None)
 
     # -- changing ---------------------------------------------------------------
     def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
@@ -179,13 +191,17 @@ class Store:
             length = int(ttl * NANOSECOND)
             cursor = self._db.execute("INSERT INTO leases (boot, deadline, ttl) VALUES (?, ?, ?)",
                                       (boot_id(), boot_time_ns() + length, length))
-            return int(cursor.lastrowid or 0)
+            lease = int(cursor.lastrowid or 0)
+            self._leases.granted(lease)
+            return lease
 
     def keepalive(self, lease: int) -> float:
-        with self._transaction():
-            length = self._lease(lease)
-            self._db.execute("UPDATE leases SET deadline = ? WHERE id = ?", (boot_time_ns() + length, lease))
-            return length / NANOSECOND
+        row = self._read(lambda: self._db.execute("SELECT boot, deadline, ttl FROM leases WHERE id = ?",
+                                                  (lease,)).fetchone())
+        if row is None or row[0] != boot_id():
+            raise NotFound(f"lease {lease} has ended", lease=lease)
+        self._leases.renew(lease, row[1], row[2])
+        return int(row[2]) / NANOSECOND
 
     def lease_revoke(self, lease: int) -> None:
         with self._transaction():
@@ -244,6 +260,14 @@ class Store:
             self._apply([Delete(key) for (key,) in keys])
             self._db.execute("DELETE FROM leases WHERE id = ?", (lease,))
 
+    def _over(self) -> list[int]:
+        """The leases whose time is over; nothing renews them from here on."""
+        boot, now = boot_id(), boot_time_ns()
+        rows = self._db.execute("SELECT id, boot, deadline FROM leases WHERE boot != ? OR deadline <= ?",
+                                (boot, now)).fetchall()
+        due = self._leases.end_due([(lease, deadline) for lease, of, deadline in rows if of == boot], now)
+        return [lease for lease, of, _ in rows if of != boot] + due
+
     def _expire_if_due(self) -> None:
         """A read must not show what an ended lease held, nor hide that its revision moved."""
         due = self.next_expiry()
@@ -290,9 +314,7 @@ class Store:
         with self._locked():
             try:
                 self._db.execute("BEGIN IMMEDIATE")
-                now = (boot_id(), boot_time_ns())
-                rows = self._db.execute(f"SELECT id FROM leases WHERE {_EXPIRED}", now).fetchall()
-                self._end_leases([row[0] for row in rows])
+                self._end_leases(self._over())
                 # What raises from the body after this (a lease that ended) must not undo the expiry.
                 self._db.execute("SAVEPOINT body")
             except sqlite3.Error as error:

@@ -16,7 +16,7 @@ from rgpu.migrate.registry import clock, place, store
 from rgpu.migrate.registry.base import Put, absent
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.migrate.registry.store import Store
-from rgpu.session.errors import PoolUnavailable, Refused, UnknownOutcome, VersionMismatch
+from rgpu.session.errors import NotFound, PoolUnavailable, Refused, UnknownOutcome, VersionMismatch
 from tests.migrate.registry.conformance import Conformance
 
 
@@ -66,6 +66,69 @@ def test_leases_end_with_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     opened.txn([], [Put("n", b"1", lease)])
     monkeypatch.setattr(store, "boot_id", lambda: "another boot")
     assert opened.get("n") is None
+    opened.close()
+
+
+def test_a_lease_is_renewed_while_a_commit_waits_for_the_disk(tmp_path: Path) -> None:
+    opened, other = Store(tmp_path / "r.db", lock_seconds=0.2), Store(tmp_path / "r.db", lock_seconds=0.2)
+    lease = opened.lease_grant(0.3)
+    opened.txn([], [Put("n", b"1", lease)])
+    with open(tmp_path / "r.db.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a writer holds it until its commit is on the disk
+        for _ in range(6):
+            time.sleep(0.1)
+            assert opened.keepalive(lease) == pytest.approx(0.3)
+    assert other.get("n") is not None, "its row ended long ago, the lease did not"
+    due = other.next_expiry()
+    assert due is not None and 0 < due - clock.boot_time_ns() <= 0.3e9
+    time.sleep(0.35)
+    assert other.get("n") is None
+    with pytest.raises(NotFound):
+        opened.keepalive(lease)
+    opened.close()
+    other.close()
+
+
+def test_of_renewal_and_end_one_comes_first(tmp_path: Path) -> None:
+    """A lease that has ended for one process has for all, though its transaction came to nothing; and the reverse."""
+    one, two = Store(tmp_path / "r.db"), Store(tmp_path / "r.db")
+    kept, lost = one.lease_grant(0.2), one.lease_grant(0.2)
+    one.txn([], [Put("kept", b"1", kept), Put("lost", b"1", lost)])
+    one.keepalive(kept)
+    time.sleep(0.1)
+    one.keepalive(kept)
+    time.sleep(0.12)
+    assert two._over() == [lost]  # and then it is killed
+    for store_of in (one, two):
+        with pytest.raises(NotFound):
+            store_of.keepalive(lost)
+    assert one.keepalive(kept) == pytest.approx(0.2)
+    assert one.get("lost") is None and one.get("kept") is not None
+    one.close()
+    two.close()
+
+
+def test_a_number_that_meant_another_lease_before(tmp_path: Path) -> None:
+    """The registry was restored from a copy, the file beside it was not."""
+    opened = Store(tmp_path / "r.db")
+    number = opened.lease_grant(3600)
+    opened._leases.end_due([(number, 0)], clock.boot_time_ns())
+    opened._db.execute("DELETE FROM leases")
+    opened._db.execute("UPDATE sqlite_sequence SET seq = seq - 1")
+    assert opened.lease_grant(3600) == number and opened.keepalive(number) == 3600
+    opened.close()
+
+
+def test_a_registry_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
+    opened = Store(tmp_path / "r.db")
+    lease = opened.lease_grant(3600)
+    opened.txn([], [Put("n", b"1", lease)])
+    opened._db.execute("PRAGMA user_version = 1")
+    opened.close()
+    (tmp_path / "r.db.leases").unlink()
+    opened = Store(tmp_path / "r.db")
+    assert opened.get("n") is not None and opened.keepalive(lease) == 3600
+    assert opened._db.execute("PRAGMA user_version").fetchone()[0] == store.SCHEMA_VERSION
     opened.close()
 
 

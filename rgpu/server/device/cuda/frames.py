@@ -145,6 +145,13 @@ class CudaFrame:
         self._shared.use()
         check(driver.cuEventSynchronize(self._done), "pages on their way")
 
+    def done(self) -> bool:
+        (result,) = driver.cuEventQuery(self._done)
+        if result == driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        check((result,), "pages on their way")
+        return True
+
     def deliver(self, pieces: Sequence[tuple[int, int, int]]) -> None:
         shared = self._shared
         shared.use()

@@ -1,6 +1,6 @@
 // Copies to the device while their payload still arrives: never assembled first.
-#include "crc32.hpp"
 #include "engine.hpp"
+#include "summing.hpp"
 
 #include <algorithm>
 
@@ -94,7 +94,7 @@ size_t Engine::inflow(const uint8_t *data, size_t size, Frame *frame, bool &inte
                 return at;
             }
         }
-        in.crc = crc32(in.crc, data + at, used);
+        in.crc = crc32_long(in.crc, data + at, used);
         in.left -= used;
         at += used;
     }

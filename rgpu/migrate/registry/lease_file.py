@@ -1,0 +1,104 @@
+"""Until when leases last: a file beside the embedded registry's, because renewing must not wait for a disk.
+
+A renewal need not survive a power cut (leases of another boot are over anyway),
+but it must be made in time while images fill the disk's queues, and a commit of
+the registry waits for those. So its rows say when a lease ends if it is never
+renewed, and this file what renewals made of that:
+
+========  =====  ==================================================================
+offset    type   field of lease n, at 16 · n
+========  =====  ==================================================================
+0         i64    CLOCK_BOOTTIME in ns until which it was renewed; 0: never
+8         u64    1: it has ended, and nothing renews it; the next transaction of the
+                 registry removes its row and what it held
+========  =====  ==================================================================
+
+Whoever renews a lease or ends it holds the flock of this file: one of the two
+comes first, and the other one sees it. Nothing slow is done meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rgpu.migrate.registry.clock import boot_time_ns
+from rgpu.session.errors import NotFound, PoolUnavailable
+
+_RECORD = struct.Struct("<qQ")
+_ENDED = 1
+
+
+class LeaseFile:
+    """One process's view. Not for several threads at a time."""
+
+    def __init__(self, path: Path, lock_seconds: float) -> None:
+        """Raises :class:`OSError`."""
+        self.path, self._lock_seconds = path, lock_seconds
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def granted(self, lease: int) -> None:
+        """A new lease: what the number may have meant before (the registry was restored from a copy) is forgotten."""
+        with self._locked():
+            os.pwrite(self._fd, _RECORD.pack(0, 0), _RECORD.size * lease)
+
+    def renew(self, lease: int, deadline: int, length: int) -> None:
+        """For ``length`` ns from now on. ``deadline``: what its row says. Raises :class:`NotFound` if it has ended."""
+        with self._locked():
+            renewed, ended = self._read(lease)
+            now = boot_time_ns()
+            if ended or max(renewed, deadline) <= now:
+                self._end(lease, renewed)
+                raise NotFound(f"lease {lease} has ended", lease=lease)
+            os.pwrite(self._fd, _RECORD.pack(now + length, 0), _RECORD.size * lease)
+
+    def end_due(self, rows: Iterable[tuple[int, int]], now: int) -> list[int]:
+        """Of (lease, deadline of its row) … those that are over at ``now``; from here on they are, for everybody."""
+        found = []
+        with self._locked():
+            for lease, deadline in rows:
+                renewed, ended = self._read(lease)
+                if ended or max(renewed, deadline) <= now:
+                    self._end(lease, renewed)
+                    found.append(lease)
+        return found
+
+    def deadline(self, lease: int, row: int) -> int:
+        """As it stands at this moment. ``row``: what its row says."""
+        renewed, ended = self._read(lease)
+        return 0 if ended else max(renewed, row)
+
+    def _read(self, lease: int) -> tuple[int, bool]:
+        data = os.pread(self._fd, _RECORD.size, _RECORD.size * lease)
+        renewed, flags = _RECORD.unpack(data.ljust(_RECORD.size, b"\0"))
+        return renewed, bool(flags & _ENDED)
+
+    def _end(self, lease: int, renewed: int) -> None:
+        os.pwrite(self._fd, _RECORD.pack(renewed, _ENDED), _RECORD.size * lease)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Raises :class:`PoolUnavailable` after ``lock_seconds``: whoever holds it is frozen."""
+        until = time.monotonic() + self._lock_seconds
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise PoolUnavailable(f"the leases at {self.path} are held by another process for more than "
+                                          f"{self._lock_seconds:.0f} s", path=str(self.path)) from None
+                time.sleep(random.uniform(0.0002, 0.002))
+        try:
+            yield
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
