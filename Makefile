@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo     set up, run a program on node A, move it to B, kill B, see it end on C"
-	@echo "make test     set up and pass all tests (12 to 20 minutes on two cores, no GPU)"
+	@echo "make test     set up and pass all tests (10 to 20 minutes on two cores, no GPU)"
 	@echo "make sweep    the long tests whole; output under bench/results/"
 	@echo "make sweep-etcd  the sweeps of moves, faults and kills with every pool on an etcd of three members"
 	@echo "make fuzz     each reader of outside bytes, ten minutes of atheris; table under bench/results/"
@@ -45,7 +45,7 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m tests.building
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal --durations=40
+	$(BIN)/python -m pytest -q -n 5 --dist worksteal --durations=40
 
 sweep: setup
 	@mkdir -p bench/results
