@@ -127,15 +127,23 @@ class Process:
             raise StoreError(f"pages cannot be read: {bytes(found).decode(errors='replace')}")
         return np.frombuffer(found, np.uint8) != 0
 
-    def drop(self) -> None:
-        """It is not asked any more, and ends."""
-        self.link.close()
-
-    def outlive(self) -> None:
-        """Return when it has ended, which is under way: it writes to no frame any more."""
-        with contextlib.suppress(OSError):
+    def end(self) -> bool:
+        """Let it end with what it has in hand; whether it has ended, and writes to no frame any more."""
+        try:
+            self.link.shutdown(socket.SHUT_WR)
             while self.link.recv(1 << 16):
                 pass
+        except TimeoutError:
+            return False
+        except OSError:
+            pass  # it has ended
+        return True
+
+    def drop(self) -> None:
+        self.link.close()
+
+    def ended(self) -> bool:
+        return self.link.fileno() < 0
 
     def _slot(self, pack: int, open_pack: Callable[[int], int]) -> int:
         """Where it has the pack open now. Raises what ``open_pack`` raises."""
@@ -217,7 +225,7 @@ class Encoders:
         finally:
             with self._changed:
                 for process in members:
-                    if process.link.fileno() >= 0 and self._all:
+                    if not process.ended() and self._all:
                         self._idle.append(process)
                     else:
                         process.drop()
@@ -225,7 +233,7 @@ class Encoders:
                 self._changed.notify_all()
 
     def kill(self) -> None:
-        """End them now, whatever they do; see :meth:`Process.outlive`."""
+        """End them now, whatever they do; see :meth:`Process.end`."""
         if self._started is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._started.pid, signal.SIGKILL)
