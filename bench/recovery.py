@@ -67,6 +67,12 @@ class Run:
         """Seconds of each step after the warm ones."""
         return [b - a for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)]
 
+    def around(self, image: float, before: float = 6.0, after: float = 1.0) -> list[tuple[float, float]]:
+        """(seconds from an image's publication to the step's end, ms of the step), of the steps beside it."""
+        return [(round(b - image, 3), round((b - a) * 1e3, 1))
+                for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)
+                if image - before < b < image + after]
+
     def between(self, images: list[float], every: float) -> list[float]:
         """Of these, the steps while no image was written: the next is asked for so long after the last one."""
         return [b - a for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)
@@ -164,6 +170,7 @@ def measure(bench: Bench) -> dict[str, Any]:
                    "over_bare": statistics.mean(calm_steps) / statistics.mean(bare_steps),
                    "mean_over_median": statistics.mean(calm_steps) / statistics.median(calm_steps),
                    "between": len(between),
+                   "around": [calm.around(image) for image in taken],
                    "over_between": statistics.mean(calm_steps) / statistics.mean(between) if between else None},
     }
 
@@ -197,7 +204,8 @@ def main() -> None:
                 keep_logs(Path(folder), options.logs)
     result = {**environment(), "command": " ".join(sys.argv), "lease_s": options.lease, "every_s": options.every,
               **found}
-    print(json.dumps(found, indent=1))
+    shown = {**found, "steady": {name: value for name, value in found["steady"].items() if name != "around"}}
+    print(json.dumps(shown, indent=1))
     path = options.output / f"{time.strftime('%Y-%m-%d')}-recovery.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written: {path}")

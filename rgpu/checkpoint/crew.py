@@ -1,7 +1,8 @@
 """One thread that keeps the processes of a restore busy: each fills a frame, which is then copied from where it lies.
 
 A process has two frames of its own, so it maps no more than these, and fills one
-while the other is copied. One thread does all that the worker does for it. With a thread for each process, on
+while the other is copied; of a small image one, since a frame takes longer to
+make than to fill. One thread does all that the worker does for it. With a thread for each process, on
 32 processors, every driver call and every message ended in a queue for the
 interpreter: a copy that the device had done in 0.3 ms was asked for in 0.8
 (docs/benchmarks.md, "Images and recoveries").
@@ -34,7 +35,7 @@ from rgpu.session.errors import DeviceError, RgpuError, StoreError
 log = structlog.get_logger(__name__)
 
 NAP = 50e-6  #: seconds between two looks whether a copy is done: a sixth of what it takes
-EACH = 2  #: frames of a process
+EACH, MANY = 2, 16  #: frames of a process, if there are so many frames to be filled for each
 
 
 class Job(NamedTuple):
@@ -76,23 +77,25 @@ class Crew:
         self._made: SimpleQueue[_Hand | None] = SimpleQueue()
         self._making = 0
 
-    def run(self, jobs: Iterator[Job]) -> list[Job]:
-        """Do all of them but those returned, for which there was no process left.
+    def run(self, jobs: Iterator[Job], count: int) -> list[Job]:
+        """Do all of them but those returned, for which there was no process left. ``count``: about how many there are.
 
         Raises what ``work`` raises; its processes and frames are as before then, with nothing under way.
         """
-        self._frames.allow(EACH * self._processes.count * FRAME_BYTES)
+        each = EACH if count >= MANY * self._processes.count else 1
+        self._frames.allow(each * self._processes.count * FRAME_BYTES)
         here, there = socket.socketpair()
         with self._processes.all() as members, here, there, selectors.DefaultSelector() as self._selector, \
                 ThreadPoolExecutor(MAKERS, thread_name_prefix="frames") as makers:
             self._selector.register(here, selectors.EVENT_READ)
-            self._making = EACH * len(members)
-            for process in members * EACH:
+            hands = (members * each)[:max(1, count)]
+            self._making = len(hands)
+            for process in hands:
                 makers.submit(self._make, process, there)
             try:
                 self._run(jobs)
             finally:
-                makers.shutdown(wait=True)
+                makers.shutdown(wait=True, cancel_futures=True)
                 self._end()
         return [*self._again, *jobs]
 

@@ -75,7 +75,8 @@ class Delivery:
         try:
             if self._processes is not None:
                 work = Work(self._image.key, self._wanted, self._image.pack_file, self._deliver)
-                jobs = iter(Crew(self._processes, frames, work, self.times).run(jobs))
+                pages = sum(int(np.count_nonzero(numbers != image.ZERO_PAGE)) for numbers in self._image.table.pages)
+                jobs = iter(Crew(self._processes, frames, work, self.times).run(jobs, -(-pages // frames.rows)))
             self._by_threads(functools.partial(self._fill, job) for job in jobs)
             return count + self._by_threads(functools.partial(self._one_by_one, *some) for some in rest)
         finally:
