@@ -181,13 +181,13 @@ def test_a_cut_pack(tmp_path: Path, length: int) -> None:
 
 
 def test_a_pack_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
-    """Its length was right a moment ago."""
+    """Its length was right a moment ago. Which of the chunks that are gone is named first, is up to the processes."""
     store, device = DirectoryStore(tmp_path), many_pages(20)
     image_of(store, "i", device)
     found, path = store.open("i"), pack_of(tmp_path)
     found.pack(0)
     path.write_bytes(path.read_bytes()[:5 * PITCH])
-    with pytest.raises(Corrupt, match="ends after|chunk at offset 262432: 65568 bytes"):
+    with pytest.raises(Corrupt, match=r"ends after|chunk at offset (262432: 65568 bytes|\d+: cut short)"):
         restored(found, device)
 
 
