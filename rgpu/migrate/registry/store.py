@@ -260,7 +260,7 @@ class Store:
             self._apply([Delete(key) for (key,) in keys])
             self._db.execute("DELETE FROM leases WHERE id = ?", (lease,))
 
-    def _over(self) -> list[int]:
+    def _over(self) -> Sequence[int]:
         """The leases whose time is over; nothing renews them from here on."""
         boot, now = boot_id(), boot_time_ns()
         rows = self._db.execute("SELECT id, boot, deadline FROM leases WHERE boot != ? OR deadline <= ?",
