@@ -62,7 +62,7 @@ def test_what_processes_leave_is_done_by_threads(tmp_path: Path, monkeypatch: py
     with store.open("i") as found:
         assert same(filled_by(helpers, found, device), device), "they are there, and have compiled"
     asked, real = [0], Process.ask
-    monkeypatch.setattr(crew, "PATIENCE", 0.5 if way == "stopped" else 60)
+    monkeypatch.setattr(crew, "PATIENCE", 4.0 if way == "stopped" else 60)
 
     def ask(self: Process, *given: Any) -> None:
         asked[0] += 1
