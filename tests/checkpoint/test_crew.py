@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -133,18 +134,17 @@ def test_without_memory_for_frames_there_are_fewer_hands(tmp_path: Path, helpers
     image_of(store, "i", device)
     target = fresh(device)
     pool = target.frames()
-    make, made = pool._make, []
+    make, asked = pool._make, itertools.count()
 
-    def one() -> Any:
-        if made:
+    def one() -> Any:  # several threads make frames
+        if next(asked):
             raise DeviceError("no memory", 2)
-        made.append(make())
-        return made[0]
+        return make()
 
     monkeypatch.setattr(pool, "_make", one)
     with store.open("i") as found:
         assert same(filled_by(helpers, found, device, target), device)
-    assert len(made) == 1 and frames_are_back(target) and len(helpers._idle) == 2
+    assert pool._made == 1 and frames_are_back(target) and len(helpers._idle) == 2
 
 
 def test_a_large_restore_starts_processes_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
