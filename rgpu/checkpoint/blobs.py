@@ -133,6 +133,28 @@ def now(blobs: Blobs, prefix: str) -> float:
         blobs.delete(name)
 
 
+class Gathered:
+    """A :class:`Sink` in memory: the blob is put as a whole, by one request."""
+
+    def __init__(self, blobs: Blobs, name: str) -> None:
+        self._blobs, self._name = blobs, name
+        self._data = bytearray()
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        at = self.size
+        self._data += data
+        self.size += len(data)
+        return at
+
+    def commit(self) -> None:
+        data, self._data = bytes(self._data), bytearray()
+        self._blobs.put(self._name, data)
+
+    def discard(self) -> None:
+        self._data = bytearray()
+
+
 class DirectoryBlobs:
     """Blobs as files below ``root``: a local or a shared file system. Modes 0600 and 0700."""
 

@@ -17,7 +17,7 @@ import obstore
 from obstore import exceptions as failed
 from obstore.store import S3Store
 
-from rgpu.checkpoint.blobs import MAX_BLOB, Found, check_name
+from rgpu.checkpoint.blobs import MAX_BLOB, Found, Gathered, check_name
 from rgpu.session.errors import (
     AlreadyExists,
     StoreDenied,
@@ -124,32 +124,10 @@ class ObjectBlobs:
             except failed.AlreadyExistsError as error:
                 raise AlreadyExists(f"{self.where(name)} exists", path=self.where(name)) from error
 
-    def create(self, name: str) -> _Gathered:
+    def create(self, name: str) -> Gathered:
         check_name(name)
-        return _Gathered(self, name)
+        return Gathered(self, name)
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(StoreMissing), _failing_as("cannot remove", self.where(name)):
             obstore.delete(self._store, self._path(name))
-
-
-class _Gathered:
-    """A blob in memory until it is put."""
-
-    def __init__(self, blobs: ObjectBlobs, name: str) -> None:
-        self._blobs, self._name = blobs, name
-        self._data = bytearray()
-        self.size = 0
-
-    def write(self, data: Any) -> int:
-        at = self.size
-        self._data += data
-        self.size += len(data)
-        return at
-
-    def commit(self) -> None:
-        data, self._data = bytes(self._data), bytearray()
-        self._blobs.put(self._name, data)
-
-    def discard(self) -> None:
-        self._data = bytearray()

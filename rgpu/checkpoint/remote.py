@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from rgpu.checkpoint.blobs import MAX_BLOB, Blobs, Found
+from rgpu.checkpoint.blobs import MAX_BLOB, Blobs, Found, Gathered
 from rgpu.session.errors import RgpuError, StoreDenied, StoreUnreachable, from_dict
 
 log = structlog.get_logger(__name__)
@@ -103,8 +103,8 @@ class RemoteBlobs:
     def put(self, name: str, data: bytes, *, new: bool = False) -> None:
         self._ask("put", name, data, new=new)
 
-    def create(self, name: str) -> _Gathered:
-        return _Gathered(self, name)
+    def create(self, name: str) -> Gathered:
+        return Gathered(self, name)
 
     def delete(self, name: str) -> None:
         self._ask("delete", name)
@@ -112,28 +112,6 @@ class RemoteBlobs:
     def close(self) -> None:
         for sock in self._all:
             sock.close()
-
-
-class _Gathered:
-    """A blob in memory until it is put."""
-
-    def __init__(self, blobs: RemoteBlobs, name: str) -> None:
-        self._blobs, self._name = blobs, name
-        self._data = bytearray()
-        self.size = 0
-
-    def write(self, data: Any) -> int:
-        at = self.size
-        self._data += data
-        self.size += len(data)
-        return at
-
-    def commit(self) -> None:
-        data, self._data = bytes(self._data), bytearray()
-        self._blobs.put(self._name, data)
-
-    def discard(self) -> None:
-        self._data = bytearray()
 
 
 class BlobService:

@@ -4,16 +4,22 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "helpers.hpp"
+
 namespace rgpu {
 
 // One stretch of memory to be copied. It stays where it is until wait_for_copy() has returned.
-struct CopyJob {
+struct CopyJob final : Task {
+  CopyJob() = default;
+  CopyJob(std::uint8_t* to, const std::uint8_t* from, std::size_t size, bool summed)
+      : to(to), from(from), size(size), summed(summed) {}
+  void run() override;
+
   std::uint8_t* to = nullptr;
   const std::uint8_t* from = nullptr;
   std::size_t size = 0;
   bool summed = false;    // `crc` is wanted, of what was written: the source may change while it is read
   std::uint32_t crc = 0;
-  bool done = false;      // the crew's, under its lock
 };
 
 inline constexpr std::size_t kCrewSmallest = 256u << 10;  // bytes from which on a copy is worth giving away

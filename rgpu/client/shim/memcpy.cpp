@@ -94,7 +94,7 @@ class Uploads {
     }
     piece.call.destination = destination;
     piece.call.stream = stream_.number;
-    piece.job = {piece.payload.place(), from, size, true, 0, false};
+    piece.job = CopyJob(piece.payload.place(), from, size, true);
     start_copy(piece.job);
     return CUDA_SUCCESS;
   }

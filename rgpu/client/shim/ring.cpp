@@ -98,7 +98,7 @@ void take_payload(AnswerRing& r, const std::uint8_t* at, std::uint64_t size, boo
     const std::uint64_t fits = std::min<std::uint64_t>(size, r.waiter->capacity - r.payload);
     auto* to = static_cast<std::uint8_t*>(r.waiter->destination) + r.payload;
     if (stays && fits >= kCrewSmallest && copy_helpers()) {
-      r.copies.push_back({to, at, fits, false, 0, false});
+      r.copies.emplace_back(to, at, fits, false);
       start_copy(r.copies.back());
     } else if (fits) {
       std::memcpy(to, at, fits);

@@ -19,17 +19,15 @@ comes first, and the other one sees it. Nothing slow is done meanwhile.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import random
 import struct
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rgpu.migrate.registry.clock import boot_time_ns
-from rgpu.session.errors import NotFound, PoolUnavailable
+from rgpu.migrate.registry.flock import held
+from rgpu.session.errors import NotFound
 
 _RECORD = struct.Struct("<qQ")
 _ENDED = 1
@@ -85,20 +83,5 @@ class LeaseFile:
     def _end(self, lease: int, renewed: int) -> None:
         os.pwrite(self._fd, _RECORD.pack(renewed, _ENDED), _RECORD.size * lease)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Raises :class:`PoolUnavailable` after ``lock_seconds``: whoever holds it is frozen."""
-        until = time.monotonic() + self._lock_seconds
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise PoolUnavailable(f"the leases at {self.path} are held by another process for more than "
-                                          f"{self._lock_seconds:.0f} s", path=str(self.path)) from None
-                time.sleep(random.uniform(0.0002, 0.002))
-        try:
-            yield
-        finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+    def _locked(self) -> AbstractContextManager[None]:
+        return held(self._fd, self._lock_seconds, 0.002, f"the leases at {self.path}", self.path)

@@ -15,14 +15,11 @@ acknowledged survives power loss. Renewals of leases are no commits: they stand 
 
 from __future__ import annotations
 
-import fcntl
 import os
-import random
 import secrets
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +38,7 @@ from rgpu.migrate.registry.base import (
     check_txn,
 )
 from rgpu.migrate.registry.clock import NANOSECOND, boot_id, boot_time_ns
+from rgpu.migrate.registry.flock import held
 from rgpu.migrate.registry.lease_file import LeaseFile
 from rgpu.migrate.registry.place import prepare
 from rgpu.session.errors import NotFound, PoolUnavailable, UnknownOutcome, VersionMismatch
@@ -286,23 +284,9 @@ class Store:
         self._db.execute("UPDATE meta SET value = ? WHERE name = ?", (value, name))
 
     # -- locks and errors -----------------------------------------------------------
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Our writers' lock. Raises :class:`PoolUnavailable` after ``lock_seconds`` (a frozen writer holds it)."""
-        deadline = time.monotonic() + self._lock_seconds
-        while True:
-            try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise PoolUnavailable(f"the registry at {self.path} is held by another process for more than "
-                                          f"{self._lock_seconds:.0f} s", path=str(self.path)) from None
-                time.sleep(random.uniform(0.0005, 0.004))
-        try:
-            yield
-        finally:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+    def _locked(self) -> AbstractContextManager[None]:
+        """Our writers' lock."""
+        return held(self._lock_fd, self._lock_seconds, 0.004, f"the registry at {self.path}", self.path)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

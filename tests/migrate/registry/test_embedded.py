@@ -161,7 +161,7 @@ def test_a_frozen_writer_makes_the_registry_unavailable_and_reads_go_on(tmp_path
     opened.txn([], [Put("a", b"1")])
     with open(tmp_path / "r.db.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(PoolUnavailable, match="held"):
+        with pytest.raises(PoolUnavailable, match="holds"):
             opened.txn([], [Put("a", b"2")])
         entry = opened.get("a")
         assert entry is not None and entry.value == b"1"

@@ -27,8 +27,8 @@ extern "C" uint32_t summed(uint32_t crc, const void *data, uint64_t size) { retu
 ''')
     target = folder / "summing.so"
     subprocess.run(["c++", "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{NATIVE}", f"-I{SHIM}",
-                    str(folder / "abi.cpp"), str(NATIVE / "summing.cpp"), str(SHIM / "crc32.cpp"), "-o", str(target),
-                    "-lpthread"], check=True)
+                    str(folder / "abi.cpp"), str(NATIVE / "summing.cpp"), str(SHIM / "crc32.cpp"),
+                    str(SHIM / "helpers.cpp"), "-o", str(target), "-lpthread"], check=True)
     return target
 
 

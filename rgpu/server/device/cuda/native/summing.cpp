@@ -1,17 +1,10 @@
 #include "summing.hpp"
 
 #include "crc32.hpp"
-
-#include <pthread.h>
-#include <sched.h>
+#include "helpers.hpp"
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
-#include <csignal>
-#include <cstdlib>
-#include <deque>
-#include <mutex>
 
 namespace rgpu {
 
@@ -40,72 +33,24 @@ constexpr auto make_powers() {
 }
 constexpr auto kPowers = make_powers();
 
-struct Part {
-    const uint8_t *data;
-    size_t size;
-    uint32_t crc;
-    bool done;
-};
+struct Part final : Task {
+    const uint8_t *data = nullptr;
+    size_t size = 0;
+    uint32_t crc = 0;
 
-struct Helpers {
-    std::mutex lock;
-    std::condition_variable work, finished;
-    std::deque<Part *> queue;
-    unsigned started = 0;
+    void run() override { crc = crc32(0, data, size); }
 };
-
-Helpers &all_helpers() {
-    static auto *all = new Helpers;  // its threads may outlive static destructors
-    return *all;
-}
 
 unsigned wanted_helpers() {
-    static const unsigned count = [] {
-        if (const char *text = std::getenv("RGPU_SUM_THREADS"))
-            return static_cast<unsigned>(std::clamp(std::strtol(text, nullptr, 10), 0l, static_cast<long>(kHelpers)));
-        cpu_set_t set;
-        const int processors = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    static const unsigned count = helpers_wanted("RGPU_SUM_THREADS", kHelpers, [](unsigned processors) {
         return processors < 8 ? 0u : kHelpers;
-    }();
+    });
     return count;
 }
 
-// The oldest part that waits. The lock is held before and after, and not while it is summed.
-void sum_next(Helpers &all, std::unique_lock<std::mutex> &guard) {
-    Part *part = all.queue.front();
-    all.queue.pop_front();
-    guard.unlock();
-    part->crc = crc32(0, part->data, part->size);
-    guard.lock();
-    part->done = true;
-    all.finished.notify_all();
-}
-
-void *helper(void *) {
-    pthread_setname_np(pthread_self(), "rgpu-sum");
-    Helpers &all = all_helpers();
-    std::unique_lock guard(all.lock);
-    for (;;) {
-        if (all.queue.empty()) all.work.wait(guard);
-        else sum_next(all, guard);
-    }
-    return nullptr;
-}
-
-// How many there are now; they start with the first long payload. `lock` held.
-unsigned helpers(Helpers &all) {
-    if (all.started >= wanted_helpers()) return all.started;
-    sigset_t every, before;
-    sigfillset(&every);
-    pthread_sigmask(SIG_BLOCK, &every, &before);
-    while (all.started < wanted_helpers()) {
-        pthread_t thread;
-        if (pthread_create(&thread, nullptr, helper, nullptr)) break;
-        pthread_detach(thread);
-        ++all.started;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return all.started;
+Helpers &all_helpers() {
+    static auto *all = new Helpers("rgpu-sum", wanted_helpers());  // its threads may outlive static destructors
+    return *all;
 }
 }  // namespace
 
@@ -119,24 +64,19 @@ uint32_t crc32_long(uint32_t crc, const void *data, size_t size) {
     const auto *bytes = static_cast<const uint8_t *>(data);
     if (size < 2 * kShare || !wanted_helpers()) return crc32(crc, bytes, size);
     Helpers &all = all_helpers();
-    std::unique_lock guard(all.lock);
-    const size_t parts = std::min<size_t>(helpers(all) + 1, size / kShare);
-    std::array<Part, kHelpers + 1> part{};
-    const size_t each = size / parts;
+    const size_t parts = std::min<size_t>(all.count() + 1, size / kShare), each = size / parts;
+    std::array<Part, kHelpers> others;
     for (size_t i = 1; i < parts; ++i) {
-        part[i] = {bytes + i * each, i + 1 == parts ? size - i * each : each, 0, false};
-        all.queue.push_back(&part[i]);
+        Part &part = others[i - 1];
+        part.data = bytes + i * each;
+        part.size = i + 1 == parts ? size - i * each : each;
+        all.start(part);
     }
-    all.work.notify_all();
-    guard.unlock();
-    crc = crc32(crc, bytes, parts > 1 ? each : size);
-    guard.lock();
+    crc = crc32(crc, bytes, each);
     for (size_t i = 1; i < parts; ++i) {
-        while (!part[i].done) {
-            if (all.queue.empty()) all.finished.wait(guard);
-            else sum_next(all, guard);
-        }
-        crc = crc32_joined(crc, part[i].crc, part[i].size);
+        Part &part = others[i - 1];
+        all.wait(part);
+        crc = crc32_joined(crc, part.crc, part.size);
     }
     return crc;
 }

@@ -1,0 +1,34 @@
+"""A lock between processes that waits only so long: the kernel drops it when its holder dies, not when it is frozen."""
+
+from __future__ import annotations
+
+import fcntl
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rgpu.session.errors import PoolUnavailable
+
+
+@contextmanager
+def held(fd: int, seconds: float, nap: float, what: str, path: Path) -> Iterator[None]:
+    """The flock of an open file; two looks are at most ``nap`` seconds apart, by chance, so that none is always late.
+
+    Raises :class:`PoolUnavailable` when another process holds it, and with it ``what`` (at ``path``), for ``seconds``.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise PoolUnavailable(f"another process holds {what} for more than {seconds:.0f} s",
+                                      path=str(path)) from None
+            time.sleep(random.uniform(nap / 8, nap))
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
