@@ -28,10 +28,11 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rgpu.client import shipper as shippers  # noqa: E402
 from rgpu.client.agent import Agent, Options  # noqa: E402
 from rgpu.client.data_link import DataLink  # noqa: E402
 from rgpu.client.desk import Desk  # noqa: E402
+from rgpu.client.incoming import Incoming  # noqa: E402
+from rgpu.client.shipper import Shipper  # noqa: E402
 from rgpu.link import tickets  # noqa: E402
 from rgpu.link.keys import KeyPair, PoolFiles  # noqa: E402
 from rgpu.session.facts import DeviceInfo, SessionFacts  # noqa: E402
@@ -72,7 +73,7 @@ class Trace:
         self.answered: dict[int, int] = {}
 
     def install(self) -> None:
-        take, send, message = shippers.Shipper._take_calls, DataLink.send_calls, shippers.Shipper._message
+        take, send, message = Shipper._take_calls, DataLink.send_calls, Incoming._message
 
         def take_calls(shipper: Any) -> Any:
             found = take(shipper)
@@ -85,16 +86,16 @@ class Trace:
             self.sent.append((self.seen[-1][0] if self.seen else 0, time.monotonic_ns()))
             return done
 
-        def take_message(shipper: Any, link: Any, kind: int, body: Any) -> Any:
+        def take_message(incoming: Any, link: Any, kind: int, body: Any) -> Any:
             seq = int.from_bytes(body[1:9], "little") if kind == 17 else 0
-            done = message(shipper, link, kind, body)
+            done = message(incoming, link, kind, body)
             if seq:
                 self.answered[seq] = time.monotonic_ns()
             return done
 
-        shippers.Shipper._take_calls = take_calls  # type: ignore[method-assign]
+        Shipper._take_calls = take_calls  # type: ignore[method-assign]
         DataLink.send_calls = send_calls  # type: ignore[method-assign]
-        shippers.Shipper._message = take_message  # type: ignore[method-assign]
+        Incoming._message = take_message  # type: ignore[method-assign]
 
 
 class Bench:
@@ -156,10 +157,10 @@ class Bench:
 def breakdown(bench: Bench, count: int) -> dict[str, float]:
     """Medians in µs of the parts of the awaited copy's way, with a probed (slightly slower) agent."""
     trace = Trace()
-    kept = shippers.Shipper._take_calls, DataLink.send_calls, shippers.Shipper._message
+    kept = Shipper._take_calls, DataLink.send_calls, Incoming._message
     trace.install()
     rows = bench.run("item", count)
-    shippers.Shipper._take_calls, DataLink.send_calls, shippers.Shipper._message = kept  # type: ignore[method-assign]
+    Shipper._take_calls, DataLink.send_calls, Incoming._message = kept  # type: ignore[method-assign]
     by_seq = {seq: (seen, sent) for seq, seen, sent in bench.worker_times()}
     answered = sorted(seq for seq in trace.answered if seq in by_seq)[-len(rows):]
     parts: dict[str, list[float]] = {}

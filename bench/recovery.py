@@ -14,7 +14,7 @@ detect (until the pool has decided on a recovery), start (until a worker stands 
 replay (attach, replay of the journal, the step itself); steps_replayed and image_age: the work since the image.
 `steady`: the mean step of the run with checkpoints by that of the runs without recovery before and after it, by its own
 median, and by the mean of its steps while no image was written (`over_between`: what images cost, in one run, whatever
-the machine does meanwhile).
+the machine does meanwhile); with the steps around each image, and what each image says of its pause.
 """
 
 from __future__ import annotations
@@ -105,6 +105,12 @@ class Bench:
         found: list[dict[str, Any]] = self.pool.rgpu("history", name, "--limit", "500")
         return found
 
+    def statistics(self, name: str) -> list[dict[str, Any]]:
+        """What taking each image that is still there cost: its pause and the parts of it, oldest first."""
+        rows = sorted(self.pool.rgpu("image", "ls", name), key=lambda row: row["created"])
+        return [{"begun": row["created"], **self.pool.rgpu("image", "show", row["image"])["statistics"]}
+                for row in rows]
+
     def wait_image(self, name: str, count: int, seconds: float = 120) -> int:
         """Until so many checkpoints are on record; how many are."""
         deadline = time.monotonic() + seconds
@@ -147,7 +153,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     every = ("--checkpoint-every", str(options.every))
     calm_program = bench.start("calm", *every)
     calm = bench.end(calm_program, limit)
-    taken = [e["when"] for e in bench.images("calm")]
+    taken, statistics_of = [e["when"] for e in bench.images("calm")], bench.statistics("calm")
     again = bench.end(bench.start("bare-again", "--recover", "off"), limit)
     disturbed = bench.start("disturbed", *every)
     rows = []
@@ -170,7 +176,7 @@ def measure(bench: Bench) -> dict[str, Any]:
                    "over_bare": statistics.mean(calm_steps) / statistics.mean(bare_steps),
                    "mean_over_median": statistics.mean(calm_steps) / statistics.median(calm_steps),
                    "between": len(between),
-                   "around": [calm.around(image) for image in taken],
+                   "around": [calm.around(image) for image in taken], "statistics": statistics_of,
                    "over_between": statistics.mean(calm_steps) / statistics.mean(between) if between else None},
     }
 
@@ -204,7 +210,8 @@ def main() -> None:
                 keep_logs(Path(folder), options.logs)
     result = {**environment(), "command": " ".join(sys.argv), "lease_s": options.lease, "every_s": options.every,
               **found}
-    shown = {**found, "steady": {name: value for name, value in found["steady"].items() if name != "around"}}
+    shown = {**found, "steady": {name: value for name, value in found["steady"].items()
+                                 if name not in ("around", "statistics")}}
     print(json.dumps(shown, indent=1))
     path = options.output / f"{time.strftime('%Y-%m-%d')}-recovery.json"
     path.write_text(json.dumps(result, indent=1) + "\n")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import select
 import struct
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,8 +27,10 @@ from rgpu.client.attaching import Attempt
 from rgpu.client.data_link import DataLink
 from rgpu.client.delivery import Deliveries
 from rgpu.client.desk import Desk, Grant
+from rgpu.client.incoming import Incoming
 from rgpu.client.journal import Cursor, Journal
 from rgpu.client.link_lanes import LinkLanes
+from rgpu.client.loop import Loop
 from rgpu.client.module_ship import ModuleShip
 from rgpu.client.observe import Usage
 from rgpu.client.recorder import Recorder
@@ -38,9 +39,6 @@ from rgpu.client.same_host import SameHost
 from rgpu.client.upkeep import Upkeep
 from rgpu.link import effects
 from rgpu.link.frames import SealedConnection
-from rgpu.link.lanes import LANED_BACK, WORTH
-from rgpu.link.module_refs import NEED, PRESENT
-from rgpu.link.shared import ANSWER_AT
 from rgpu.session.effects import Kind
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
 
@@ -57,7 +55,6 @@ SILENCE_ASK = 2.0  #: seconds of silence after which the pool is asked who the o
 SILENCE_LIMIT = 10.0  #: and after which the link is taken for dead
 UPKEEP_INTERVAL = 1.0
 LOOK_INTERVAL = 0.002  #: between two looks at timers while the loop is busy
-MESSAGES = 64  #: of the worker, taken in a row
 #: How long after the last call or answer the loop looks without sleeping, seconds: a sleep and the
 #: wake-up from it cost more than the whole of a short call. Not where the program needs the processor.
 POLL_IDLE, POLL_AWAITED = 60e-6, 200e-6
@@ -89,6 +86,7 @@ class Shipper:
         ``takes_text``: the shim wants what kernels print.
         ``area``: the shim can read answers from one; ``same_host``: share memory with a worker on this host.
         """
+        self._loop = Loop()
         self.identity = identity
         self.peer, self.page, self.journal, self.desk = peer, page, journal, desk
         self.grant = grant
@@ -99,10 +97,10 @@ class Shipper:
         self.returns = Returns(identity.session, peer, ring, self.deliveries, area)
         self._takes_text = takes_text
         self._same_host = same_host
-        self.bulk = SameHost(identity.session, journal, lambda fd: self._masks.pop(fd, None))
+        self.bulk = SameHost(identity.session, journal, self._loop.forget)
         self.effects = effects.open_log("agent", identity.session)
         if self.effects is not None:
-            self.deliveries.given = lambda seq: self._effect(Kind.ACCEPTED, seq)
+            self.deliveries.given = lambda seq: self.effect(Kind.ACCEPTED, seq)
         self.awaited = 0
         self.acknowledged = 0  #: every call ≤ it was applied by the owner
         self.over = ""  #: why the loop ends
@@ -112,15 +110,11 @@ class Shipper:
         self.unsupported: dict[str, None] = {}
         self._first_owner = owner
         self._eventfd = eventfd
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._fence = threading.Lock()
         self.link: DataLink | None = None
         self._attempt: Attempt | None = None
         self.cursor: Cursor | None = None
         self._leaving: deque[tuple[LinkLanes | None, int, int]] = deque()  #: segments to be given back, and after what
-        self._blocked = False  #: a message waits for room in the answer ring
-        self._unread = False  #: more messages may have been received than were taken
+        self.incoming = Incoming(self, takes_text)
         self._pinged = (0, 0.0)
         self._pinged_bytes = 0
         self._asking = False
@@ -128,8 +122,6 @@ class Shipper:
         self._active = 0.0  #: when calls or answers last came
         self.modules = ModuleShip(journal)
         self.upkeep = Upkeep(self)
-        self._masks: dict[int, int] = {}
-        self._poll = select.epoll()
 
     @property
     def ended_well(self) -> bool:
@@ -140,11 +132,10 @@ class Shipper:
     def run(self) -> None:
         """Ship until the program or the session ends. Raises nothing."""
         pidfd = self._watch_process()
-        for fd in (self._eventfd, self._wake, self.peer.fileno(), *([pidfd] if pidfd >= 0 else [])):
-            self._masks[fd] = select.EPOLLIN
-            self._poll.register(fd, select.EPOLLIN)
+        for fd in (self._eventfd, self.peer.fileno(), pidfd):
+            self._loop.watch(fd, select.EPOLLIN)
         try:
-            self._feed(at.OwnerKnown(self._first_owner, time.monotonic()))
+            self.feed(at.OwnerKnown(self._first_owner, time.monotonic()))
             self._socket_ready()  # messages that came with HELLO
             while not self.over:
                 self._round(pidfd)
@@ -173,12 +164,13 @@ class Shipper:
             if self.returns.areas.pending:
                 self._step_area(link)
             busy = self._ship() or busy
-            if self._blocked or self._unread or link.lanes.awaited:
-                self._link_ready(link)
+            if self.incoming.blocked or self.incoming.unread or link.lanes.awaited:
+                self.incoming.take(link)
         now = time.monotonic()
         if busy:
             self._active = now
-        if now >= self._next_look or self.peer.wants_write or self._blocked or link is not None and link.wants_write:
+        if now >= self._next_look or self.peer.wants_write or self.incoming.blocked or \
+                link is not None and link.wants_write:
             self._next_look = now + LOOK_INTERVAL
             self._timers(now)
             self._update_masks()
@@ -186,9 +178,8 @@ class Shipper:
         for fd, mask in ready:
             if fd == self._eventfd:
                 os.eventfd_read(fd)
-            elif fd == self._wake:
-                os.eventfd_read(fd)
-                self._take_results()
+            elif fd == self._loop.wake:
+                self._loop.take_posted()
             elif fd == pidfd:
                 self._socket_ready()
                 self.over = self.over or PROGRAM_ENDED
@@ -201,16 +192,16 @@ class Shipper:
                 self.bulk.ready()
             elif self.link is not None and fd == self.link.fileno():
                 self._active = time.monotonic()
-                self._link_ready(self.link)
+                self.incoming.take(self.link)
             if self.over:
                 return
 
     def _wait(self, busy: bool, now: float) -> list[tuple[int, int]]:
         """What is ready: at once if there is work, soon if something was going on just now, else after a sleep."""
-        poll = self._poll.poll
-        if self._blocked:  # nobody tells when the program has read on
+        poll = self._loop.poll
+        if self.incoming.blocked:  # nobody tells when the program has read on
             time.sleep(FULL_SLEEP if now - self._active < 0.1 else 50 * FULL_SLEEP)
-        if busy or self._blocked or self._unread:
+        if busy or self.incoming.blocked or self.incoming.unread:
             return poll(0)
         until = self._active + (POLL_AWAITED if self.deliveries.pending else POLL_IDLE) if POLLING else 0.0
         has_more = self.journal.walker.has_more
@@ -222,9 +213,8 @@ class Shipper:
             now = time.monotonic()
         self._update_masks()
         self.page.set_sleeping(True)
-        # The shim reads `sleeping` after it published; we look after we said that we sleep. Taking a
-        # lock is an atomic read-modify-write, which keeps the processor from swapping the two.
-        with self._fence:
+        # The shim reads `sleeping` after it published; we look after we said that we sleep.
+        with self._loop.fence:
             more = not self.journal.stalled and has_more()
         ready = poll(0 if more else SLEEP)
         self.page.set_sleeping(False)
@@ -232,10 +222,7 @@ class Shipper:
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
         """Have ``function`` called by the loop; from any thread."""
-        with self._fence:
-            self._inbox.append((function, args))
-            if self._wake >= 0:  # else the loop is over, and the number may be another file's by now
-                os.eventfd_write(self._wake, 1)
+        self._loop.post(function, *args)
 
     def stop(self, reason: str) -> None:
         """End the session; from any thread."""
@@ -244,27 +231,14 @@ class Shipper:
     def _stop(self, reason: str) -> None:
         self.over = self.over or reason
 
-    def _take_results(self) -> None:
-        while self._inbox:
-            function, args = self._inbox.popleft()
-            function(*args)
-
     def _update_masks(self) -> None:
-        self._mask(self.peer.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.peer.wants_write else 0))
+        self._loop.watch(self.peer.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.peer.wants_write else 0))
         if self.link is not None:
-            receive = 0 if self._blocked or self.returns.full or self.link.lanes.awaited else select.EPOLLIN
-            self._mask(self.link.fileno(), receive | (select.EPOLLOUT if self.link.wants_write else 0))
-            self._mask(self.bulk.fileno(), select.EPOLLIN)
+            receive = 0 if self.incoming.blocked or self.returns.full or self.link.lanes.awaited else select.EPOLLIN
+            self._loop.watch(self.link.fileno(), receive | (select.EPOLLOUT if self.link.wants_write else 0))
+            self._loop.watch(self.bulk.fileno(), select.EPOLLIN)
 
-    def _mask(self, fd: int, mask: int) -> None:
-        if fd >= 0 and self._masks.get(fd) != mask:
-            if fd in self._masks:
-                self._poll.modify(fd, mask)
-            else:
-                self._poll.register(fd, mask)
-            self._masks[fd] = mask
-
-    def _effect(self, kind: Kind, position: int, note: str = "") -> None:
+    def effect(self, kind: Kind, position: int, note: str = "") -> None:
         """Write down what happens, where a test asks for it: at the open link's epoch, else the highest seen."""
         if self.effects is not None:
             epoch = self.attachment.highest if self.link is None else self.link.epoch
@@ -309,7 +283,7 @@ class Shipper:
         for seq, call, flags in calls:
             if sent(seq, call, flags):
                 self.awaited += 1
-                self._effect(Kind.WANTED, seq)
+                self.effect(Kind.WANTED, seq)
         if calls and self.recorder is not None:
             self.recorder.take(self.journal)
         if self.journal.news_closed:
@@ -357,97 +331,6 @@ class Shipper:
             link.send(dl.PING, struct.pack("<Q", shipped))
             self._pinged, self._pinged_bytes = (shipped, now), 0
 
-    def _link_ready(self, link: DataLink) -> None:
-        self._unread = False
-        for _ in range(MESSAGES):
-            try:
-                link.flush()
-                length = 0 if self.returns.full else link.lanes.awaited or link.waiting()
-            except LinkError as error:
-                self.down(link, error)
-                return
-            room = self.returns.room(length) if length else None
-            self._blocked = length > 0 and room is None
-            if room is None:
-                return
-            try:
-                if not link.open_next(room):
-                    return  # its lane says when it has come
-                self._message(link, room[0], room[1:])
-            except (LinkError, Corrupt, struct.error) as error:
-                self.down(link, error)
-            if self.link is not link or self.over:
-                return
-        self._unread = True  # the others' turn; more may have been received than the socket will tell of
-
-    def _message(self, link: DataLink, kind: int, body: memoryview) -> None:
-        if not self.attachment.accepts(link.number, link.epoch):
-            return
-        if kind == dl.ANSWER:
-            if link.lanes.wanted and len(body) >= WORTH:
-                link.long_bytes += len(body)
-            self.returns.answer(body)
-            if self.deliveries.divergences:
-                self._diverged()
-        elif kind == ANSWER_AT:
-            self.returns.answer_at(body)
-            if self.deliveries.divergences:
-                self._diverged()
-        elif kind == dl.WATERMARK:
-            if self.bulk.complete(int.from_bytes(body[:8], "little")):
-                self.release()
-            self.returns.watermark(body)
-        elif kind == dl.TEXT and self._takes_text:
-            self.returns.printed(body)
-        elif kind == dl.PONG:
-            self._applied(int.from_bytes(body[:8], "little"))
-        elif kind == LANED_BACK:
-            link.lanes.marked(body)
-        elif kind == PRESENT:
-            self.modules.present(body)
-        elif kind == NEED and self.cursor is not None:
-            self.modules.need(link, self.cursor, body)
-            self._pinged = (0, 0.0)  # the worker dropped what came behind, PING included
-        elif kind == dl.NOTICE:
-            self._notice(link, dl.decode_map(body))
-        else:
-            raise Corrupt(f"a message of type {kind} from the worker", type=kind, reason="type")
-
-    def _diverged(self) -> None:
-        """A replay answered otherwise than the program was told; what follows is the user's choice."""
-        if self.journal.policy.divergence != "stop" or self.over:
-            return
-        what = self.deliveries.divergences[0].what
-        self._lost, self.over = True, f"the recovered session diverged: {what} (--divergence stop); its journal is kept"
-        self.desk.submit(self.desk.quietly, "session.end", {"session": self.identity.session, "reason": self.over,
-                                                            "exit_code": None}, 5.0)
-
-    def _applied(self, position: int) -> None:
-        if position > self.acknowledged and position <= self.journal.last_seq:
-            self.acknowledged = position
-            self.journal.applied(position, self.cursor)
-            if not self.journal.policy.recover:
-                self.deliveries.forget(position)
-            self.release()
-
-    def _notice(self, link: DataLink, notice: dict[str, Any]) -> None:
-        kind, epoch = str(notice.get("kind")), notice.get("epoch")
-        if not isinstance(epoch, int) or not self.attachment.accepts(link.number, epoch):
-            return
-        if kind == "cut":
-            position = notice.get("position")
-            if not isinstance(position, int) or position < 0:
-                raise Corrupt(f"a cut notice with position {position!r}", reason="notice")
-            self._effect(Kind.CUT, position, str(notice.get("image")))
-            self.journal.cut(position, self.cursor)
-            self.upkeep.covered(position)
-            self.deliveries.forget(position)
-            self.release()
-        elif kind in ("moved", "fenced", "ended"):
-            self._feed(at.Noticed(link.number, kind, epoch, str(notice.get("reason") or ""), time.monotonic()))
-        else:
-            log.info("notice from the worker", session=self.identity.session, kind=kind)
-
     def _open_lanes(self, link: DataLink) -> None:
         """Have a helper thread connect them."""
         count, owner = link.lanes.claim(), self.attachment.owner or self._first_owner
@@ -472,22 +355,31 @@ class Shipper:
             self.peer.release(index)
         self.bulk.flush()
 
+    def ping_lost(self) -> None:
+        """The worker will not answer it: the next one may follow at once."""
+        self._pinged = (0, 0.0)
+
+    def lose(self, reason: str) -> None:
+        """The session ends here, and not as its program wished: its journal is kept."""
+        self._lost, self.over = True, reason
+
     def down(self, link: DataLink, error: RgpuError | struct.error) -> None:
         """A link broke, or broke its protocol."""
         log.info("data link lost", session=self.identity.session, epoch=link.epoch, reason=str(error))
         self._drop_link()
-        self._feed(at.LinkDown(link.number, str(error), time.monotonic()))
+        self.feed(at.LinkDown(link.number, str(error), time.monotonic()))
 
     def _drop_link(self) -> None:
-        link, self.link, self.cursor, self._blocked, self._unread = self.link, None, None, False, False
+        link, self.link, self.cursor = self.link, None, None
+        self.incoming.detached()
         if link is not None:
-            self._masks.pop(link.fileno(), None)
-            self._masks.pop(self.bulk.fileno(), None)
+            self._loop.forget(link.fileno())
+            self._loop.forget(self.bulk.fileno())
             self.bulk.detached()
             link.close()
 
     # -- the attachment's commands --------------------------------------------------------
-    def _feed(self, event: at.Event) -> None:
+    def feed(self, event: at.Event) -> None:
         for command in self.attachment.handle(event):
             if isinstance(command, at.Open):
                 self._attempt = Attempt(command.link, command.owner, self.identity, self.grant, self.journal.last_seq,
@@ -498,7 +390,7 @@ class Shipper:
                     self._attempt.cancel()
                     self._attempt = None
                 self._drop_link()
-                self._feed(at.LinkClosed(command.link, time.monotonic()))
+                self.feed(at.LinkClosed(command.link, time.monotonic()))
             elif isinstance(command, at.Find):
                 self._next_ask = time.monotonic() + command.delay
             elif isinstance(command, at.Ship):
@@ -508,7 +400,7 @@ class Shipper:
                                  {"session": self.identity.session, "epoch": command.owner.epoch,
                                   "host": command.owner.host, "seconds": command.seconds})
             else:
-                self._lost, self.over = True, command.reason
+                self.lose(command.reason)
 
     def _opened(self, attempt: Attempt, link: DataLink | None, wanted: int, error: str) -> None:
         """A helper thread is done with connecting."""
@@ -518,16 +410,16 @@ class Shipper:
             return
         self._attempt = None
         if attempt.hopeless:
-            self._lost, self.over = True, error
+            self.lose(error)
             return
         if link is None:
             log.info("attachment failed", session=self.identity.session, host=attempt.owner.host, reason=error)
-            self._feed(at.LinkDown(attempt.number, error, time.monotonic()))
+            self.feed(at.LinkDown(attempt.number, error, time.monotonic()))
             return
         self.link = link
         link.on_sent(lambda: self.post(_nothing))
         self.upkeep.tell_anew()
-        self._feed(at.Attached(attempt.number, link.epoch, wanted, time.monotonic()))
+        self.feed(at.Attached(attempt.number, link.epoch, wanted, time.monotonic()))
 
     def _start_shipping(self, wanted: int) -> None:
         assert self.link is not None
@@ -535,11 +427,11 @@ class Shipper:
         try:
             self.cursor = self.journal.cursor(wanted)
         except Corrupt as error:
-            self._lost, self.over = True, f"the session cannot be continued: {error.message}"
+            self.lose(f"the session cannot be continued: {error.message}")
             return
         log.info("attached", session=self.identity.session, epoch=self.link.epoch, next=wanted,
                  reships=max(0, self.journal.last_seq + 1 - wanted))
-        self._effect(Kind.ATTACHED, wanted)
+        self.effect(Kind.ATTACHED, wanted)
         self.returns.reattached()
         self.bulk.attached(self.link.host)
         self.returns.areas.attached(self.link.host.take_area())
@@ -551,7 +443,7 @@ class Shipper:
         except LinkError as error:
             self.down(self.link, error)
             return
-        self._link_ready(self.link)  # what came together with ATTACHED
+        self.incoming.take(self.link)  # what came together with ATTACHED
 
     # -- now and then -----------------------------------------------------------------------
     def _timers(self, now: float) -> None:
@@ -573,7 +465,7 @@ class Shipper:
         """Seconds that something has been outstanding without a word from the owner."""
         if self._attempt is not None:
             return now - self._attempt.started
-        if self.link is None or self._pinged[0] <= self.acknowledged or self._blocked:  # by the program
+        if self.link is None or self._pinged[0] <= self.acknowledged or self.incoming.blocked:  # by the program
             return 0.0
         return now - max(self.link.heard, self._pinged[1])
 
@@ -587,12 +479,12 @@ class Shipper:
 
     def _owner_found(self, event: at.Event) -> None:
         self._asking = False
-        self._feed(event)
+        self.feed(event)
 
     # -- the end ------------------------------------------------------------------------------
     def _finish(self) -> None:
         reason, code = self.over, None
-        self._effect(Kind.ENDED, self.journal.last_seq, "" if self.ended_well else reason)
+        self.effect(Kind.ENDED, self.journal.last_seq, "" if self.ended_well else reason)
         self.peer.close()
         if not self._lost:
             code, statistics = self._exit_code(), self.upkeep.statistics()
@@ -606,11 +498,8 @@ class Shipper:
         if not self._lost:
             self.desk.quietly("session.end", {"session": self.identity.session, "reason": reason,
                                               "exit_code": code, "statistics": statistics}, 5.0)
-        self._poll.close()
+        self._loop.close()
         os.close(self._eventfd)
-        with self._fence:
-            os.close(self._wake)
-            self._wake = -1
         self.returns.close()
         self.page.close()
         if self.effects is not None:
