@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.device.cpu import families
-from tests.server.device.cpu.families import several
+from tests.server.device.cpu import arithmetic
+from tests.server.device.cpu.arithmetic import several
 from tests.server.device.cpu.harness import (
     MODES,
     assert_same,
@@ -164,8 +164,8 @@ def test_flush_to_zero(rng: np.random.Generator) -> None:
     x = np.concatenate([left, small[0], random_bits(f32, 300, rng), small[0], rng.standard_normal(300).astype(f32)])
     y = np.concatenate([right, small[1], random_bits(f32, 300, rng), rng.standard_normal(400).astype(f32),
                         random_bits(f32, 300, rng)])
-    program = load(families.FLUSH, ("--ftz=true",))
-    out = program.map("arithmetic", x, y, out=f32, per=len(families.FLUSH_KERNELS))
+    program = load(arithmetic.FLUSH, ("--ftz=true",))
+    out = program.map("arithmetic", x, y, out=f32, per=len(arithmetic.FLUSH_KERNELS))
     a, b = flush(x), flush(y)
     rows = list(zip(a.astype(f64).tolist(), b.astype(f64).tolist(), strict=True))
 
@@ -179,7 +179,7 @@ def test_flush_to_zero(rng: np.random.Generator) -> None:
         whole = [np.where(np.isnan(a), 0, np.clip(f(a.astype(f64)), -(1 << 31), (1 << 31) - 1)).astype(np.int32)
                  for f in (np.ceil, np.floor)]
         compared = [a < b, a <= b, a == b, a > b, a != b, ~(a < b)]
-    for k, (name, values) in enumerate(zip(families.FLUSH_KERNELS, expected, strict=True)):
+    for k, (name, values) in enumerate(zip(arithmetic.FLUSH_KERNELS, expected, strict=True)):
         actual = out[:, k].copy()
         if name.startswith(("fmin", "fmax")):  # either zero
             values = np.where((actual == 0) & (values == 0), actual, values)
@@ -382,33 +382,33 @@ def check(out: np.ndarray, expected: list[np.ndarray], inputs: list[np.ndarray],
 
 def test_half_arithmetic(rng: np.random.Generator) -> None:
     x, y = half_pairs(rng)
-    out = load(families.HALF).map("arithmetic", x, y, out=f16, per=4)
-    check(out, [half_of(v) for v in apply(ARITHMETIC, *wide(x, y))], [x, y], list(families.HALF_BINARY))
+    out = load(arithmetic.HALF).map("arithmetic", x, y, out=f16, per=4)
+    check(out, [half_of(v) for v in apply(ARITHMETIC, *wide(x, y))], [x, y], list(arithmetic.HALF_BINARY))
 
 
 def test_half_fma(rng: np.random.Generator) -> None:
     x, y = half_pairs(rng)
     z = rng.permutation(y)
-    out = load(families.HALF).map("fma3", x, y, z, out=f16, per=2)
+    out = load(arithmetic.HALF).map("fma3", x, y, z, out=f16, per=2)
     (exact,) = apply([lambda a, b, c: a * b + c], *wide(x, y, z))
     check(out, [half_of(exact), clamp(half_of(exact)).astype(f16)], [x, y, z], ["fma", "fma.sat"])
 
 
 def test_half_choose_and_compare(rng: np.random.Generator) -> None:
     x, y = half_pairs(rng)
-    program = load(families.HALF)
+    program = load(arithmetic.HALF)
     sums, products = (half_of(v) for v in apply([ARITHMETIC[0], ARITHMETIC[2]], *wide(x, y)))
     expected = [least(x, y), greatest(x, y), -x, np.abs(x), clamp(sums).astype(f16), clamp(products).astype(f16)]
     out = program.map("choose", x, y, out=f16, per=6)
     check(out, expected, [x, y], ["min", "max", "neg", "abs", "add.sat", "mul.sat"])
     out = program.map("compare", x, y, out=np.bool_, per=9)
-    check(out, apply(COMPARED, x, y), [x, y], list(families.COMPARISONS))
+    check(out, apply(COMPARED, x, y), [x, y], list(arithmetic.COMPARISONS))
 
 
 def test_half_roots() -> None:
     x = ALL.view(f16)
     (wide_x,) = wide(x)
-    out = load(families.HALF).map("roots", x, out=f16, per=5)
+    out = load(arithmetic.HALF).map("roots", x, out=f16, per=5)
     expected = apply([np.sqrt, np.floor, np.ceil, np.trunc, np.rint], wide_x)
     check(out, [half_of(v) for v in expected], [x], ["sqrt", "floor", "ceil", "trunc", "rint"])
 
@@ -421,11 +421,11 @@ def test_half_functions() -> None:
     """
     x = ALL.view(f16)
     (exact,) = wide(x)
-    out = load(families.HALF_MATH).map("half_math", x, out=f16, per=len(families.HALF_FUNCTIONS))
+    out = load(arithmetic.HALF_MATH).map("half_math", x, out=f16, per=len(arithmetic.HALF_FUNCTIONS))
     functions: list[Callable[..., Any]] = [
         np.exp, np.exp2, lambda v: np.power(np.longdouble(10), v), np.log, np.log2, np.log10, np.sin, np.cos,
         lambda v: 1 / np.sqrt(v), lambda v: 1 / v]
-    for k, (name, values) in enumerate(zip(families.HALF_FUNCTIONS, apply(functions, exact), strict=True)):
+    for k, (name, values) in enumerate(zip(arithmetic.HALF_FUNCTIONS, apply(functions, exact), strict=True)):
         assert_ulp(out[:, k].copy(), half_of(values), 1, [x], name)
 
 
@@ -435,11 +435,11 @@ def test_half_pairs(rng: np.random.Generator) -> None:
     even = len(x) - len(x) % 2
     x, y = x[:even], y[:even]
     out = np.zeros((even // 2, 12, 2), f16)
-    load(families.HALF).run("k_pairs", -(-even // 256), 128, x, y, out, np.int32(even // 2))
+    load(arithmetic.HALF).run("k_pairs", -(-even // 256), 128, x, y, out, np.int32(even // 2))
     a, b = wide(x, y)
-    arithmetic = [half_of(v) for v in apply([*ARITHMETIC, lambda p, q: p * q + p], a, b)]
+    results = [half_of(v) for v in apply([*ARITHMETIC, lambda p, q: p * q + p], a, b)]
     logical = [v.astype(f16) for v in apply([lambda p, q: p == q, lambda p, q: p < q], x, y)]
-    expected = [*arithmetic, -x, np.abs(x), least(x, y), greatest(x, y), *logical, x.reshape(-1, 2)[:, ::-1].ravel()]
+    expected = [*results, -x, np.abs(x), least(x, y), greatest(x, y), *logical, x.reshape(-1, 2)[:, ::-1].ravel()]
     names = ["add2", "sub2", "mul2", "div2", "fma2", "neg2", "abs2", "min2", "max2", "eq2", "lt2", "swap"]
     for k, (name, values) in enumerate(zip(names, expected, strict=True)):
         assert_same(out[:, k].ravel(), values, [x, y], name)
@@ -448,7 +448,7 @@ def test_half_pairs(rng: np.random.Generator) -> None:
 def test_half_to_float() -> None:
     """All 65536 patterns."""
     x = ALL.view(f16)
-    program = load(families.HALF)
+    program = load(arithmetic.HALF)
     with np.errstate(invalid="ignore"):
         assert_same(program.map("to_float", x, out=f32), x.astype(f32), [x], "half2float")
         assert_same(program.map("to_double", x, out=f64), x.astype(f64), [x], "(double)half")
@@ -460,7 +460,7 @@ def test_float_to_half(rng: np.random.Generator) -> None:
     middle = ((grid[:-1] + grid[1:]) / 2).astype(f32)
     near = np.concatenate([grid.astype(f32), middle, np.nextafter(middle, f32(0)), np.nextafter(middle, f32(np.inf))])
     x = np.concatenate([near, -near, specials(f32), random_bits(f32, 3000, rng)])
-    out = load(families.HALF).map("from_float", x, out=f16, per=4)
+    out = load(arithmetic.HALF).map("from_float", x, out=f16, per=4)
     with np.errstate(over="ignore", invalid="ignore"):
         nearest = x.astype(f16)
         back = nearest.astype(f64)
@@ -479,21 +479,21 @@ def test_double_to_half(rng: np.random.Generator) -> None:
     """Rounded once: a double just beside a tie is no tie."""
     x = double_edges("f16", rng)
     expected = np.array([narrow(v, "f16", "rn") for v in x.tolist()]).astype(f16)
-    assert_same(load(families.HALF).map("from_double", x, out=f16), expected, [x], "double2half")
+    assert_same(load(arithmetic.HALF).map("from_double", x, out=f16), expected, [x], "double2half")
 
 
 @pytest.mark.parametrize("short", [*INTEGERS, *SMALL])
 def test_half_and_integers(short: str, rng: np.random.Generator) -> None:
     dtype = {**INTEGERS, **SMALL}[short][1]
     x = ALL.view(f16)
-    out = load(families.HALF).map(f"to_{short}", x, out=dtype, per=4)
+    out = load(arithmetic.HALF).map(f"to_{short}", x, out=dtype, per=4)
     for k, mode in enumerate(MODES):
         expected = np.array([to_integer(v, dtype, mode, "ll" in short) for v in x.astype(f64).tolist()], dtype)
         assert_same(out[:, k].copy(), expected, [x], f"half2{short}_{mode}")
     info = np.iinfo(dtype)
     values = np.concatenate([integer_values(dtype, rng), np.array([v for v in range(-70_000, 70_000, 7)
                                                                    if info.min <= v <= info.max], dtype)])
-    out = load(families.HALF).map(f"from_{short}", values, out=f16, per=4)
+    out = load(arithmetic.HALF).map(f"from_{short}", values, out=f16, per=4)
     for k, mode in enumerate(MODES):
         expected = np.array([round_fraction(Fraction(v), "f16", mode) for v in values.tolist()]).astype(f16)
         assert_same(out[:, k].copy(), expected, [values], f"{short}2half_{mode}")
@@ -522,23 +522,23 @@ def bf16_pairs(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 def test_bfloat_arithmetic(rng: np.random.Generator) -> None:
     x, y = bf16_pairs(rng)
-    program, floats = load(families.BFLOAT), [bf16_value(x), bf16_value(y)]
+    program, floats = load(arithmetic.BFLOAT), [bf16_value(x), bf16_value(y)]
     out = program.map("arithmetic", x, y, out=np.uint16, per=4)
     for k, exact in enumerate(apply(ARITHMETIC, *wide(*floats))):
-        assert_bf16(out[:, k], round_long(exact, "bf16"), floats, list(families.HALF_BINARY)[k])
+        assert_bf16(out[:, k], round_long(exact, "bf16"), floats, list(arithmetic.HALF_BINARY)[k])
     out = program.map("choose", x, y, out=np.uint16, per=4)
     expected = [least(*floats), greatest(*floats), -floats[0], np.abs(floats[0])]
     for k, name in enumerate(("min", "max", "neg", "abs")):
         assert_bf16(out[:, k], expected[k], floats, name)
     out = program.map("compare", x, y, out=np.bool_, per=9)
-    check(out, apply(COMPARED, *floats), floats, list(families.COMPARISONS))
+    check(out, apply(COMPARED, *floats), floats, list(arithmetic.COMPARISONS))
 
 
 def test_bfloat_pairs(rng: np.random.Generator) -> None:
     x, y = bf16_pairs(rng)
     floats = [bf16_value(x), bf16_value(y)]
     out = np.zeros((len(x) // 2, 7, 2), np.uint16)
-    load(families.BFLOAT).run("k_pairs", -(-len(x) // 256), 128, x, y, out, np.int32(len(x) // 2))
+    load(arithmetic.BFLOAT).run("k_pairs", -(-len(x) // 256), 128, x, y, out, np.int32(len(x) // 2))
     expected = [round_long(v, "bf16") for v in apply(ARITHMETIC, *wide(*floats))]
     expected += [-floats[0], np.abs(floats[0]), floats[0].reshape(-1, 2)[:, ::-1].ravel()]
     for k, name in enumerate(("add2", "sub2", "mul2", "div2", "neg2", "abs2", "swap")):
@@ -547,7 +547,7 @@ def test_bfloat_pairs(rng: np.random.Generator) -> None:
 
 def test_bfloat_conversions(rng: np.random.Generator) -> None:
     """All 65536 patterns to float; back from each, from the middles between neighbours, and beside those."""
-    program = load(families.BFLOAT)
+    program = load(arithmetic.BFLOAT)
     assert_same(program.map("to_float", ALL, out=f32), bf16_value(ALL), [ALL], "bfloat162float")
     base = ALL[:0x7F80].astype(np.uint32) << np.uint32(16)
     x = np.concatenate([base + np.uint32(d) for d in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]).view(f32)
@@ -568,7 +568,7 @@ def test_bfloat_conversions(rng: np.random.Generator) -> None:
 
 
 def test_bfloat_and_integers(rng: np.random.Generator) -> None:
-    program = load(families.BFLOAT)
+    program = load(arithmetic.BFLOAT)
     values = bf16_value(ALL)
     out = program.map("to_int", ALL, out=np.int32, per=4)
     for k, mode in enumerate(MODES):
