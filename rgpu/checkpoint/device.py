@@ -189,6 +189,9 @@ class Device(Protocol):
     def drain(self, timeout: float) -> bool:
         """Wait until no ordered work is left and every done() has returned; False after timeout seconds."""
 
+    def busy_seconds(self) -> float:
+        """Seconds so far in which work of this session was on the device, or waited there for work of its own."""
+
     @property
     def error(self) -> int:
         """The sticky CUresult, 0 while there is none."""

@@ -25,6 +25,15 @@ def command(everything: bool, pool: str | None, output: str) -> None:
 
 def _show(sessions: list[dict[str, Any]]) -> None:
     common.table(
-        ("SESSION", "STATE", "HOST", "EPOCH", "MEMORY", "CALLS", "AWAITED", "PID", "WORKER", "NOTE"),
-        ((s["session"], s["state"], s.get("host"), s["epoch"] or "", common.size(s.get("memory_bytes")), s.get("calls"),
-          s.get("awaited_calls"), s.get("pid"), s.get("worker_pid"), s.get("note") or "") for s in sessions))
+        ("SESSION", "STATE", "HOST", "EPOCH", "MEMORY", "GPU", "CALLS", "AWAITED", "PID", "WORKER", "NOTE"),
+        ((s["session"], s["state"], s.get("host"), s["epoch"] or "", common.size(s.get("memory_bytes")), _time(s),
+          s.get("calls"), s.get("awaited_calls"), s.get("pid"), s.get("worker_pid"), s.get("note") or "")
+         for s in sessions))
+
+
+def _time(session: dict[str, Any]) -> str:
+    """Its share of the device's time in the last seconds, and what it is held to."""
+    recent, limit = session.get("gpu_share"), session.get("compute_limit")
+    if recent is None:
+        return ""
+    return f"{recent:.0%}" + (f" of {limit:.0%}" if limit else "")

@@ -31,6 +31,9 @@ from rgpu.session.errors import NotFound
 @click.option("--checkpoint-bandwidth", metavar="SIZE",
               help="Bytes a second that all checkpoints of this node may write together, shared fairly; 0: no limit "
                    "(RGPU_CHECKPOINT_BANDWIDTH).")
+@click.option("--enforce-compute", type=click.Choice(["shared", "always", "never"]),
+              help="Hold sessions to their shares of a device's time: while others are there too, always or never "
+                   "(default: shared; RGPU_ENFORCE_COMPUTE).")
 @click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")
 @common.registry_option
 @click.option("--coordinator", type=click.Choice(["auto", "never", "only"]), default="auto", show_default=True,
@@ -42,8 +45,9 @@ from rgpu.session.errors import NotFound
 @common.verb
 def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, store: str | None,
             store_credentials: str | None, keep_images: str | None, listen: str, control_port: int, data_port: int,
-            advertise_data: str, spares: int | None, checkpoint_bandwidth: str | None, lease: float,
-            registry: str | None, coordinator: str, metrics: str, token: str | None, pool: str | None) -> None:
+            advertise_data: str, spares: int | None, checkpoint_bandwidth: str | None, enforce_compute: str | None,
+            lease: float, registry: str | None, coordinator: str, metrics: str, token: str | None,
+            pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
@@ -54,7 +58,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
 
     settings = common.settings(pool=pool, registry=registry, store=store, store_credentials=store_credentials,
                                keep_images=keep_images, spares=spares,
-                               checkpoint_bandwidth=checkpoint_bandwidth)
+                               checkpoint_bandwidth=checkpoint_bandwidth, enforce_compute=enforce_compute)
     credentials = Path(settings.store_credentials).expanduser() if settings.store_credentials else None
     files = pool_files(settings)
     if token:
@@ -72,6 +76,6 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
                 control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator != "never",
                 registry=common.registry_address(settings), metrics=metrics, log_level=settings.log_level,
                 advertise_data=advertise_data, spares=settings.spares,
-                checkpoint_bandwidth=settings.checkpoint_bandwidth,
+                checkpoint_bandwidth=settings.checkpoint_bandwidth, enforce_compute=settings.enforce_compute,
                 module_cache_size=parse_size(module_cache_size), store=settings.store, store_credentials=credentials,
                 keep_images=settings.keep_images))

@@ -35,6 +35,13 @@ def parse_count(text: str | int) -> int:
     return int(text)
 
 
+def parse_policy(text: str) -> str:
+    """When sessions are held to their shares. Raises :class:`UsageError`."""
+    if text not in ("shared", "always", "never"):
+        raise UsageError(f"{text!r} is none of shared, always, never")
+    return text
+
+
 def parse_flag(text: str | bool) -> bool:
     """``on``/``off`` and their usual other spellings. Raises :class:`UsageError`."""
     if isinstance(text, bool):
@@ -100,6 +107,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("keep_images", lambda: 3, int, "newest images of each session that stay when a new one is taken; 0: all"),
     Setting("checkpoint_bandwidth", lambda: 0, parse_size, "bytes/s that the checkpoints of a node may write together; "
             "0: no limit"),
+    Setting("enforce_compute", lambda: "shared", parse_policy, "when a node holds sessions to their shares of a "
+            "device's time: shared, always or never"),
     Setting("timeout", lambda: 30.0, parse_seconds, "how long a command waits for the pool"),
     Setting("spares", lambda: 1, parse_count, "workers that stand ready for each device of a node"),
     Setting("log_level", lambda: "info", str, "debug, info, warning or error"),

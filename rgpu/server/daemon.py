@@ -27,6 +27,7 @@ from rgpu.migrate.records import NodeRecord, SessionRecord
 from rgpu.server import driver, workers
 from rgpu.server.adopting import Adopting
 from rgpu.server.commanding import unless_gone
+from rgpu.server.compute import ComputeShares
 from rgpu.server.data_port import DataPort
 from rgpu.server.image_verbs import ImageVerbs
 from rgpu.server.images import NodeImages
@@ -68,6 +69,7 @@ class Options:
     store_credentials: Path | None = None
     keep_images: int = 3  #: newest images of each session that stay; 0: all
     checkpoint_bandwidth: int = 0  #: bytes/s for all checkpoints together; 0: no limit
+    enforce_compute: str = "shared"  #: when sessions are held to their shares (:mod:`rgpu.server.compute`)
     spares: int = 0  #: workers that stand ready for each device
     advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
     metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
@@ -130,6 +132,7 @@ class Daemon:
         self.operator_verbs = OperatorVerbs(self)
         self.pool_verbs = PoolVerbs(self)
         self.image_verbs = ImageVerbs(self)
+        self.compute = ComputeShares(options.enforce_compute, lambda: list(self.node.running.values()), self._record)
         self.stopping = asyncio.Event()
         self._peers: dict[Endpoint, AsyncControlClient] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -166,6 +169,7 @@ class Daemon:
                      devices=list(self.node.slots), version=__version__)
             self.leadership.start()
             self.spares.start(list(self.node.slots))
+            self.spawn(self.compute.run())
             await self.stopping.wait()
             log.info("node stops", host=self.host)
         finally:

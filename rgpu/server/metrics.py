@@ -55,6 +55,10 @@ TABLE: tuple[Spec, ...] = (
     Spec("rgpu_session_memory_bytes", "gauge", ("session",), "Device memory that the session holds."),
     Spec("rgpu_session_calls_total", "counter", ("session",), "Calls of the session applied here."),
     Spec("rgpu_session_awaited_calls_total", "counter", ("session",), "Of them, calls that the program waited for."),
+    Spec("rgpu_session_gpu_seconds_total", "counter", ("session",), "Seconds with work of the session on its device, "
+         "by this worker."),
+    Spec("rgpu_session_held_seconds_total", "counter", ("session",), "Seconds that it was held to its share of the "
+         "device's time."),
     Spec("rgpu_session_journal_bytes", "gauge", ("session",), "Journal that the session's agent keeps."),
     Spec("rgpu_worker_deaths_total", "counter", (), "Workers that ended without being told to."),
     Spec("rgpu_commands_total", "counter", ("verb", "outcome"),
@@ -174,8 +178,9 @@ class Metrics:
         views = await asyncio.gather(*(handle.refresh() for _, handle in handles))
         found: dict[str, Samples] = {name: {} for name in SPECS if name.startswith("rgpu_session_")}
         for (session, _), view in zip(handles, views, strict=True):
-            stats = dict(view.get("stats") or {})
-            values = {"memory_bytes": view.get("memory_bytes"), "calls_total": stats.get("calls", view.get("position")),
+            stats, gpu = dict(view.get("stats") or {}), dict(view.get("gpu") or {})
+            values = {"gpu_seconds_total": gpu.get("busy_s"), "held_seconds_total": gpu.get("held_s"),
+                      "memory_bytes": view.get("memory_bytes"), "calls_total": stats.get("calls", view.get("position")),
                       "awaited_calls_total": stats.get("awaited_calls"), "journal_bytes": stats.get("journal_bytes")}
             for name, value in values.items():
                 if isinstance(value, int | float):  # an agent's figures may be anything

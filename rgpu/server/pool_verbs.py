@@ -416,7 +416,7 @@ def _in_line(line: dict[str, Any] | None) -> str:
 
 def _row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None = None) -> dict[str, Any]:
     """One line of ``rgpu ps``; ``line``: where a parked one stands in the queue."""
-    stats, words = dict(view.get("stats") or {}), view.get("last_words") or {}
+    stats, words, gpu = dict(view.get("stats") or {}), view.get("last_words") or {}, view.get("gpu") or {}
     if record.state == "ended" and words.get("pid") == record.program.pid:  # and not of an earlier one of that name
         stats.update(words)
     notes = [record.reason if record.state not in ("running",) else "", _in_line(line),
@@ -434,7 +434,9 @@ def _row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | Non
             "same_host": str(stats.get("same_host") or "")[:300],
             "divergences": stats.get("divergences", 0), "exposure": stats.get("exposure"),
             "unsupported_calls": _names(stats.get("unsupported_calls")), "compute": record.wants.compute or None,
-            "priority": record.wants.priority, "position": line.get("position") if line else None,
+            "gpu_seconds": gpu.get("busy_s"), "gpu_share": gpu.get("recent"), "compute_limit": gpu.get("limit"),
+            "held_seconds": gpu.get("held_s"), "priority": record.wants.priority,
+            "position": line.get("position") if line else None,
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
 
 

@@ -36,6 +36,7 @@ from rgpu.migrate.leases import NODE_SLOT
 from rgpu.server import position_page, spare
 from rgpu.server.agent_link import AgentLink
 from rgpu.server.channel import Channel, listen
+from rgpu.server.limiter import Limiter
 from rgpu.server.module_cache import ModuleCache
 from rgpu.server.runtime import SessionRuntime
 from rgpu.server.same_host import HostMemory
@@ -113,6 +114,7 @@ class Worker:
         self.link: AgentLink | None = None
         self.stats: dict[str, Any] = {}
         self.tasks = Tasks(self)
+        self.limiter = Limiter(self.runtime)
         self.host_memory = HostMemory(self.runtime.fast, lambda seq: seq in self.runtime.retained, host)
         self._lock = threading.RLock()
         self._exit = threading.Event()
@@ -256,7 +258,13 @@ class Worker:
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
                 "move": self.tasks.progress,
-                "modules": self.modules.statistics()}
+                "modules": self.modules.statistics(), "gpu": self.limiter.describe()}
+
+    def do_limit(self, share: float) -> None:
+        """The share (0 to 1) of the device's time that the session may have from now on; 0: any."""
+        if not 0.0 <= share <= 1.0:
+            raise Refused(f"a share of {share!r} of a device")
+        self.limiter.limit(share)
 
     # -- ownership ------------------------------------------------------------------
     def do_activate(self, epoch: int) -> None:

@@ -321,6 +321,9 @@ class CpuDevice:
     def wait_complete(self, seq: int, timeout: float | None = None) -> bool:
         return self._streams.wait_complete(seq, timeout)
 
+    def busy_seconds(self) -> float:
+        return self._streams.busy_seconds()
+
     def drain(self, timeout: float) -> bool:
         return self._streams.drain(timeout)
 

@@ -51,6 +51,8 @@ class Streams:
         self._notify: Callable[[], None] | None = None
         self._notified = False
         self._closed = False
+        self._working = 0  #: threads that execute an op now
+        self._worked, self._working_since = 0.0, 0.0
 
     # -- giving work ------------------------------------------------------------
     def submit(self, op: Op, stream: int, after: Op | None = None) -> None:
@@ -153,10 +155,27 @@ class Streams:
         while (op := self._next()) is not None:
             current: Op | None = op
             while current is not None:
-                data = self._execute(current)
+                self._count(1)
+                try:
+                    data = self._execute(current)
+                finally:
+                    self._count(-1)
                 if current.held and not self._may_finish(current):
                     break
                 current = self._finish(current, data, keep=True)
+
+    def _count(self, more: int) -> None:
+        with self._mutex:
+            now = time.monotonic()
+            if self._working:
+                self._worked += now - self._working_since
+            self._working_since = now
+            self._working += more
+
+    def busy_seconds(self) -> float:
+        """Seconds so far in which at least one op was executed."""
+        with self._mutex:
+            return self._worked + (time.monotonic() - self._working_since if self._working else 0.0)
 
     def _execute(self, op: Op) -> Any:
         if self.schedule.error or op.run is None:

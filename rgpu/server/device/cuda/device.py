@@ -420,6 +420,9 @@ class CudaDevice:
     def wait_complete(self, seq: int, timeout: float | None = None) -> bool:
         return bool(self.engine.wait_complete(seq, int((FOREVER if timeout is None else timeout) * 1e9)))
 
+    def busy_seconds(self) -> float:
+        return int(self.engine.worked()) / 1e9
+
     def drain(self, timeout: float) -> bool:
         drained = bool(self.engine.drain(int(timeout * 1e9)))
         if drained and not self.error:

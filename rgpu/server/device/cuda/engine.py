@@ -70,7 +70,7 @@ def _library() -> ctypes.CDLL:
         "position": (None, e, q), "applied": (q, e), "reset": (None, e), "foreign": (None, e, p, z),
         "pass_all": (None, e, i), "interrupt": (None, e, i), "apply": (i, e, c_uint32, q, p, z, p, z),
         "boundary": (None, e, q), "submitted": (None, e, q, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
-        "wait_complete": (i, e, q, q), "drain": (i, e, q), "progress": (z, e, p, z, p, z, POINTER(z)),
+        "wait_complete": (i, e, q, q), "drain": (i, e, q), "worked": (q, e), "progress": (z, e, p, z, p, z, POINTER(z)),
         "watermark": (z, e, p, z, i, i), "error": (i, e), "fail": (None, e, i), "broken": (None, e, i),
         "attach": (None, e), "detach": (None, e), "take": (None, e, POINTER(_Out), q),
         "take_here": (None, e, POINTER(_Out), q, i), "take_callback": (None, e, POINTER(_Out), q),

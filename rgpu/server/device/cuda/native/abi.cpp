@@ -65,6 +65,7 @@ RGPU_API int rge_mark(Engine *e, uint64_t stream, uint64_t seq, int all) { retur
 RGPU_API int rge_is_complete(Engine *e, uint64_t seq) { return e->is_complete(seq); }
 RGPU_API int rge_wait_complete(Engine *e, uint64_t seq, uint64_t ns) { return e->wait_complete(seq, ns); }
 RGPU_API int rge_drain(Engine *e, uint64_t ns) { return e->drain(ns); }
+RGPU_API uint64_t rge_worked(Engine *e) { return e->worked(); }
 RGPU_API size_t rge_progress(Engine *e, uint64_t *pending, size_t pending_size, uint64_t *streams,
                              size_t streams_size, size_t *pairs) {
     return e->progress(pending, pending_size, streams, streams_size, pairs);

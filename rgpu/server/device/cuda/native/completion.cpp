@@ -62,7 +62,7 @@ void Engine::activate(Stream &stream) {
     if (stream.active) return;
     stream.active = true;
     if (active_.empty()) {
-        busy_since_ = now_ns();
+        busy_since_ = active_since_ = now_ns();
         busy_.notify_one();
     }
     active_.push_back(&stream);
@@ -101,6 +101,7 @@ void Engine::mark_stream(Stream &stream) {
 bool Engine::collect() {
     use();
     bool moved = false;
+    const bool worked = !active_.empty();
     const size_t before = pending_;
     for (size_t i = 0; i < active_.size();) {
         Stream &stream = *active_[i];
@@ -123,6 +124,7 @@ bool Engine::collect() {
             ++i;
         }
     }
+    if (worked && active_.empty()) worked_ns_ += now_ns() - active_since_;
     for (size_t i = 0; i < event_waits_.size();) {
         if (unfinished(event_waits_[i])) {
             ++i;
@@ -212,6 +214,11 @@ bool Engine::wait_complete(uint64_t seq, uint64_t timeout_ns) {
 
 bool Engine::drain(uint64_t timeout_ns) {
     return wait_until([&] { return idle_locked(); }, now_ns() + timeout_ns, false) > 0;
+}
+
+uint64_t Engine::worked() {
+    std::lock_guard lock(mutex_);
+    return worked_ns_ + (active_.empty() ? 0 : now_ns() - active_since_);
 }
 
 size_t Engine::progress(uint64_t *pending, size_t pending_size, uint64_t *streams, size_t streams_size,

@@ -188,6 +188,7 @@ class Engine {
     bool is_complete(uint64_t seq);
     bool wait_complete(uint64_t seq, uint64_t timeout_ns);
     bool drain(uint64_t timeout_ns);
+    uint64_t worked();  // ns so far with work on the device
     size_t progress(uint64_t *pending, size_t pending_size, uint64_t *streams, size_t streams_size, size_t *pairs);
     size_t watermark(uint8_t *body, size_t size, bool whole, int broken);
     int error() const { return error_.load(std::memory_order_acquire); }
@@ -315,6 +316,7 @@ class Engine {
     size_t ahead_ = 256;        // how many may be
     uint64_t busy_since_ = 0;   // last progress, or when it became busy
     double call_ns_ = 0;        // measured: device time of a call
+    uint64_t active_since_ = 0, worked_ns_ = 0;  // with work on the device: since when now, how long before
 
     std::map<uint64_t, Answer *> retained_;
     std::deque<std::pair<Answer *, uint32_t>> queue_;
