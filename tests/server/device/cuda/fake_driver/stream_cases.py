@@ -385,3 +385,18 @@ def test_a_launch_that_gets_no_memory_is_not_lost_silently(device: CudaDevice, j
     driver().fake_out_of_memory(2)  # the engine's try, and the first one of Python
     feed(journal.add_one())
     assert runtime.executor.error == 2 and "launch at position" in runtime.executor.broken_detail
+
+
+def test_time_on_the_device_is_counted(device: Any, journal: Journal) -> None:
+    """While there is work there, and no longer."""
+    _, feed = started(device, journal)
+    assert device.drain(10)
+    before = device.busy_seconds()
+    feed(journal.launch(SLOW, struct.pack("<I", 300_000)))
+    time.sleep(0.1)
+    assert before < device.busy_seconds(), "while it works"
+    assert device.drain(10)
+    worked = device.busy_seconds() - before
+    assert worked >= 0.29
+    time.sleep(0.2)
+    assert device.busy_seconds() - before == worked, "not while it rests"
