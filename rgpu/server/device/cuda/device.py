@@ -74,6 +74,7 @@ class CudaDevice:
         self.hasher = PageHasher(self._context, self.facts.compute_capability, self.facts.attributes.get(16, 1))
         self._ring = CudaRing(self._context)
         self.engine = Engine(int(self._context))
+        self._closing, self._closed = threading.Lock(), False  #: who counts its time may outlive the device
         self.fast_path = self.engine
         self.text = Printed(stdout, self._context, self.engine) if stdout is not None else None
         self.zeroing = Zeroing(lambda: [state.handle for state in list(self.completion.streams.values())])
@@ -421,7 +422,8 @@ class CudaDevice:
         return bool(self.engine.wait_complete(seq, int((FOREVER if timeout is None else timeout) * 1e9)))
 
     def busy_seconds(self) -> float:
-        return int(self.engine.worked()) / 1e9
+        with self._closing:
+            return 0.0 if self._closed else int(self.engine.worked()) / 1e9
 
     def drain(self, timeout: float) -> bool:
         drained = bool(self.engine.drain(int(timeout * 1e9)))
@@ -570,7 +572,9 @@ class CudaDevice:
         self._frames.close()
         self.hasher.close()
         self._ring.close()
-        self.engine.close()
+        with self._closing:
+            self._closed = True
+            self.engine.close()
         self.staging.close()
         self.peer.close()
         self.memory.close()
