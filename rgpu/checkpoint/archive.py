@@ -17,7 +17,7 @@ import msgspec
 from blake3 import blake3
 
 from rgpu.checkpoint import image, pagehash
-from rgpu.checkpoint.blobs import MAX_BLOB, Found
+from rgpu.checkpoint.blobs import MAX_BLOB, Found, Gathered
 from rgpu.checkpoint.files import NewFile, failing_as
 from rgpu.checkpoint.pages import Page
 from rgpu.checkpoint.reader import Image
@@ -57,17 +57,20 @@ class ArchiveWriter:
     def where(self, name: str) -> str:
         return f"{self._file.path}:{name}"
 
-    def put(self, name: str, data: bytes, *, new: bool = False) -> None:
+    def put(self, name: str, *data: bytes, new: bool = False) -> None:
         with self._lock:
             if new and any(name == known for known, _, _ in self._index):
                 raise AlreadyExists(f"{self.where(name)} exists")
             if name.startswith(_KEPT):
-                self._index.append((name, self._file.write(data), len(data)))
+                at = self._file.size
+                for piece in data:
+                    self._file.write(piece)
+                self._index.append((name, at, sum(map(len, data))))
             else:
-                self._other[name] = data
+                self._other[name] = b"".join(data)
 
-    def create(self, name: str) -> _Gathered:
-        return _Gathered(self, name)
+    def create(self, name: str) -> Gathered:
+        return Gathered(self, name)
 
     def size(self, name: str) -> int | None:
         found = self._other.get(name)
@@ -96,25 +99,6 @@ class ArchiveWriter:
 
     def discard(self) -> None:
         self._file.discard()
-
-
-class _Gathered:
-    def __init__(self, archive: ArchiveWriter, name: str) -> None:
-        self._archive, self._name, self._data = archive, name, bytearray()
-        self.size = 0
-
-    def write(self, data: Any) -> int:
-        at = self.size
-        self._data += data
-        self.size += len(data)
-        return at
-
-    def commit(self) -> None:
-        self._archive.put(self._name, bytes(self._data))
-        self._data = bytearray()
-
-    def discard(self) -> None:
-        self._data = bytearray()
 
 
 class ArchiveReader:
@@ -205,7 +189,7 @@ class ArchiveReader:
     def leftovers(self, prefix: str) -> list[Found]:
         return []
 
-    def put(self, name: str, data: bytes, *, new: bool = False) -> None:
+    def put(self, name: str, *data: bytes, new: bool = False) -> None:
         raise StoreDenied(f"{self._path} is only read")
 
     def create(self, name: str) -> Any:

@@ -72,8 +72,8 @@ class Blobs(Protocol):
     def ls(self, prefix: str) -> list[Found]:
         """Every blob whose name begins with ``prefix`` (which ends with a slash)."""
 
-    def put(self, name: str, data: bytes, *, new: bool = False) -> None:
-        """Write whole. ``new``: raises :class:`AlreadyExists` rather than replace."""
+    def put(self, name: str, *data: bytes, new: bool = False) -> None:
+        """Write whole: pieces, one behind the other. ``new``: raises :class:`AlreadyExists` rather than replace."""
 
     def create(self, name: str) -> Sink: ...
     def delete(self, name: str) -> None:
@@ -233,12 +233,13 @@ class DirectoryBlobs:
         with failing_as("cannot create", path.parent):
             make_directories(path.parent, self.root)
 
-    def put(self, name: str, data: bytes, *, new: bool = False) -> None:
+    def put(self, name: str, *data: bytes, new: bool = False) -> None:
         path = self._path(name)
         self._prepare(path)
         file = NewFile(path)
         try:
-            file.write(data)
+            for piece in data:
+                file.write(piece)
         except BaseException:
             file.discard()
             raise

@@ -9,6 +9,7 @@ Version 1 is read as well.
 
 from __future__ import annotations
 
+import secrets
 import struct
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ import numpy as np
 from blake3 import blake3
 
 from rgpu.checkpoint import chunk, pagehash
-from rgpu.checkpoint.state import SessionState
+from rgpu.checkpoint.state import RegionState, SessionState
 from rgpu.session.addresses import PAGE
 from rgpu.session.errors import Corrupt, VersionMismatch
 
@@ -25,6 +26,7 @@ MAGIC = b"RGPUIMG1"
 VERSION = 2
 MINIMUM_READER = 2
 MAX_BODY = 1 << 30
+APART = 64 * 1024  #: bytes of a module's contents from which on they are not copied into the manifest; beyond bin 16
 ZERO_PAGE = 0xFFFFFFFF  #: in place of a chunk number
 
 _HEADER = struct.Struct("<8sIIQ8s32s")  # magic, version, minimum reader, body length, key id, checksum
@@ -104,6 +106,25 @@ class _Pages(msgspec.Struct, kw_only=True):
     statistics: dict[str, Any] = {}
 
 
+class _StateOfPages(msgspec.Struct, kw_only=True):
+    """Of a :class:`SessionState`, what says which pages there are: what else stands in a map is passed over."""
+
+    version: int
+    session: str
+    epoch: int
+    position: int
+    hash_key: bytes
+    regions: list[RegionState]
+
+
+class _PagesAlone(msgspec.Struct, kw_only=True):
+    """Of :class:`_Pages`, what a next image builds on."""
+
+    state: _StateOfPages
+    pages: list[bytes]
+    chunks: Chunks
+
+
 class Table:
     """The body with its columns as arrays, checked: every index and offset in it is in range."""
 
@@ -128,19 +149,58 @@ def key_id(key: bytes) -> bytes:
 
 def encode(body: Body, key: bytes) -> bytes:
     """The manifest's bytes. Raises :class:`ValueError` above MAX_BODY."""
+    return b"".join(encode_pieces(body, key))
+
+
+def encode_pieces(body: Body, key: bytes) -> list[bytes]:
+    """The manifest in pieces, one behind the other: modules' contents are not copied, which stops every other thread.
+
+    Encoding 64 MiB of them in one go held the interpreter for a tenth of a second and more, while the session ran.
+    Raises :class:`ValueError` above MAX_BODY.
+    """
     summary = msgspec.msgpack.encode(body.summary())
-    pages = msgspec.msgpack.encode(_Pages(state=body.state, pages=body.pages, chunks=body.chunks,
+    state, apart = _without_contents(body.state)
+    pages = msgspec.msgpack.encode(_Pages(state=state, pages=body.pages, chunks=body.chunks,
                                           statistics=body.statistics))
-    length = _SUMMARY.size + len(summary) + len(pages)
+    pieces = _put_back(pages, apart)
+    length = _SUMMARY.size + len(summary) + sum(map(len, pieces))
     if length > MAX_BODY:
         raise ValueError(f"a manifest of {length} bytes; {MAX_BODY} are allowed")
     head = struct.pack("<8sIIQ8s", MAGIC, VERSION, MINIMUM_READER, length, key_id(key))
-    data = _SUMMARY.pack(len(summary), 0, _checksum(head, summary, key)) + summary + pages
-    return head + _checksum(head, data, key) + data
+    pieces.insert(0, _SUMMARY.pack(len(summary), 0, _checksum(head, summary, key=key)) + summary)
+    return [head + _checksum(head, *pieces, key=key), *pieces]
 
 
-def _checksum(head: bytes, data: Any, key: bytes) -> bytes:
-    return blake3(key=key).update(head).update(data).digest()
+def _without_contents(state: SessionState) -> tuple[SessionState, list[tuple[bytes, bytes]]]:
+    """The state with a token in place of each large content of a module; (token, content) … in their order."""
+    contents = state.live.get("payloads") if isinstance(state.live, dict) else None
+    if not isinstance(contents, list):
+        return state, []
+    apart, kept = [], []
+    for content in contents:
+        if isinstance(content, bytes) and len(content) >= APART:
+            apart.append((secrets.token_bytes(32), content))
+            kept.append(msgspec.Raw(apart[-1][0]))
+        else:
+            kept.append(content)
+    return msgspec.structs.replace(state, live={**state.live, "payloads": kept}), apart
+
+
+def _put_back(encoded: bytes, apart: list[tuple[bytes, bytes]]) -> list[bytes]:
+    """``encoded`` cut at the tokens, with msgpack's ``bin 32`` of each content in their place."""
+    pieces, at = [], 0
+    for token, content in apart:
+        found = encoded.index(token, at)
+        pieces += [encoded[at:found] + b"\xc6" + struct.pack(">I", len(content)), content]
+        at = found + len(token)
+    return [*pieces, encoded[at:]]
+
+
+def _checksum(*pieces: Any, key: bytes) -> bytes:
+    hasher = blake3(key=key)
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()
 
 
 def _header(header: bytes, name: str) -> tuple[int, int]:
@@ -166,28 +226,38 @@ def _check_key(header: bytes, key: bytes, name: str) -> bytes:
     return bytes(checksum)
 
 
-def decode(data: bytes, key: bytes, name: str) -> Table:
-    """The checked manifest. Raises :class:`Corrupt` (offset, reason), :class:`VersionMismatch`."""
+def decode(data: bytes, key: bytes, name: str, pages_alone: bool = False) -> Table:
+    """The checked manifest. Raises :class:`Corrupt` (offset, reason), :class:`VersionMismatch`.
+
+    ``pages_alone``: of the state only what says which pages there are; modules' contents are not copied, see
+    :func:`encode_pieces`.
+    """
     version, length = _header(data[:HEADER_SIZE], name)
     if len(data) != HEADER_SIZE + length:
         raise Corrupt(f"image {name}: the manifest has {len(data)} bytes, {HEADER_SIZE + length} wanted",
                       offset=min(len(data), HEADER_SIZE + length), reason="length")
     checksum = _check_key(data[:HEADER_SIZE], key, name)
     body = memoryview(data)[HEADER_SIZE:]
-    if _checksum(data[:32], body, key) != checksum:
+    if _checksum(data[:32], body, key=key) != checksum:
         raise Corrupt(f"image {name}: the manifest's checksum does not verify", offset=32, reason="checksum")
     if version == 1:
         return _checked(_unpacked(body, Body, name, HEADER_SIZE), name)
     summary = decode_summary(data, key, name)
     assert isinstance(summary, Summary)  # the data is whole
     end = SUMMARY_AT + _SUMMARY.unpack_from(data, HEADER_SIZE)[0]
-    pages = _unpacked(memoryview(data)[end:], _Pages, name, end)
+    pages = _pages_alone(data, end, name) if pages_alone else _unpacked(memoryview(data)[end:], _Pages, name, end)
     whole = Body(image=summary.image, created=summary.created, state=pages.state, pages=pages.pages,
                  packs=summary.packs, chunks=pages.chunks, statistics=pages.statistics, base=summary.base,
                  facts=summary.facts)
-    if whole.summary() != summary:
+    if not pages_alone and whole.summary() != summary:
         raise Corrupt(f"image {name}: its summary is not that of its pages", offset=SUMMARY_AT, reason="summary")
     return _checked(whole, name)
+
+
+def _pages_alone(data: bytes, at: int, name: str) -> _Pages:
+    found = _unpacked(memoryview(data)[at:], _PagesAlone, name, at)
+    state = SessionState(**{field: getattr(found.state, field) for field in found.state.__struct_fields__})
+    return _Pages(state=state, pages=found.pages, chunks=found.chunks)
 
 
 def decode_summary(data: bytes, key: bytes, name: str) -> Summary | int:
@@ -209,7 +279,7 @@ def decode_summary(data: bytes, key: bytes, name: str) -> Summary | int:
     if len(data) < end:
         return end
     summary = memoryview(data)[SUMMARY_AT:end]
-    if _checksum(data[:32], summary, key) != checksum:
+    if _checksum(data[:32], summary, key=key) != checksum:
         raise Corrupt(f"image {name}: its summary's checksum does not verify", offset=HEADER_SIZE + 8,
                       reason="summary checksum")
     decoded = _unpacked(summary, Summary, name, SUMMARY_AT)

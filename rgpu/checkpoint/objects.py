@@ -116,11 +116,11 @@ class ObjectBlobs:
     def leftovers(self, prefix: str) -> list[Found]:
         return []
 
-    def put(self, name: str, data: bytes, *, new: bool = False) -> None:
-        path = self._path(name)
+    def put(self, name: str, *data: bytes, new: bool = False) -> None:
+        path, whole = self._path(name), data[0] if len(data) == 1 else b"".join(data)
         with _failing_as("cannot write", self.where(name)):
             try:
-                obstore.put(self._store, path, data, mode="create" if new else "overwrite", use_multipart=False)
+                obstore.put(self._store, path, whole, mode="create" if new else "overwrite", use_multipart=False)
             except failed.AlreadyExistsError as error:
                 raise AlreadyExists(f"{self.where(name)} exists", path=self.where(name)) from error
 

@@ -100,8 +100,8 @@ class RemoteBlobs:
     def leftovers(self, prefix: str) -> list[Found]:
         return []
 
-    def put(self, name: str, data: bytes, *, new: bool = False) -> None:
-        self._ask("put", name, data, new=new)
+    def put(self, name: str, *data: bytes, new: bool = False) -> None:
+        self._ask("put", name, data[0] if len(data) == 1 else b"".join(data), new=new)
 
     def create(self, name: str) -> Gathered:
         return Gathered(self, name)

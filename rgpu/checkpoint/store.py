@@ -137,7 +137,7 @@ class ImageStore:
 
     def _usable_base(self, name: str, announced: Announced) -> Base | None:
         """The image if its packs are there in their length and stay: a damaged base would damage its heirs."""
-        table = self._load(name)
+        table = self._load(name, pages_alone=True)
         if announced.refer([pack.name for pack in table.body.packs]):
             return None
         sizes = {found.name: found.size for found in self.blobs.ls(self.prefix + "packs/")}
@@ -155,13 +155,13 @@ class ImageStore:
             raise UsageError(f"{name!r} is no name for an image")
         return manifest_name(self.prefix, name)
 
-    def _load(self, name: str) -> image.Table:
+    def _load(self, name: str, pages_alone: bool = False) -> image.Table:
         blob = self.manifest(name)
         try:
             data = self.blobs.read(blob, image.HEADER_SIZE + image.MAX_BODY + 1)
         except StoreMissing as error:
             raise NotFound(f"no image {name} in {self.blobs.where(self.prefix)}", image=name) from error
-        table = image.decode(data, self._key, name)
+        table = image.decode(data, self._key, name, pages_alone)
         self._check_name(name, table.body.image)
         return table
 

@@ -333,7 +333,7 @@ class ImageWriter:
             pages=[self._column(region.address, region.size)[0].astype("<u4").tobytes() for region in state.regions],
             base=self._bases[0].table.body.image if self._bases else "", facts=facts or {})
         self._announced.check()
-        self._put_manifest(image.encode(body, self._key))
+        self._put_manifest(image.encode_pieces(body, self._key))
         self._announced.check()  # else what it names may be gone: `abort` takes it back
         self._open = False
         with contextlib.suppress(StoreError):
@@ -354,12 +354,13 @@ class ImageWriter:
         if self._encoders is not None:
             self._encoders.forget()
 
-    def _put_manifest(self, data: bytes) -> None:
+    def _put_manifest(self, data: list[bytes]) -> None:
         self._manifest_put = True  # whatever comes of it: an error may hide that it was done
         try:
-            self._blobs.put(self._manifest, data, new=True)
+            self._blobs.put(self._manifest, *data, new=True)
         except AlreadyExists as error:
-            if self._blobs.read(self._manifest, len(data) + 1) != data:  # else a repeated request met its own first
+            whole = b"".join(data)
+            if self._blobs.read(self._manifest, len(whole) + 1) != whole:  # else a repeated request met its own first
                 self._manifest_put = False
                 raise StoreError(f"image {self.name} exists", path=self._blobs.where(self._manifest),
                                  reason="exists") from error

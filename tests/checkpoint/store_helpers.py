@@ -68,9 +68,9 @@ class FailingBlobs:
     def leftovers(self, prefix: str) -> list[Found]:
         return self.inner.leftovers(prefix)
 
-    def put(self, name: str, data: bytes, *, new: bool = False) -> None:
+    def put(self, name: str, *data: bytes, new: bool = False) -> None:
         self.when("put", name)
-        self.inner.put(name, data, new=new)
+        self.inner.put(name, *data, new=new)
 
     def create(self, name: str) -> Any:
         self.when("create", name)

@@ -238,8 +238,8 @@ def rewritten(path: Path, **header: int) -> None:
     head = struct.pack("<8sIIQ8s", image.MAGIC, fields["version"], fields["minimum"], fields["length"],
                        image.key_id(image.DEFAULT_KEY))
     size = int.from_bytes(data[64:68], "little")
-    data[72:104] = image._checksum(head, data[104:104 + size], image.DEFAULT_KEY)
-    path.write_bytes(head + image._checksum(head, data[64:], image.DEFAULT_KEY) + data[64:])
+    data[72:104] = image._checksum(head, data[104:104 + size], key=image.DEFAULT_KEY)
+    path.write_bytes(head + image._checksum(head, data[64:], key=image.DEFAULT_KEY) + data[64:])
 
 
 def test_newer_versions(tmp_path: Path) -> None:

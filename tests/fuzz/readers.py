@@ -179,7 +179,7 @@ def image_key() -> bytes:
 def _signed(body: bytes) -> bytes:
     head = struct.pack("<8sIIQ8s", image.MAGIC, image.VERSION, image.MINIMUM_READER, len(body),
                        image.key_id(image_key()))
-    return head + image._checksum(head, body, image_key()) + body
+    return head + image._checksum(head, body, key=image_key()) + body
 
 
 def session_state(data: bytes) -> None:
