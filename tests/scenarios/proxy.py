@@ -32,6 +32,7 @@ class Proxy:
         self.mode = "pass"
         self.late = 0.02
         self.hit = threading.Event()
+        self.joined = threading.Event()  #: somebody has connected
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listener.getsockname()
         self._open: list[socket.socket] = []
@@ -75,6 +76,7 @@ class Proxy:
             far.settimeout(None)
             with self._lock:
                 self._open += [near, far]
+            self.joined.set()
             for source, sink in ((near, far), (far, near)):
                 source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 threading.Thread(target=self._relay, args=(source, sink), daemon=True).start()

@@ -174,8 +174,11 @@ def test_a_link_breaks(case: str, expected: str, tmp_path: Path) -> None:
         host = fire.row["host"] if side == "source" else OTHER[fire.row["host"]]
         proxy = fire.pool.proxies[host]  # type: ignore[attr-defined]
         move = fire.start_move() if when == "moving" else None
-        if move is not None:
-            time.sleep(0.45)  # the command's own start
+        if side == "destination":  # it has no link before, and a busy machine takes its time over the command's start
+            assert proxy.joined.wait(60), "nobody came"
+            time.sleep(0.05)
+        elif move is not None:
+            time.sleep(0.45)
         proxy.set(mode)
         fire.outcome.fired = proxy.hit.wait(10.0)
         time.sleep(1.0)
