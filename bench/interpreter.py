@@ -19,7 +19,9 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -68,15 +70,17 @@ class Storing:
 
     def run(self) -> None:
         frames = [Shared.make(FRAME_PAGES * PITCH) for _ in range(FRAMES)]
-        free, turn = threading.Semaphore(FRAMES), 0
+        free, turn = SimpleQueue[int](), 0  # frames come back in any order
+        for index in range(FRAMES):
+            free.put(index)
         region, expanded = Region(BASE, FRAME_PAGES * PAGE, "mapped"), pagehash.expand_key(KEY)
         maps = [mmap.mmap(memory.fd, memory.size) for memory in frames]
         each = [np.frombuffer(one, np.uint8).reshape(FRAME_PAGES, PITCH) for one in maps]
         with self.store.writer("i", encoders=self.encoders) as image:
             image.prepare()
             while not self.over.is_set():
-                free.acquire()
-                rows, memory, turn = each[turn % FRAMES], frames[turn % FRAMES], turn + 1
+                index, turn = free.get(), turn + 1
+                rows, memory = each[index], frames[index]
                 start = rows.ctypes.data + CHUNK_HEADER  # a device would fill it, and have hashed it
                 for row in range(0, FRAME_PAGES if turn <= FRAMES or self.mixed else 0):
                     ctypes.memmove(start + row * PITCH, self.pages.ctypes.data + row * PAGE, PAGE)
@@ -85,7 +89,7 @@ class Storing:
                     np.uint8).reshape(-1, 8)
                 hashes = pagehash_native.hash_rows(start, PITCH, FRAME_PAGES, expanded)
                 listed = PageList.of([region], [(0, np.arange(FRAME_PAGES), hashes)])
-                image.add_rows(rows, listed, KEY, free.release, memory)
+                image.add_rows(rows, listed, KEY, partial(free.put, index), memory)
                 self.stored += FRAME_PAGES * PAGE
         for memory in frames:
             os.close(memory.fd)

@@ -22,6 +22,7 @@ ANSWER_SECONDS = 10.0  #: the pool answers after so long, if there is nothing ne
 CREATE_TIMEOUT = 60.0  #: a start may begin just then
 LOOK_SECONDS = 0.1  #: between two looks whether the program still wants a session
 AGAIN_SECONDS = 1.0  #: after an answer that was lost
+REPEAT_SECONDS = 30.0  #: that a start is asked for whose answers get lost, by who does not wait for a place
 END_TIMEOUT = 5.0
 
 
@@ -32,32 +33,49 @@ def create_session(desk: Desk, args: dict[str, Any], *, tell: Callable[[str], No
     ``given_up()``: why nobody wants the session any more; empty while somebody does. The pool is
     told then, and :class:`Refused` raised. Raises what the pool answers with.
     """
-    if not args["options"].get("queue"):
-        return dict(desk.call("session.create", args, CREATE_TIMEOUT))
-    known = said = ""
     try:
-        while True:
-            try:
-                reply = _ask(desk, {**args, "wait": ANSWER_SECONDS, "known": known}, given_up)
-            except (PoolUnavailable, UnknownOutcome, TimedOut, Fenced) as error:
-                line = f"rgpu: {args['name']} waits; the pool does not answer ({error.message})"
-                if line != said:
-                    tell(line)
-                    said, known = line, ""
-                _rest(AGAIN_SECONDS, given_up)
-                continue
-            queued = reply.get("queued")
-            if queued is None:
-                return reply
-            known, line = _line(str(args["name"]), queued)
-            if line != said:
-                tell(line)
-                said = line
+        return _wait(desk, args, tell, given_up) if args["options"].get("queue") else _now(desk, args, tell, given_up)
     except _GivenUp as error:
         why = f"nobody waits for a place any longer: {error}"
         desk.quietly("session.withdraw", {"session": args["name"], "program": args["program"], "reason": why},
                      END_TIMEOUT)
         raise Refused(why) from None
+
+
+def _now(desk: Desk, args: dict[str, Any], tell: Callable[[str], None], given_up: Callable[[], str]) -> dict[str, Any]:
+    """Asked again where the coordinator changed before it answered: the program gets the session made for it."""
+    until, said = time.monotonic() + REPEAT_SECONDS, False
+    while True:
+        try:
+            return dict(desk.call("session.create", args, CREATE_TIMEOUT))
+        except (UnknownOutcome, Fenced) as error:
+            if time.monotonic() > until:
+                raise
+            if not said:
+                tell(f"rgpu: {args['name']} is asked for again ({error.message})")
+            said = True
+            _rest(AGAIN_SECONDS, given_up)
+
+
+def _wait(desk: Desk, args: dict[str, Any], tell: Callable[[str], None], given_up: Callable[[], str]) -> dict[str, Any]:
+    known = said = ""
+    while True:
+        try:
+            reply = _ask(desk, {**args, "wait": ANSWER_SECONDS, "known": known}, given_up)
+        except (PoolUnavailable, UnknownOutcome, TimedOut, Fenced) as error:
+            line = f"rgpu: {args['name']} waits; the pool does not answer ({error.message})"
+            if line != said:
+                tell(line)
+                said, known = line, ""
+            _rest(AGAIN_SECONDS, given_up)
+            continue
+        queued = reply.get("queued")
+        if queued is None:
+            return reply
+        known, line = _line(str(args["name"]), queued)
+        if line != said:
+            tell(line)
+            said = line
 
 
 def _ask(desk: Desk, args: dict[str, Any], given_up: Callable[[], str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from rgpu.client import waiting
 from rgpu.client.waiting import create_session
-from rgpu.session.errors import AlreadyExists, PoolUnavailable, Refused, RgpuError, UnknownOutcome
+from rgpu.session.errors import AlreadyExists, Fenced, PoolUnavailable, Refused, RgpuError, UnknownOutcome
 
 
 class Pool:
@@ -50,6 +50,23 @@ def test_without_the_queue_it_is_asked_once() -> None:
     with pytest.raises(Refused, match="no place"):
         ask(pool, queue=False)
     assert [verb for verb, _ in pool.asked] == ["session.create"]
+
+
+def test_a_start_whose_coordinator_changed_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same program gets the session that was made for it."""
+    monkeypatch.setattr(waiting, "AGAIN_SECONDS", 0.01)
+    pool = Pool(Fenced("node-a was told something newer of s"), UnknownOutcome("the coordinator changed"),
+                {"session": "s"})
+    reply, said = ask(pool, queue=False)
+    assert reply == {"session": "s"} and len(said) == 1 and "told something newer" in said[0]
+    assert len({str(asked) for asked in pool.asked}) == 1, "the same question each time"
+    monkeypatch.setattr(waiting, "REPEAT_SECONDS", 0.05)
+    with pytest.raises(UnknownOutcome):
+        ask(Pool(UnknownOutcome("the coordinator changed")), queue=False)
+    pool = Pool(UnknownOutcome("the coordinator changed"))
+    with pytest.raises(Refused, match="the program ended"):
+        ask(pool, lambda: "the program ended", queue=False)
+    assert pool.asked[-1][0] == "session.withdraw"
 
 
 def test_the_user_reads_each_change_once() -> None:
