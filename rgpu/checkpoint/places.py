@@ -98,7 +98,7 @@ def credentials(file: Path | None, environ: Mapping[str, str]) -> Credentials:
                                    path=str(file))
     try:
         return msgspec.json.decode(data, type=Credentials)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"{file} holds no credentials: {error}", path=str(file), reason="json") from None
 
 

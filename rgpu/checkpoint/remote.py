@@ -76,7 +76,7 @@ class RemoteBlobs:
         try:
             _send(sock, {"do": what, "name": name, **values}, data)
             answer, found = _receive(sock)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreUnreachable(f"cannot reach {self.where(name)}: the node daemon is gone ({error})") from error
         finally:
             self._free.put(sock)
@@ -148,7 +148,7 @@ class BlobService:
                         log.exception("a request to the store failed")
                         answer, found = {"error": RgpuError(f"the store failed: {error}").as_dict()}, b""
                     _send(sock, answer, found)
-            except (OSError, msgspec.DecodeError):
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError):
                 return
 
     def _answer(self, values: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:

@@ -39,7 +39,7 @@ def decode_map(body: Any) -> dict[str, Any]:
     """A msgpack map. Raises :class:`Corrupt`."""
     try:
         value = _decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"a message from the worker is no msgpack: {error}", reason="msgpack") from error
     if not isinstance(value, dict):
         raise Corrupt("a message from the worker is no map", reason="msgpack")

@@ -41,7 +41,7 @@ def _parse(body: bytes, number: str) -> _Reply | None:
     """A reply to request ``number``; None for anything else (late answers to other requests)."""
     try:
         value = _decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     if not isinstance(value, dict) or value.get("id") != number:
         return None
@@ -291,7 +291,7 @@ class AsyncControlClient:
             body = await self._socket.recv()
             try:
                 number = _decode(body).get("id")
-            except (msgspec.MsgspecError, AttributeError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
                 continue
             queue = self._waiting.get(number) if isinstance(number, str) else None
             if queue is not None:

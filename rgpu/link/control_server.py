@@ -186,7 +186,7 @@ class ControlServer:
     async def _handle(self, peer: bytes, public: str, body: bytes) -> None:
         try:
             message = _decode_request(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("a control message cannot be read", reason=str(error))
             return
         try:

@@ -168,7 +168,7 @@ class Handover:
         """Raises :class:`Corrupt`."""
         try:
             found = msgspec.msgpack.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"a connection's handover cannot be read: {error}", reason="msgpack") from None
         if len(found.send_key) != 32 or len(found.receive_key) != 32 or found.direction not in (TO_NODE, FROM_NODE):
             raise Corrupt("a connection's handover has an impossible key or direction", reason="handover")

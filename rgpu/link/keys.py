@@ -261,7 +261,7 @@ class PoolFiles:
         """Raises :class:`NotFound`, :class:`Corrupt`."""
         try:
             description = msgspec.json.decode(_read(self.description_path), type=PoolDescription)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"{self.description_path}: {error}", path=str(self.description_path)) from error
         for endpoint in description.endpoints:
             check_public(endpoint.public)
@@ -341,7 +341,7 @@ def _read(path: Path, *, private: bool = False) -> bytes:
 def _decode_key(path: Path, data: bytes) -> _KeyFile:
     try:
         found = msgspec.json.decode(data, type=_KeyFile)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"{path} is no key file: {error}", path=str(path), reason="format") from None
     if found.rgpu_key != 1 or found.role not in ROLES or not _NAME.match(found.name):
         raise Corrupt(f"{path} is no key file: version, role or name", path=str(path), reason="format")

@@ -85,7 +85,7 @@ def verify(pool_secret: bytes, data: bytes, purpose: str, *, now: float | None =
         raise AuthenticationFailed("the ticket was not made by this pool", reason="mac")
     try:
         found = msgspec.msgpack.decode(body, type=_Body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise AuthenticationFailed(f"the ticket cannot be read: {error}", reason="format") from None
     if found.v != 1:
         raise AuthenticationFailed(f"ticket version {found.v}; this side knows version 1", reason="version")

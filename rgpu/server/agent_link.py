@@ -454,7 +454,7 @@ def _nothing() -> None:
 def _map(body: Any) -> dict[str, Any]:
     try:
         value = _decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"a message from the agent is no msgpack: {error}", reason="msgpack") from error
     if not isinstance(value, dict):
         raise Corrupt("a message from the agent is no map", reason="msgpack")

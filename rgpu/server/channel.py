@@ -62,7 +62,7 @@ class Channel:
             raise LinkError("the other side of the worker channel has gone")
         try:
             message = _decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             _close_all(fds)
             raise Corrupt(f"worker channel: {error}") from error
         if not isinstance(message, dict) or flags & socket.MSG_TRUNC:

@@ -44,7 +44,7 @@ class LinkLanes:
         try:
             said = msgspec.msgpack.decode(body)
             key, number = said["key"], said["number"]
-        except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise Corrupt("a lane's first message cannot be read", reason="lane") from error
         if kind != lanes.LANE or not isinstance(key, bytes) or not isinstance(number, int):
             raise Corrupt("a lane begins with another message", reason="lane")

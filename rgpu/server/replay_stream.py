@@ -131,7 +131,7 @@ def read_replay(body: Any) -> int:
     """The cut's position. Raises :class:`Corrupt`."""
     try:
         return int(msgspec.msgpack.decode(body, type=dict[str, int])["position"])
-    except (msgspec.MsgspecError, KeyError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
         raise Corrupt(f"the beginning of a replay cannot be read: {error}", reason="msgpack") from error
 
 
@@ -139,7 +139,7 @@ def read_want(body: Any) -> dict[int, list[int]]:
     """{region address: pages}. Raises :class:`Corrupt`."""
     try:
         rows = msgspec.msgpack.decode(body, type=list[tuple[int, list[int]]])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"the list of wanted pages cannot be read: {error}", reason="msgpack") from error
     if len(rows) > MAX_REGIONS:
         raise Corrupt(f"pages of {len(rows)} regions are wanted", reason="length")

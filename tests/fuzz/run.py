@@ -21,6 +21,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,8 @@ def fuzz(target: str, seconds: int, work: Path) -> Result:
     result = Result(target, time.monotonic() - began)
     for match in _STATUS.finditer(child.stderr):
         result.runs, result.coverage, result.corpus = int(match[1]), int(match[2]), int(match[4])
+    if not child.returncode and not result.coverage:
+        result.finding, result.tail = "nothing was instrumented", child.stderr[-2000:]
     if child.returncode:
         found = sorted(work.glob(f"{target}-*"), key=lambda path: path.stat().st_mtime)
         result.finding = found[-1].name if found else f"exit {child.returncode}"
@@ -88,6 +91,8 @@ def child(target: str, arguments: list[str]) -> None:
     """In the child: libFuzzer's loop, which does not return."""
     import atheris
 
+    # What an editable install looks modules up with loads them around atheris: nothing would be instrumented.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder in (BuiltinImporter, FrozenImporter, PathFinder)]
     with atheris.instrument_imports(include=["rgpu", "msgspec"]):
         from tests.fuzz.readers import TARGETS
 
