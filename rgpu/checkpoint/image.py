@@ -155,7 +155,7 @@ def encode(body: Body, key: bytes) -> bytes:
 def encode_pieces(body: Body, key: bytes) -> list[bytes]:
     """The manifest in pieces, one behind the other: modules' contents are not copied, which stops every other thread.
 
-    Encoding 64 MiB of them in one go held the interpreter for a tenth of a second and more, while the session ran.
+    With 128 MiB of them encoded in one go, the others waited for 80 ms (docs/benchmarks.md), while the session ran.
     Raises :class:`ValueError` above MAX_BODY.
     """
     summary = msgspec.msgpack.encode(body.summary())

@@ -8,7 +8,7 @@ import click
 
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files
-from rgpu.cli.settings import parse_size
+from rgpu.cli.settings import POLICIES, parse_size
 from rgpu.session.errors import NotFound
 
 
@@ -31,7 +31,7 @@ from rgpu.session.errors import NotFound
 @click.option("--checkpoint-bandwidth", metavar="SIZE",
               help="Bytes a second that all checkpoints of this node may write together, shared fairly; 0: no limit "
                    "(RGPU_CHECKPOINT_BANDWIDTH).")
-@click.option("--enforce-compute", type=click.Choice(["shared", "always", "never"]),
+@click.option("--enforce-compute", type=click.Choice(POLICIES),
               help="Hold sessions to their shares of a device's time: while others are there too, always or never "
                    "(default: shared; RGPU_ENFORCE_COMPUTE).")
 @click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")

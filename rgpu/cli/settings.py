@@ -35,10 +35,14 @@ def parse_count(text: str | int) -> int:
     return int(text)
 
 
+#: Of :mod:`rgpu.server.compute`.
+POLICIES = ("shared", "always", "never")
+
+
 def parse_policy(text: str) -> str:
     """When sessions are held to their shares. Raises :class:`UsageError`."""
-    if text not in ("shared", "always", "never"):
-        raise UsageError(f"{text!r} is none of shared, always, never")
+    if text not in POLICIES:
+        raise UsageError(f"{text!r} is none of {', '.join(POLICIES)}")
     return text
 
 

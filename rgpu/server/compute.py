@@ -26,7 +26,6 @@ from rgpu.session.errors import Refused, RgpuError
 
 log = structlog.get_logger(__name__)
 
-POLICIES = ("shared", "always", "never")
 LOOK_SECONDS = 0.5  #: between two looks at who is there
 ASK_SECONDS = 5.0
 WHOLE = 100

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from rgpu.cli.settings import Settings
+from rgpu.cli.settings import POLICIES, Settings
 from rgpu.server import limiter
 from rgpu.server.allowance import MOST_OWED, SAVED, Allowance
-from rgpu.server.compute import LEAST, POLICIES, ComputeShares, limits
+from rgpu.server.compute import LEAST, ComputeShares, limits
 from rgpu.server.limiter import Limiter
 from rgpu.server.worker import make_device
 from rgpu.session.errors import LinkError, NotFound, Refused, RgpuError, UsageError

@@ -84,4 +84,5 @@ class LeaseFile:
         os.pwrite(self._fd, _RECORD.pack(renewed, _ENDED), _RECORD.size * lease)
 
     def _locked(self) -> AbstractContextManager[None]:
+        """Raises :class:`PoolUnavailable` after ``lock_seconds``: whoever holds it is frozen."""
         return held(self._fd, self._lock_seconds, 0.002, f"the leases at {self.path}", self.path)

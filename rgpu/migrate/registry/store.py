@@ -285,7 +285,7 @@ class Store:
 
     # -- locks and errors -----------------------------------------------------------
     def _locked(self) -> AbstractContextManager[None]:
-        """Our writers' lock."""
+        """Our writers' lock. Raises :class:`PoolUnavailable` after ``lock_seconds`` (a frozen writer holds it)."""
         return held(self._lock_fd, self._lock_seconds, 0.004, f"the registry at {self.path}", self.path)
 
     @contextmanager
