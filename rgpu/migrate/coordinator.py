@@ -68,10 +68,15 @@ KEEP_ENDED = 500
 
 
 class Coordinator:
-    """See the module docstring. ``node_ttl``: how long a new leader waits for nodes that it does not find."""
+    """See the module docstring.
+
+    ``node_ttl``: how long a new leader waits for nodes that it does not find, s; less if ``registered_for``, for how
+    many seconds this node's own lease has not lapsed, says that theirs did not end with the registry's absence.
+    """
 
     def __init__(self, registry: Registry, commands: NodeCommands, leader: Leader, clock: Clock | None = None,
-                 *, node_ttl: float = 5.0, agent_grace: float = AGENT_GRACE,
+                 *, node_ttl: float = 5.0, registered_for: Callable[[], float] = lambda: 0.0,
+                 agent_grace: float = AGENT_GRACE,
                  observe: Callable[[str, dict[str, Any]], None] = lambda what, values: None) -> None:
         self.desk = Desk(registry, commands, leader, clock or SystemClock(), observe)
         self.recovery = Recovery(self.desk)
@@ -88,7 +93,7 @@ class Coordinator:
         self.rebalancing = Rebalancing(self)
         self._progress: dict[str, dict[str, Any]] = {}
         self._learned: dict[str, float] = {}  #: of sessions that a replay got wrong: the share of pages
-        self._watching = Watching(self, node_ttl)
+        self._watching = Watching(self, node_ttl, registered_for)
 
     async def run(self) -> None:
         """Finish what is unfinished, then keep watch over nodes and sessions, until cancelled.

@@ -26,7 +26,7 @@ from rgpu.migrate.records import (
     note_key,
 )
 from rgpu.migrate.registry.base import Delete, Put, Registry, absent, created, txn_certain, unchanged
-from rgpu.migrate.registry.clock import boot_time_ns
+from rgpu.migrate.registry.clock import NANOSECOND, boot_time_ns
 from rgpu.session.errors import AlreadyExists, Conflict, NotFound, RgpuError
 
 log = structlog.get_logger(__name__)
@@ -55,6 +55,7 @@ class Membership:
         self.record = record
         self.ttl = ttl
         self.kept: KeptLease | None = None
+        self._since = 0.0  #: CLOCK_BOOTTIME in s when the lease was asked for
         self._keeper = keeper
         self._take_over = take_over
         self._on_lost, self._on_return = on_lost, on_return
@@ -64,6 +65,10 @@ class Membership:
     def in_time(self) -> bool:
         """Whether new attachments, moves, publications and cuts may begin here (OWNERSHIP 3)."""
         return self.kept is not None and self.kept.in_time()
+
+    def registered_for(self) -> float:
+        """Seconds since this node's lease was granted; 0 while it has none that holds."""
+        return boot_time_ns() / NANOSECOND - self._since if self.in_time() else 0.0
 
     async def start(self) -> None:
         """Register, and register again whenever the lease is lost.
@@ -118,7 +123,7 @@ class Membership:
         lease = await self.registry.lease_grant(self.ttl)
         while not await self._put_record(key, lease):
             pass
-        self.kept = self._keeper.keep(NODE_SLOT, lease, self.ttl, asked)
+        self.kept, self._since = self._keeper.keep(NODE_SLOT, lease, self.ttl, asked), asked / NANOSECOND
         log.info("node registered", host=self.record.host, incarnation=self.record.incarnation, ttl=self.ttl)
 
     async def _put_record(self, key: str, lease: int) -> bool:

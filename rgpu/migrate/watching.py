@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -30,10 +30,10 @@ LONGEST_RETRY = 30.0
 class Watching:
     """The leader's loop. All work on a session is done under its lock."""
 
-    def __init__(self, coordinator: Coordinator, node_ttl: float) -> None:
+    def __init__(self, coordinator: Coordinator, node_ttl: float, registered_for: Callable[[], float]) -> None:
         self.coordinator = coordinator
         self.desk = coordinator.desk
-        self._node_ttl = node_ttl
+        self._node_ttl, self._registered_for = node_ttl, registered_for
         self._tasks: set[asyncio.Task[Any]] = set()
         self._retry: dict[str, tuple[float, float]] = {}  #: session: (not before, then wait so long)
         self._seen: dict[str, tuple[object, ...]] = {}
@@ -225,7 +225,7 @@ class Watching:
 
     # -- after an election -----------------------------------------------------------
     async def resume_unfinished(self) -> None:
-        """Finish or undo what is on record; nodes that are missing get their TTL to come back."""
+        """Finish or undo what is on record; nodes that are missing get time to come back."""
         work = []
         for held in await self.desk.sessions():
             if held.record.parked is not None:  # its worker may not have been told to go
@@ -255,9 +255,17 @@ class Watching:
                 if held.record.state in ("starting", "recovering"):
                     await self._resume_recovering(held)
                 return
-        if new_leader:  # it may be that the registry was away, and all leases with it
-            await asyncio.sleep(self._node_ttl)
+        if new_leader:
+            await asyncio.sleep(self._patience())
         await self._check_owner(name)
+
+    def _patience(self) -> float:
+        """Seconds that nodes which are missing at an election get to come back.
+
+        Their leases ended because they died, or because the registry was away: then ours ended as well, and the time
+        since it was made anew is what they have had by now.
+        """
+        return min(self._node_ttl, max(LOSS_GRACE, 2 * self._node_ttl - self._registered_for()))
 
     async def _finish_move(self, held: Held) -> None:
         """Drive an unfinished or unsettled move to its end from the record alone."""

@@ -177,6 +177,7 @@ class Leadership:
 
     async def _lead(self, leader: Leader) -> None:
         self.coordinator = Coordinator(self.registry, self.daemon, leader, node_ttl=self.daemon.options.lease,
+                                       registered_for=self.membership.registered_for,
                                        observe=self.daemon.metrics.leader)
         try:
             await self.coordinator.run()

@@ -277,10 +277,10 @@ async def until(world: World, condition: Callable[[], Awaitable[bool]], seconds:
         await asyncio.sleep(0.02)
 
 
-def running_on(world: World, host: str) -> Callable[[], Awaitable[bool]]:
+def running_on(world: World, *hosts: str) -> Callable[[], Awaitable[bool]]:
     async def condition() -> bool:
         record = await world.pool.record("s")
-        return record.state == "running" and record.owner == host
+        return record.state == "running" and record.owner in hosts
 
     return condition
 
@@ -387,6 +387,33 @@ def test_nodes_that_are_away_at_an_election_may_come_back(tmp_path: Path) -> Non
         await asyncio.sleep(3.0)
         assert (await world.pool.owned_once("s")).epoch == 1
         leading.cancel()
+
+    run(tmp_path, test)
+
+
+def test_nodes_that_went_while_the_registry_answered_are_not_waited_for(tmp_path: Path) -> None:
+    """The leader's own lease never lapsed: that of the node which is missing ended because it died."""
+    async def test(world: World) -> None:
+        await world.session("s")
+        await world.pool.cut_off("a")
+        leader = await elect(world.registry, "other")
+        ours = 100.0
+        patient = Coordinator(world.registry, world.pool, leader, node_ttl=30.0, registered_for=lambda: ours)
+        leading = asyncio.ensure_future(patient.run())
+        await asyncio.wait_for(until(world, running_on(world, "b", "c")), 15)
+        assert (await world.pool.owned_once("s")).epoch == 2
+        leading.cancel()
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(("ours", "others"), [
+    (0.0, 5.0), (4.9, 5.0), (6.0, 4.0), (9.0, 1.0), (9.9, 0.3), (1e6, 0.3)])
+def test_how_long_the_missing_get_says_our_own_lease(tmp_path: Path, ours: float, others: float) -> None:
+    async def test(world: World) -> None:
+        watching = Coordinator(world.registry, world.pool, world.coordinator.desk.leader, node_ttl=5.0,
+                               registered_for=lambda: ours)._watching
+        assert watching._patience() == pytest.approx(others)
 
     run(tmp_path, test)
 

@@ -146,8 +146,10 @@ def test_a_node_stays_while_its_loop_is_busy(tmp_path: Path) -> None:
         time.sleep(5.0)  # the loop does nothing else, for longer than the lease
         entry = await registry.get(node_key("a"))
         assert entry is not None and entry.create_revision == created and member.in_time()
+        assert member.registered_for() > 5.0
         await member.stop()
         assert await registry.get(node_key("a")) is None, "leaving is noticed at once"
+        assert member.registered_for() == 0.0
 
     with_registry(tmp_path, test)
 
@@ -188,6 +190,8 @@ def test_the_deadline_comes_before_the_lease_ends_and_the_node_returns(tmp_path:
         os.kill(keeper.pid, signal.SIGSTOP)
         try:
             await until(lambda: not kept.in_time())
+            assert member.registered_for() == 0.0
+            lost = time.monotonic()
             assert await registry.get(node_key("a")) is not None, "it stops before others may take over"
             while await registry.get(node_key("a")) is not None:
                 await asyncio.sleep(0.02)
@@ -198,6 +202,7 @@ def test_the_deadline_comes_before_the_lease_ends_and_the_node_returns(tmp_path:
         await until(lambda: seen == ["lost", "back"])
         entry = await registry.get(node_key("a"))
         assert entry is not None and entry.create_revision > first, "a new place in the pool, not the old one"
+        assert 0.0 < member.registered_for() < time.monotonic() - lost, "of the new lease alone"
         await member.stop()
 
     with_registry(tmp_path, test)
