@@ -14,7 +14,9 @@ detect (until the pool has decided on a recovery), start (until a worker stands 
 replay (attach, replay of the journal, the step itself); steps_replayed and image_age: the work since the image.
 `steady`: the mean step of the run with checkpoints by that of the runs without recovery before and after it, by its own
 median, and by the mean of its steps while no image was written (`over_between`: what images cost, in one run, whatever
-the machine does meanwhile); with the steps around each image, and what each image says of its pause.
+the machine does meanwhile); `images_ms`: of each image how much longer the steps took while it was made than as many
+before it, all together, and `over_before`, the mean of that by the time from one image to the next; with the steps
+around each image, and what each image says of its pause. `--part steady` leaves the disturbed run out.
 """
 
 from __future__ import annotations
@@ -72,6 +74,13 @@ class Run:
         return [(round(b - image, 3), round((b - a) * 1e3, 1))
                 for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)
                 if image - before < b < image + after]
+
+    def excess(self, published: float, seconds: float, before: float = 6.0) -> float | None:
+        """By how many ms the steps of the ``seconds`` in which an image was made were longer than those before it."""
+        begun = published - seconds - SLACK
+        usual = [ms for at, ms in self.around(published, before) if published + at < begun]
+        during = [ms for at, ms in self.around(published, before) if published + at >= begun and at < SLACK / 3]
+        return sum(during) - statistics.median(usual) * len(during) if usual and during else None
 
     def between(self, images: list[float], every: float) -> list[float]:
         """Of these, the steps while no image was written: the next is asked for so long after the last one."""
@@ -155,30 +164,44 @@ def measure(bench: Bench) -> dict[str, Any]:
     calm = bench.end(calm_program, limit)
     taken, statistics_of = [e["when"] for e in bench.images("calm")], bench.statistics("calm")
     again = bench.end(bench.start("bare-again", "--recover", "off"), limit)
-    disturbed = bench.start("disturbed", *every)
-    rows = []
-    count = 0
-    for whole in (False, True):
-        count = bench.wait_image("disturbed", count + 1)
-        time.sleep(options.every / 2)
-        rows.append(bench.blow(disturbed, whole))
-    after = bench.end(disturbed, limit)
-    calm_steps, bare_steps = calm.steps(), bare.steps() + again.steps()
-    between = calm.between(taken, options.every)
+    rows, after = disturb(bench, every, limit) if options.part == "all" else ([], calm)
     return {
         "rows": rows,
         "identical": {"losses": after.losses == calm.losses == bare.losses, "digest": after.digest == calm.digest ==
                       bare.digest, "steps": len(after.losses)},
-        "steady": {"images": len(taken), "mean_ms": statistics.mean(calm_steps) * 1e3,
-                   "median_ms": statistics.median(calm_steps) * 1e3, "longest_ms": max(calm_steps) * 1e3,
-                   "bare_mean_ms": statistics.mean(bare_steps) * 1e3,
-                   "bare_median_ms": statistics.median(bare_steps) * 1e3,
-                   "over_bare": statistics.mean(calm_steps) / statistics.mean(bare_steps),
-                   "mean_over_median": statistics.mean(calm_steps) / statistics.median(calm_steps),
-                   "between": len(between),
-                   "around": [calm.around(image) for image in taken], "statistics": statistics_of,
-                   "over_between": statistics.mean(calm_steps) / statistics.mean(between) if between else None},
+        "steady": steady(calm, bare.steps() + again.steps(), taken, statistics_of, options.every),
     }
+
+
+def disturb(bench: Bench, every: tuple[str, str], limit: float) -> tuple[list[dict[str, Any]], Run]:
+    """The run in which the worker is killed, and after another image its node."""
+    program = bench.start("disturbed", *every)
+    rows: list[dict[str, Any]] = []
+    count = 0
+    for whole in (False, True):
+        count = bench.wait_image("disturbed", count + 1)
+        time.sleep(bench.options.every / 2)
+        rows.append(bench.blow(program, whole))
+    return rows, bench.end(program, limit)
+
+
+def steady(calm: Run, bare_steps: list[float], taken: list[float], images: list[dict[str, Any]],
+           every: float) -> dict[str, Any]:
+    """``taken``: when each image was published; ``images``: what each says of itself."""
+    calm_steps, between = calm.steps(), calm.between(taken, every)
+    costs = [(excess, image["seconds"]) for when, image in zip(taken, images, strict=False)
+             if (excess := calm.excess(when, image["seconds"])) is not None]
+    return {
+        "images": len(taken), "mean_ms": statistics.mean(calm_steps) * 1e3,
+        "median_ms": statistics.median(calm_steps) * 1e3, "longest_ms": max(calm_steps) * 1e3,
+        "bare_mean_ms": statistics.mean(bare_steps) * 1e3, "bare_median_ms": statistics.median(bare_steps) * 1e3,
+        "over_bare": statistics.mean(calm_steps) / statistics.mean(bare_steps),
+        "mean_over_median": statistics.mean(calm_steps) / statistics.median(calm_steps), "between": len(between),
+        "images_ms": [round(excess) for excess, _ in costs],
+        "over_before": 1 + statistics.mean(excess / 1e3 / (every + seconds) for excess, seconds in costs)
+        if costs else None,
+        "around": [calm.around(image) for image in taken], "statistics": images,
+        "over_between": statistics.mean(calm_steps) / statistics.mean(between) if between else None}
 
 
 def keep_logs(folder: Path, into: Path) -> None:
@@ -193,6 +216,7 @@ def main() -> None:
     parser.add_argument("--device", action="append", help="of each of the two nodes (default: cpu)")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between automatic checkpoints")
+    parser.add_argument("--part", choices=("all", "steady"), default="all")
     parser.add_argument("--lease", type=float, default=2.0, help="seconds")
     parser.add_argument("--memory", default="24GiB")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
