@@ -102,7 +102,8 @@ def judge_pool(status: dict[str, Any], nodes: list[dict[str, Any]]) -> Iterator[
     sick = [f"{n['host']} is {n['state'] if n.get('answers', True) else 'silent'}"
             + (f" ({n['reason']})" if n.get("reason") else "")
             for n in nodes if n["state"] == "unhealthy" or not n.get("answers", True)]
-    sick += [f"{d['device']} of {n['host']} is unhealthy" for n in nodes for d in n["devices"] if not d["healthy"]]
+    sick += [f"{d['device']} of {n['host']} is unhealthy" + (f" ({d['reason']})" if d.get("reason") else "")
+             for n in nodes for d in n["devices"] if not d["healthy"]]
     aside = [f"{n['host']} is {n['state']}" for n in nodes if n["state"] in ("cordoned", "draining")]
     aside += [f"{host} is away" for host in status.get("away", [])]
     yield Finding("nodes", bool(nodes) and not sick, "; ".join([f"{len(nodes)} in the pool", *sick, *aside]),

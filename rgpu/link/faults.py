@@ -10,6 +10,7 @@ stop    SIGSTOP to itself; the test sends SIGCONT later
 fail    raises :class:`MoveFailed`
 delay   sleeps SECONDS
 lost    returns "lost": the caller behaves as if an answer got lost
+ecc     returns "ecc": a kernel of the ``cpu`` device ends with that error
 ======  =====================================================
 
 Without the variable a fault point costs one look at a module's variable.
@@ -34,6 +35,14 @@ _FILE = os.environ.get("RGPU_FAULT_FILE")
 def fault(point: str) -> str:
     """Break here if a test asked for it; the action taken, else an empty string."""
     return "" if _FILE is None else _act(Path(_FILE), point)
+
+
+def broken(device: str) -> str:
+    """What examining the device shall find, while a test has a file for it beside the fault's; else empty."""
+    try:
+        return "" if _FILE is None else Path(f"{_FILE}.broken.{device}").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _act(file: Path, point: str) -> str:

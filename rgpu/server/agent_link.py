@@ -48,6 +48,7 @@ SPIN = 0.0003  #: seconds that the receiving thread looks for an answer before i
 
 _AT = bytes([ANSWER_AT])
 _ANSWER_HEAD = struct.Struct("<QiII")  #: seq, CUresult, flags, length of the reply
+_WATERMARK_ERROR = struct.Struct("<8xI")  #: of a watermark: the sticky CUresult
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -326,6 +327,8 @@ class AgentLink:
 
     def _send_piece(self, fast: FastPath, piece: Piece) -> None:
         """One piece of an answer, before the first the watermark."""
+        if piece.result:
+            self.runtime.judge(piece.result)
         head = b"\x11\x01" if piece.more else b"\x11\x00"  # ANSWER, and whether more follows
         over, release = None, lambda: fast.release(piece)
         try:
@@ -367,7 +370,10 @@ class AgentLink:
 
     def _watermark_body(self, fast: FastPath) -> bytes:
         whole, self._whole = self._whole, False
-        return fast.watermark(whole, self.runtime.executor.broken)
+        body = fast.watermark(whole, self.runtime.executor.broken)
+        if body and (error := _WATERMARK_ERROR.unpack_from(body)[0]):
+            self.runtime.judge(error)
+        return body
 
     def _sticky(self, result: int) -> int:
         return STICKY if result and result == self.runtime.executor.error else 0
@@ -381,6 +387,8 @@ class AgentLink:
                 self.connection.send(WATERMARK, body)
             return
         done, error, streams = self.runtime.watermark()
+        if error:
+            self.runtime.judge(error)
         self._send_text()
         state = (done, error, tuple(sorted(streams.items())))
         if state == self._last_watermark:
@@ -399,6 +407,8 @@ class AgentLink:
             self.connection.send(TEXT, position.to_bytes(8, "little"), text)
 
     def _send_answer(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
+        if result:
+            self.runtime.judge(result)
         head = _ANSWER_HEAD.pack(seq, result, self._sticky(result), len(reply)) + reply
         view = memoryview(payload)
         more = len(view) > PIECE

@@ -29,6 +29,7 @@ from rgpu.server.adopting import Adopting
 from rgpu.server.commanding import unless_gone
 from rgpu.server.compute import ComputeShares
 from rgpu.server.data_port import DataPort
+from rgpu.server.examining import Examining
 from rgpu.server.image_verbs import ImageVerbs
 from rgpu.server.images import NodeImages
 from rgpu.server.leadership import Leadership
@@ -133,10 +134,13 @@ class Daemon:
         self.pool_verbs = PoolVerbs(self)
         self.image_verbs = ImageVerbs(self)
         self.compute = ComputeShares(options.enforce_compute, lambda: list(self.node.running.values()), self._record)
+        self.examining = Examining(self.node.slots, self.leadership.tell_devices, self.spawn)
+        self.node.suspect = lambda device, why: self.spawn(self.examining.suspect(device, why))
         self.stopping = asyncio.Event()
         self._peers: dict[Endpoint, AsyncControlClient] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._answers = False
+        self._faults: dict[int, str] = {}  #: pid of a worker: what of its device is to be reported with its end
 
     async def _record(self, session: str) -> SessionRecord:
         return (await self.leadership.session(session)).record
@@ -170,6 +174,7 @@ class Daemon:
             self.leadership.start()
             self.spares.start(list(self.node.slots))
             self.spawn(self.compute.run())
+            self.examining.watch()
             await self.stopping.wait()
             log.info("node stops", host=self.host)
         finally:
@@ -201,6 +206,7 @@ class Daemon:
 
     async def _stop(self, port: DataPort) -> None:
         port.close()
+        self.examining.close()
         self.spares.close()
         await asyncio.to_thread(self.metrics.close)
         for task in list(self._tasks):
@@ -242,14 +248,16 @@ class Daemon:
     async def worker_event(self, session: str, event: str, values: dict[str, Any]) -> None:
         """What a worker reports."""
         if event == "died":
-            was = self.node.died(session, int(values["pid"]))
+            was, of = self.node.died(session, int(values["pid"])), self._faults.pop(int(values["pid"]), "")
             if was:
                 self.metrics.count("rgpu_worker_deaths_total")
                 log.warning("a worker died", session=session, pid=values["pid"], was=was,
                             position=values.get("position"))
                 if was == "running":
                     self.report_death(session, self.node.epochs.get(session, 0), values.get("position"),
-                                      f"its worker (pid {values['pid']}) on {self.host} died")
+                                      f"its worker (pid {values['pid']}) on {self.host} died{of}")
+        elif event == "fault":
+            await self._hardware_failed(session, int(values["pid"]), str(values["reason"]))
         elif event == "progress":
             tell = self.node.listeners.get(session)
             if tell is not None:
@@ -257,6 +265,17 @@ class Daemon:
         elif event == "bye":
             reason = str(values.get("reason") or "the program ended")
             self.spawn(self._report_end(session, reason))
+
+    async def _hardware_failed(self, session: str, pid: int, why: str) -> None:
+        """A worker has nothing more to say: it is ended, and its device examined before anybody goes there again."""
+        handle = self.node.handle(session)
+        if handle is None or handle.pid != pid:
+            return  # it is on its way out
+        self.metrics.count("rgpu_hardware_faults_total", handle.device)
+        self._faults[pid] = f" of {why} of {handle.device}"
+        handle.kill()
+        await handle.closed.wait()
+        await self.examining.suspect(handle.device, f"{why} in session {session}")
 
     async def _report_end(self, session: str, reason: str) -> None:
         """Have the session of a program that is over ended, however long the pool has no leader.

@@ -24,6 +24,7 @@ from rgpu.migrate.leases import LeaseKeeper
 from rgpu.migrate.membership import Membership, new_incarnation
 from rgpu.migrate.ownership import Held, Leader
 from rgpu.migrate.records import (
+    MAX_TEXT,
     NODES,
     SESSIONS,
     DeviceRecord,
@@ -164,16 +165,21 @@ class Leadership:
             devices.append(DeviceRecord(
                 device=spec, name=f.name, uuid=f.uuid, memory=slot.memory, free_memory=self.daemon.node.free(spec),
                 compute_capability=f.compute_capability, driver_version=f.driver_version, healthy=slot.healthy,
+                reason=slot.health.reason[:MAX_TEXT],
                 facts={**info.as_dict(), "driver_version": f.driver_version,
                        "driver_release": driver.release() if spec.startswith("cuda") else ""}))
         return devices
+
+    async def tell_devices(self) -> None:
+        """The pool is told now that a device is not what it was. What it does not hear is told with the next look."""
+        with contextlib.suppress(RgpuError):
+            await self.membership.update(devices=self._devices())
 
     async def _refresh_devices(self) -> None:
         """Free memory in the node's record: for people; placement counts promises."""
         while True:
             await asyncio.sleep(2.0)
-            with contextlib.suppress(RgpuError):
-                await self.membership.update(devices=self._devices())
+            await self.tell_devices()
 
     async def _lead(self, leader: Leader) -> None:
         self.coordinator = Coordinator(self.registry, self.daemon, leader, node_ttl=self.daemon.options.lease,

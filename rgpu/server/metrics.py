@@ -61,6 +61,7 @@ TABLE: tuple[Spec, ...] = (
          "device's time."),
     Spec("rgpu_session_journal_bytes", "gauge", ("session",), "Journal that the session's agent keeps."),
     Spec("rgpu_worker_deaths_total", "counter", (), "Workers that ended without being told to."),
+    Spec("rgpu_hardware_faults_total", "counter", ("device",), "Workers that a fault of the hardware ended."),
     Spec("rgpu_commands_total", "counter", ("verb", "outcome"),
          "Commands of coordinators to this node; outcome: ok, or the code of the error."),
     Spec("rgpu_command_seconds", "histogram", ("verb",), "How long a command took."),

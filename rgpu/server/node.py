@@ -25,6 +25,7 @@ from rgpu.migrate.nodes import CHECKPOINT_SECONDS, MOVE_SECONDS
 from rgpu.migrate.placement import mebibytes
 from rgpu.server import workers
 from rgpu.server.checkpoints import Checkpoints
+from rgpu.server.health import Health
 from rgpu.server.images import NodeImages
 from rgpu.server.spares import Spares
 from rgpu.server.workers import WorkerHandle
@@ -46,7 +47,11 @@ class DeviceSlot:
     spec: str  #: cpu:0, cuda:1
     facts: DeviceFacts
     memory: int  #: bytes that sessions may use in all
-    healthy: bool = True
+    health: Health = Health()
+
+    @property
+    def healthy(self) -> bool:
+        return self.health.healthy
 
 
 @dataclass
@@ -79,6 +84,7 @@ class Node:
     module_cache_size: int = 0  #: bytes
     deadline: Callable[[], int] = lambda: -1  #: descriptor of the deadline page (OWNERSHIP 4)
     in_time: Callable[[], bool] = lambda: True
+    suspect: Callable[[str, str], object] = lambda device, why: None  #: have the device examined, because of
     spares: Spares | None = None
     data_address: tuple[str, int] = ("127.0.0.1", 0)
     running: dict[str, WorkerHandle] = field(default_factory=dict)
@@ -127,7 +133,7 @@ class Node:
         reasons = []
         for spec in [device] if device else list(self.slots):
             if not self.slots[spec].healthy:
-                reasons.append(f"{spec} is unhealthy")
+                reasons.append(f"{spec} is unhealthy: {self.slots[spec].health.reason}")
             elif self.free(spec) < quota:
                 reasons.append(f"{spec} has {mebibytes(self.free(spec))} free of the {mebibytes(quota)} asked for")
             else:
@@ -209,9 +215,13 @@ class Node:
     async def _begin(self, session: str, claim: Claim, spec: str, quota: int, image: str) -> int:
         """A worker that runs the session, empty or from ``image``; returns its position."""
         epoch = claim.epoch
-        handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="empty",
-                                     on_event=self.on_event, log_level=self.log_level,
-                                     module_cache_size=self.module_cache_size, spares=self.spares)
+        try:
+            handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="empty",
+                                         on_event=self.on_event, log_level=self.log_level,
+                                         module_cache_size=self.module_cache_size, spares=self.spares)
+        except TimedOut:
+            self.suspect(spec, f"a worker of {session} that did not start")
+            raise
         try:
             self._check_claim(session, claim)
         except Fenced:
@@ -454,6 +464,11 @@ class Node:
             self.ending.discard(handle)
         log.info("a dismissed worker has gone", session=handle.session, pid=handle.pid,
                  ms=round((asyncio.get_running_loop().time() - began) * 1000))
+
+    def handle(self, session: str) -> WorkerHandle | None:
+        """The session's worker here, also one that a move makes."""
+        incoming = self.incoming.get(session)
+        return self.running.get(session) or (incoming.handle if incoming else None)
 
     def died(self, session: str, pid: int) -> str | None:
         """A worker process has gone: "running" or "incoming" when it mattered, and it is forgotten."""

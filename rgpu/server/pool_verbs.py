@@ -345,7 +345,7 @@ class PoolVerbs:
         for node, info in zip(nodes.values(), infos, strict=True):
             names = [v.get("device") for v in info.get("sessions", {}).values() if v.get("worker_pid")]
             devices = [{"device": d.device, "name": d.name, "total_memory": d.memory, "free_memory": d.free_memory,
-                        "healthy": d.healthy, "sessions": names.count(d.device),
+                        "healthy": d.healthy, "reason": d.reason, "sessions": names.count(d.device),
                         "compute_capability": list(d.compute_capability), "driver_version": d.driver_version}
                        for d in node.devices]
             rows.append({"host": node.host, "address": node.control, "data": node.data, "state": node.state,

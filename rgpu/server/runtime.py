@@ -74,6 +74,8 @@ class SessionRuntime:
         self.gate = ApplyGate()
         self._applied = 0  #: without a fast path; with one it knows
         self.reached: Callable[[int], None] = lambda position: None  #: told the position, for those who outlive us
+        #: told every error before the program is; does not return where the hardware is at fault
+        self.judge: Callable[[int], None] = lambda result: None
         self._bugs = 0  #: argument errors that the fast path had told of
         self._unanswered: set[int] = set()  #: awaited calls that were applied and have no answer yet
         self.deliver: Deliver | None = None  #: where answers go while an agent is attached

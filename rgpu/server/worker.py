@@ -36,6 +36,7 @@ from rgpu.migrate.leases import NODE_SLOT
 from rgpu.server import position_page, spare
 from rgpu.server.agent_link import AgentLink
 from rgpu.server.channel import Channel, listen
+from rgpu.server.device import hardware
 from rgpu.server.limiter import Limiter
 from rgpu.server.module_cache import ModuleCache
 from rgpu.server.runtime import SessionRuntime
@@ -53,6 +54,8 @@ ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 ORPHAN_SECONDS = 60.0
 #: And how long once the program has ended: a restarting daemon may still want to hear of it.
 ENDED_SECONDS = 2.0
+#: Within which the daemon ends a worker that told of a fault of its device.
+FAULT_SECONDS = 60.0
 #: How long a worker stays for modules still being written to the node's cache, and for a given up image's remains.
 WRITE_SECONDS = 2.0
 
@@ -120,6 +123,8 @@ class Worker:
         self._exit = threading.Event()
         self._deadline: DeadlinePage | None = None
         self._detached_since = time.monotonic()
+        self._judged: set[int] = set()  #: results that are the program's
+        self.runtime.judge = self._judge
         self._program_over = False  #: the agent said so; the daemon, if there is one, has the session ended
 
     # -- the channel ------------------------------------------------------------
@@ -185,6 +190,32 @@ class Worker:
                 channel.send({"event": event, **values})
             except LinkError:
                 pass
+
+    # -- the hardware --------------------------------------------------------------
+    def _judge(self, result: int) -> None:
+        """An error, before the program is told of it. Returns where it is the program's (OWNERSHIP 9).
+
+        Else the worker says nothing more: its daemon ends it, and the session is recovered.
+        """
+        if result in self._judged:
+            return
+        why = hardware.fault(result, self._lost)
+        if not why:
+            self._judged.add(result)
+            return
+        log.error("the hardware failed", device=self.spec, result=result, reason=why,
+                  detail=self.runtime.device.error_detail())
+        self.report("fault", pid=os.getpid(), reason=why, result=result)
+        time.sleep(FAULT_SECONDS)
+        log.error("no daemon ended the worker after its device's fault: it ends")
+        end_process()
+
+    def _lost(self) -> str:
+        if not self.spec.startswith("cuda"):
+            return ""
+        from rgpu.server.device.cuda import nvml
+
+        return nvml.lost(self.runtime.device.facts.uuid)
 
     # -- the deadline --------------------------------------------------------------
     def do_deadline(self, fds: list[int]) -> None:

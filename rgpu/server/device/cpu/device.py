@@ -21,6 +21,7 @@ from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
 from rgpu.checkpoint.frames import FramePool, host_pool
 from rgpu.checkpoint.ring import HostRing
+from rgpu.link.faults import fault
 from rgpu.server.device.cpu import addressspace
 from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
@@ -31,13 +32,14 @@ from rgpu.server.device.cpu.printed import Printed
 from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Fault, Streams
+from rgpu.server.device.hardware import HARDWARE
 from rgpu.session.errors import DeviceError
 from rgpu.session.graphs import Node
 
 log = structlog.get_logger(__name__)
 
 INVALID_VALUE, INVALID_HANDLE, INVALID_CONTEXT, NOT_READY = 1, 400, 201, 600
-ILLEGAL_ADDRESS = 700
+ILLEGAL_ADDRESS, ECC_UNCORRECTABLE = 700, 214
 CLOSE_SECONDS = 5.0
 #: Copies out up to this size come as bytes, larger ones as a memoryview (one copy less).
 SMALL_COPY = 1 << 20
@@ -195,6 +197,8 @@ class CpuDevice:
         parameters = bytes(launch.parameters[:kernel.parameter_bytes])
 
         def run() -> None:
+            if fault("cpu.launch") == "ecc":
+                raise Fault(ECC_UNCORRECTABLE, f"{kernel.name}: {HARDWARE[ECC_UNCORRECTABLE]}")
             self.text.wait_room()
             result = module.linked.launch(
                 kernel.name, launch.grid, launch.block, launch.shared, parameters, self._kernel_ranges(),

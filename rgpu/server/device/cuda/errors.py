@@ -9,7 +9,7 @@ from cuda.bindings import driver
 from rgpu.session.errors import DeviceError
 
 #: Results after which the context is gone: every later call returns them.
-STICKY = frozenset({214, 700, 702, 710, 714, 715, 716, 717, 718, 719, 720})
+STICKY = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 720})
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:

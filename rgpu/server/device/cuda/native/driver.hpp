@@ -30,7 +30,8 @@ inline constexpr unsigned kMemoryDevice = 2;
 
 // After these the context is gone: every later call returns them.
 inline bool sticks(CUresult result) {
-    return result == 214 || result == 700 || result == 702 || result == 710 || (result >= 714 && result <= 720);
+    return result == 214 || result == 220 || result == 226 || result == 700 || result == 702 || result == 710 ||
+           (result >= 714 && result <= 720);
 }
 
 struct LaunchAttribute {  // CUlaunchAttribute

@@ -1,0 +1,105 @@
+"""What the driver's management library says of a GPU's health: whether it is lost, and its XIDs.
+
+Source: NVML API reference (nvmlDeviceGetHandleByUUID, NVML_ERROR_GPU_IS_LOST, nvmlEventSetWait). Through
+nvidia-ml-py; where that or the library is missing nothing is known, which is no fault.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+WAIT_MS = 1000  #: for the next XID
+
+
+def name(uuid: bytes) -> str:
+    """As NVML writes it."""
+    return f"GPU-{UUID(bytes=uuid)}"
+
+
+def _library() -> tuple[Any, str]:
+    """pynvml, begun (whoever has it ends it with ``nvmlShutdown``), or why there is none."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None, "nvidia-ml-py is not installed (pip install 'rgpu-live[cuda]')"
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return None, str(error)
+    return nvml, ""
+
+
+def lost(uuid: bytes) -> str:
+    """Why the driver has lost the GPU; empty: it has not, or cannot be asked."""
+    nvml, _ = _library()
+    if nvml is None:
+        return ""
+    gone = {nvml.NVML_ERROR_GPU_IS_LOST: "the GPU is lost", nvml.NVML_ERROR_RESET_REQUIRED: "the GPU needs a reset"}
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(name(uuid))
+        nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)  # a handle alone asks no device
+        return ""
+    except nvml.NVMLError as error:
+        return gone.get(error.value, "")
+    finally:
+        nvml.nvmlShutdown()
+
+
+class XidWatch:
+    """A thread that tells XIDs as they come: ``tell(uuid, xid)``, in that thread. Where it cannot it says so once."""
+
+    def __init__(self, uuids: Iterable[bytes], tell: Callable[[bytes, int], None]) -> None:
+        self._uuids, self._tell = list(uuids), tell
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="xids", daemon=True).start()
+
+    def close(self) -> None:
+        """It ends with its next look."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        nvml, why = _library()
+        if nvml is None:
+            log.warning("XIDs are not watched", reason=why)
+            return
+        try:
+            self._watch(nvml)
+        except nvml.NVMLError as error:
+            log.warning("XIDs are not watched any more", reason=str(error))
+        finally:
+            nvml.nvmlShutdown()
+
+    def _watch(self, nvml: Any) -> None:
+        events = nvml.nvmlEventSetCreate()
+        try:
+            for uuid in self._uuids:
+                nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByUUID(name(uuid)),
+                                              nvml.nvmlEventTypeXidCriticalError, events)
+            log.info("XIDs are watched", gpus=len(self._uuids))
+            while not self._stop.is_set():
+                try:
+                    event = nvml.nvmlEventSetWait_v2(events, WAIT_MS)
+                except nvml.NVMLError_Timeout:
+                    continue
+                self._told(nvml, event)
+        finally:
+            nvml.nvmlEventSetFree(events)
+
+    def _told(self, nvml: Any, event: Any) -> None:
+        try:
+            uuid = nvml.nvmlDeviceGetUUID(event.device)
+        except nvml.NVMLError:
+            uuid = ""  # lost already: any may be meant
+        for known in self._uuids:
+            if uuid in ("", name(known)):
+                self._tell(known, int(event.eventData))
