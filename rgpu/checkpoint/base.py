@@ -8,13 +8,14 @@ user. The page hash only ever says "unchanged"; it names nothing.
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rgpu.checkpoint import image, pagehash
-from rgpu.checkpoint.pages import page_size
 from rgpu.checkpoint.state import RegionState
+from rgpu.session.addresses import PAGE
 
 #: A pack of which less than this is still used is not referred to: its chunks are stored again, and it can go.
 SPARSE = 0.25
@@ -22,6 +23,33 @@ SPARSE = 0.25
 REWRITTEN = 0.02
 
 Array = np.ndarray[Any, Any]
+
+
+class Unchanged(NamedTuple):
+    """The pages of some regions, one region behind the other, beside an older image.
+
+    ``starts``: where each region begins, and the end. ``kept``: which are as they were; ``numbers``: u32, of their
+    chunks there, or ZERO_PAGE.
+    """
+
+    starts: list[int]
+    kept: Array
+    numbers: Array
+
+    def changed(self) -> list[Array]:
+        """For each region the indices of its other pages."""
+        all_of_them = np.flatnonzero(~self.kept)
+        cuts = np.searchsorted(all_of_them, self.starts).tolist()
+        return [all_of_them[at:end] - start if at < end else _NONE
+                for start, (at, end) in zip(self.starts, pairwise(cuts), strict=False)]
+
+    def counts(self) -> list[int]:
+        """Of each region, how many are kept."""
+        before = np.concatenate([[0], np.cumsum(self.kept)])[self.starts].tolist()
+        return [end - at for at, end in pairwise(before)]
+
+
+_NONE = np.zeros(0, np.int64)
 
 
 class Base:
@@ -35,9 +63,16 @@ class Base:
         self._sorted = prefixes[self._order]
         self.avoided = np.zeros(len(table.body.packs), bool)  #: packs that must not be referred to
         self._decided = False  #: which these are
-        #: (address, kind) → the region as it was, its page hashes, numbers of its chunks
-        self._known = {(region.address, region.kind): (region, region.page_hashes(), column)
-                       for region, column in zip(table.body.state.regions, table.pages, strict=True)}
+        #: (address, kind) → where its pages begin in the two arrays below, how many there are, the region's size
+        self._known: dict[tuple[int, str], tuple[int, int, int]] = {}
+        hashed = [(region, column) for region, column in zip(table.body.state.regions, table.pages, strict=True)
+                  if region.hashes]
+        at = 0
+        for region, column in hashed:
+            self._known[region.address, region.kind] = at, len(column), region.size
+            at += len(column)
+        self._hashes = pagehash.unpack(b"".join(region.hashes for region, _ in hashed))
+        self._numbers = np.concatenate([column for _, column in hashed] or [np.zeros(0, np.uint32)])
 
     def find(self, name: bytes) -> int | None:
         """The number of the chunk of that name."""
@@ -81,37 +116,58 @@ class Base:
             self._leave_sparse_packs(self._compare(hash_key, regions))
             self._decided = True
 
-    def unchanged(self, hash_key: bytes, regions: list[RegionState]) -> list[tuple[Array, Array]]:
-        """For each region: (which pages are as they were, u32 chunk numbers there or ZERO_PAGE).
-
-        Nothing is, if the page hashes were made under another key.
-        """
+    def unchanged(self, hash_key: bytes, regions: list[RegionState]) -> Unchanged:
+        """Which pages are as they were. Nothing is, if the page hashes were made under another key."""
         self._decide(hash_key, regions)
         return self._compare(hash_key, regions)
 
-    def _compare(self, hash_key: bytes, regions: list[RegionState]) -> list[tuple[Array, Array]]:
-        same_key = self.table.body.state.hash_key == hash_key
-        found = []
-        for region in regions:
-            count = pagehash.page_count(region.size)
-            kept, numbers = np.zeros(count, bool), np.full(count, image.ZERO_PAGE, np.uint32)
-            before = self._known.get((region.address, region.kind)) if same_key else None
-            if before is not None:
-                _compare(region, *before, kept, numbers)
-                if self.avoided.any():
-                    in_use = kept & (numbers != image.ZERO_PAGE)
-                    kept[in_use] = ~self.avoided[self.table.packs[numbers[in_use]]]
-                    numbers[~kept] = image.ZERO_PAGE
-            found.append((kept, numbers))
-        return found
+    def _compare(self, hash_key: bytes, regions: list[RegionState]) -> Unchanged:
+        """A session may have thousands of regions, and it stands still meanwhile: nothing is done for each of them."""
+        starts = [0, *accumulate(pagehash.page_count(region.size) for region in regions)]
+        kept, numbers = np.zeros(starts[-1], bool), np.full(starts[-1], image.ZERO_PAGE, np.uint32)
+        if self.table.body.state.hash_key == hash_key:
+            spans, now, done = *self._common(regions, starts), 0
+            for at, there, count in spans:
+                same = ~pagehash.differ(now[done:done + count], self._hashes[there:there + count])
+                kept[at:at + count] = same
+                numbers[at:at + count] = np.where(same, self._numbers[there:there + count], image.ZERO_PAGE)
+                done += count
+            if self.avoided.any():
+                in_use = np.flatnonzero(kept & (numbers != image.ZERO_PAGE))
+                kept[in_use] = ~self.avoided[self.table.packs[numbers[in_use]]]
+                numbers[~kept] = image.ZERO_PAGE
+        return Unchanged(starts, kept, numbers)
 
-    def _leave_sparse_packs(self, found: list[tuple[Array, Array]]) -> None:
+    def _common(self, regions: list[RegionState], starts: list[int]) -> tuple[list[tuple[int, int, int]], Array]:
+        """Runs of pages that the image has in the same size (index among those of ``regions``, in the image, how
+        many), and the hashes that they have now, one behind the other. Mostly all are one run.
+        """
+        spans: list[tuple[int, int, int]] = []
+        hashes: list[bytes] = []
+        for region, at in zip(regions, starts, strict=False):
+            before = self._known.get((region.address, region.kind))
+            if before is None or not region.hashes:
+                continue
+            there, count, size = before
+            if region.size != size:
+                count = min(count, pagehash.page_count(region.size))
+                last = (count - 1) * PAGE
+                count -= min(PAGE, region.size - last) != min(PAGE, size - last)
+                hashes.append(region.hashes[:pagehash.HASH_BYTES * count])
+            else:
+                hashes.append(region.hashes)
+            if spans and (at, there) == (spans[-1][0] + spans[-1][2], spans[-1][1] + spans[-1][2]):
+                at, there, run = spans.pop()
+                count += run
+            spans.append((at, there, count))
+        return spans, pagehash.unpack(b"".join(hashes))
+
+    def _leave_sparse_packs(self, found: Unchanged) -> None:
         """Avoid packs that only a few of these pages keep alive, within a budget."""
         table = self.table
         if not table.count:
             return
-        used = np.unique(np.concatenate([numbers[kept & (numbers != image.ZERO_PAGE)] for kept, numbers in found]
-                                        or [np.zeros(0, np.uint32)]))
+        used = np.unique(found.numbers[found.kept & (found.numbers != image.ZERO_PAGE)])
         if not len(used):
             return
         sizes = np.array([pack.size for pack in table.body.packs], np.float64)
@@ -125,14 +181,3 @@ class Base:
             left -= float(alive[pack])
             self.avoided[pack] = True
 
-
-def _compare(region: RegionState, old: RegionState, hashes: Array, column: Array, kept: Array, numbers: Array) -> None:
-    """Mark the pages of ``region`` that have the size and the hash (one of ``hashes``) they had in ``old``."""
-    if not region.hashes or not old.hashes:
-        return
-    count = min(len(kept), len(column))
-    same = ~pagehash.differ(region.page_hashes()[:count], hashes[:count])
-    for index in {count - 1} if count else ():
-        same[index] &= page_size(region.region(), index) == page_size(old.region(), index)
-    kept[:count] = same
-    numbers[:count] = np.where(same, column[:count], image.ZERO_PAGE)

@@ -72,6 +72,7 @@ PRIME = (1 << 61) - 1
 COLUMNS = 32
 ROW_WORDS = 4  #: words of a column in a row
 ROWS = PAGE // (4 * COLUMNS * ROW_WORDS)
+HASH_BYTES = 16  #: of a page's hash, packed
 LANES = 4
 KEY_WORDS = ROWS * ROW_WORDS + 2 * (LANES - 1)
 COEFFICIENTS = COLUMNS * LANES * 2 + 1
@@ -178,7 +179,7 @@ def pack(hashes: np.ndarray[Any, Any]) -> bytes:
 
 def unpack(data: bytes) -> np.ndarray[Any, Any]:
     """The inverse of :func:`pack`, not to be written to. Raises ValueError for a length that is not whole hashes."""
-    if len(data) % 16:
+    if len(data) % HASH_BYTES:
         raise ValueError(f"{len(data)} bytes are not whole page hashes")
     return np.frombuffer(data, "<u8").reshape(-1, 2).astype(np.uint64, copy=False)
 

@@ -30,7 +30,7 @@ from rgpu.checkpoint.base import Array, Base
 from rgpu.checkpoint.blobs import Blobs
 from rgpu.checkpoint.device import Region
 from rgpu.checkpoint.encoders import Encoders
-from rgpu.checkpoint.frames import Shared
+from rgpu.checkpoint.frames import PITCH, Shared
 from rgpu.checkpoint.intents import BEAT_SECONDS, Announced
 from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.packs import Packs
@@ -77,7 +77,7 @@ class ImageWriter:
         self._under_way: set[Future[None]] = set()
         self._failure: BaseException | None = None
         self.counts = dict.fromkeys(("pages", "zero_pages", "unchanged_pages", "new_chunks", "reused_chunks",
-                                     "raw_bytes", "stored_bytes"), 0)
+                                     "raw_bytes", "stored_bytes", "compressed_chunks"), 0)
         self._open, self._manifest_put = True, False
 
     # -- pages ------------------------------------------------------------------
@@ -93,7 +93,7 @@ class ImageWriter:
         """What :meth:`inherit` will return for a state with these, at once: for while the session stands still."""
         if not self._bases:
             return [np.arange(pagehash.page_count(region.size)) for region in regions]
-        return [np.flatnonzero(~kept) for kept, _ in self._bases[0].unchanged(hash_key, regions)]
+        return self._bases[0].unchanged(hash_key, regions).changed()
 
     def inherit(self, state: SessionState) -> list[Array]:
         """Take over every page that is unchanged since the previous image of the session.
@@ -103,19 +103,22 @@ class ImageWriter:
         """
         if not self._bases:
             return [np.arange(pagehash.page_count(region.size)) for region in state.regions]
-        wanted = []
-        for region, (kept, numbers) in zip(state.regions, self._bases[0].unchanged(state.hash_key, state.regions),
-                                                strict=True):
+        found = self._bases[0].unchanged(state.hash_key, state.regions)
+        numbers, counts = found.numbers.copy(), found.counts()
+        with self._lock:  # pages of a long pause may be under way already
+            numbers[found.kept] = self._table.adopt(0, numbers[found.kept])
+        for region, at, count in zip(state.regions, found.starts, counts, strict=False):
             column, hashes = self._column(region.address, region.size)
-            with self._lock:  # pages of a long pause may be under way already
-                column[kept] = self._table.adopt(0, numbers[kept])
-            hashes[kept] = region.page_hashes()[kept]
-            self.counts["pages"] += int(kept.sum())
-            self.counts["unchanged_pages"] += int(kept.sum())
-            wanted.append(np.flatnonzero(~kept))
+            if count == len(column):
+                column[:], hashes[:] = numbers[at:at + count], region.page_hashes()
+            elif count:
+                kept = np.flatnonzero(found.kept[at:at + len(column)])
+                column[kept], hashes[kept] = numbers[at + kept], region.page_hashes()[kept]
+        self.counts["pages"] += sum(counts)
+        self.counts["unchanged_pages"] += sum(counts)
         with self._lock:
             self.counts["reused_chunks"] = self._table.adopted
-        return wanted
+        return found.changed()
 
     def _column(self, address: int, size: int) -> tuple[Array, Array]:
         found = self._columns.get(address)
@@ -270,11 +273,12 @@ class ImageWriter:
         for pack, offset, _ in self._packs.append(data):
             with self._lock:
                 self._table.place(number, pack, offset, len(data))
-        self._count(1, raw, len(data))
+        self._count(1, raw, len(data), len(data) < chunk.CHUNK_HEADER + raw)
         return True
 
-    def _count(self, chunks: int, raw: int, stored: int) -> None:
+    def _count(self, chunks: int, raw: int, stored: int, compressed: int) -> None:
         with self._lock:
+            self.counts["compressed_chunks"] += compressed
             self.counts["new_chunks"] += chunks
             self.counts["raw_bytes"] += raw
             self.counts["stored_bytes"] += stored
@@ -308,7 +312,7 @@ class ImageWriter:
                 with self._lock:
                     self._table.place_many(numbers[some[at:at + count]], pack, offset, sizes[at:at + count])
                 at += count
-            self._count(len(some), len(some) * pagehash.PAGE, part.nbytes)
+            self._count(len(some), len(some) * pagehash.PAGE, part.nbytes, int((sizes < PITCH).sum()))
 
     # -- end ---------------------------------------------------------------------
     def finish(self, state: SessionState, statistics: dict[str, Any] | None = None,
@@ -367,6 +371,11 @@ class ImageWriter:
 
     def _check_pages(self, state: SessionState) -> None:
         """Every page of the state is in the image with its hash; pages never added must be zeros."""
+        if not state.regions:
+            return
+        found = np.concatenate([self._column(region.address, region.size)[1] for region in state.regions])
+        if not pagehash.differ(found, pagehash.unpack(b"".join(region.hashes for region in state.regions))).any():
+            return  # most often; for each of thousands of regions it would take as long as a step of the session
         for region in state.regions:
             _, hashes = self._column(region.address, region.size)
             wanted = region.page_hashes()

@@ -105,6 +105,7 @@ def test_statistics_compression_and_elision(tmp_path: Path) -> None:
     assert facts["unchanged_pages"] == 0
     assert facts["zero_pages"] == 2 + 2 and facts["why"] == "test"
     assert 2 * PAGE < facts["stored_bytes"] < 2 * PAGE + 6000 < facts["raw_bytes"]
+    assert 0 < facts["compressed_chunks"] < facts["new_chunks"]
 
 
 def test_the_next_image_stores_only_what_changed(tmp_path: Path) -> None:
