@@ -34,6 +34,12 @@ def rebuild(device: Device, state: SessionState, records: Iterable[Any], apply: 
     ``records`` are the calls that the live objects consist of, in order.
     Raises :class:`RecoveryFailed`; the device is then of no use any more.
     """
+    apply_calls(device, records, apply)
+    compare_regions(device.regions(), state)
+
+
+def apply_calls(device: Device, records: Iterable[Any], apply: Callable[[Any], None]) -> None:
+    """Replay structural calls through ``apply``. Raises as :func:`rebuild`."""
     for record in records:
         try:
             apply(record)
@@ -43,7 +49,6 @@ def rebuild(device: Device, state: SessionState, records: Iterable[Any], apply: 
                                  reason=error.code) from error
     if device.error:
         raise RecoveryFailed(f"the replay of the live objects failed: {device.error_detail()}", reason="device")
-    compare_regions(device.regions(), state)
 
 
 def compare_regions(present: list[Region], state: SessionState) -> None:

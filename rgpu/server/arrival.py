@@ -30,6 +30,7 @@ from rgpu.link.frames import SealedConnection
 from rgpu.server import probing
 from rgpu.server import replay_stream as wire
 from rgpu.server.page_stream import PageReceiver
+from rgpu.session.ahead import Ahead
 from rgpu.session.errors import Corrupt, Fenced, LinkError, RecoveryFailed, RgpuError
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Arrival:
         self.runtime = worker.runtime
         self.connection = connection
         self.receiver = PageReceiver(connection, self.runtime.device, worker.folder, fault)
+        self.receiver.make = self._make
+        self._ahead: Ahead | None = None
 
     def run(self) -> None:
         """Everything that goes wrong is told to the source, and ends this worker."""
@@ -70,6 +73,16 @@ class Arrival:
             pass
         self.worker.do_forget("discarded")
 
+    def _make(self, data: bytes) -> None:
+        """Objects of the session, while it runs on at its source."""
+        if self._ahead is not None:
+            raise Corrupt("objects come ahead a second time", reason="objects ahead")
+        fault("ahead.make")
+        ahead = Ahead.decode(data)
+        self.runtime.make(ahead)
+        self._ahead = ahead
+        fault("ahead.made")
+
     def _take(self) -> None:
         fault("receive")
         received = self.worker.tasks.received = self.receiver.receive()
@@ -79,7 +92,8 @@ class Arrival:
             raise Fenced(f"pages of {received.session} came for {self.runtime.session}")
         fault("rebuild")
         phases = Phases()
-        pages = self.worker.tasks.rebuild(state, received, self.receiver.peer.mend, phases)
+        pages = self.worker.tasks.rebuild(state, received, self.receiver.peer.mend, phases, self._ahead)
+        self._ahead = None
         fault("verified")
         self.receiver.done(pages, phases.ms())
         self.worker.report("received", **self.worker.describe())

@@ -39,6 +39,8 @@ from rgpu.server.governor import Governor
 from rgpu.server.journal_tap import JournalTap
 from rgpu.server.page_stream import PageSender
 from rgpu.server.probing import Prober
+from rgpu.session.ahead import Ahead
+from rgpu.session.ahead import of as objects_ahead
 from rgpu.session.errors import DeviceError, Fenced, LinkError, MoveFailed, RgpuError
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ class Departure:
         self.expected: dict[str, Any] = {}
         self._speed = forecast.ASSUMED_SPEED  #: of the link, bytes/s
         self._first_seconds = 0.0  #: that the first round took
+        self._ahead: Ahead | None = None  #: what the destination has made already
         self._governor: Governor | None = None
         self._measured: forecast.Measured | None = None  #: unless nothing but copying was asked for
 
@@ -127,6 +130,8 @@ class Departure:
         if self.mode == "replay":
             statistics = self._by_replay()
         else:
+            with self.phases.phase("ahead"):
+                self._make_ahead()
             with self.phases.phase("further_rounds"):
                 self._further_rounds()
             self._check_promise()
@@ -210,6 +215,22 @@ class Departure:
                              "session runs on where it was", expected=choice.cost.downtime)
         self._tell("chosen", why=self.reason)
 
+    def _make_ahead(self) -> None:
+        """The destination makes what takes long while the session runs on. (In a replay that is all of the cut.)"""
+        if not self.sender.takes_objects:
+            return
+        self.runtime.pause()
+        try:
+            ahead = objects_ahead(self.runtime.live)
+        finally:
+            self.runtime.resume()
+        if not ahead.contents:
+            return
+        fault("ahead")
+        self.phases.add("ahead.destination", self.sender.send_objects(ahead.encode()) / 1000)
+        self._ahead = ahead
+        fault("ahead.sent")
+
     def _further_rounds(self) -> None:
         """Until few pages are left or they do not become fewer."""
         left = self.sender.statistics.last_round_pages
@@ -262,6 +283,8 @@ class Departure:
                 self.sender.round()
             with self.phases.phase("pause.state"):
                 state = self.worker.tasks.take(view, self.sender.known)
+                if self._ahead is not None:
+                    state.live = self._ahead.shorten(state.live)
             with self.phases.phase("pause.verify"):
                 self.sender.finish(state)
         return {"pause_ms": (time.monotonic() - began) * 1000}

@@ -32,7 +32,7 @@ from rgpu.link.frames import SealedConnection
 from rgpu.server import page_frames
 from rgpu.server import peer_plan as plan
 from rgpu.server.page_lanes import STALL, SendLane
-from rgpu.server.page_messages import ACK, BEGIN, DONE, FAILED, LANE, LAYOUT, READY, ROUND, STATE
+from rgpu.server.page_messages import ACK, BEGIN, DONE, FAILED, LANE, LAYOUT, MADE, OBJECTS, READY, ROUND, STATE
 from rgpu.server.peer_source import NoPeer, PeerSource, ask
 from rgpu.session.errors import DeviceError, LinkError, MoveFailed, RgpuError, from_dict
 
@@ -101,6 +101,7 @@ class PageSender:
         self.rounds_pulled: list[dict[str, float]] = []  #: before pulls were given up
         self.map_seconds: list[float] = []  #: that the other side took for each layout
         self.destination: dict[str, float] = {}  #: what it said in DONE that its phases took, ms
+        self.takes_objects = False  #: the other side makes objects ahead (:meth:`send_objects`)
         self.table = PageTable(key)
         self.statistics = Statistics()
         self._ring = device.page_ring()
@@ -185,8 +186,9 @@ class PageSender:
 
     def _agree(self, body: Any) -> None:
         """Whether the other side will pull pages: it says so once, in its first answer."""
+        said = _decode(body)
+        self.takes_objects = isinstance(said, dict) and bool(said.get("objects"))
         if self.peer is None and not self.by_stream:
-            said = _decode(body)
             try:
                 answer = msgspec.convert(said.get("peer") or {}, plan.Answer)
                 self.peer = PeerSource(self.connection, self._own, answer, fault=self.fault)
@@ -212,16 +214,27 @@ class PageSender:
             return regions
         return [region for region in regions if region.kind != "mapped" or region.size % PAGE]
 
+    def send_objects(self, data: bytes) -> float:
+        """Have objects made ahead (:mod:`rgpu.session.ahead`); returns the ms that the other side took.
+
+        Between two rounds. Raises what the destination reports.
+        """
+        self._in_pieces(OBJECTS, data)
+        said = _decode(self._expect(MADE))
+        return float(said.get("ms", 0.0)) if isinstance(said, dict) else 0.0
+
+    def _in_pieces(self, kind: int, whole: bytes) -> None:
+        data = memoryview(whole)
+        for at in range(0, max(1, len(data)), PIECE):
+            self.connection.send(kind, bytes([at + PIECE >= len(data)]), data[at:at + PIECE])
+
     def finish(self, state: SessionState) -> None:
         """Send the rest of the session; returns once the other side verified every page.
 
         Raises :class:`MoveFailed`, or what the destination reports.
         """
         self.fault("state")
-        data = memoryview(state.encode())
-        for at in range(0, max(1, len(data)), PIECE):
-            last = at + PIECE >= len(data)
-            self.connection.send(STATE, bytes([last]), data[at:at + PIECE])
+        self._in_pieces(STATE, state.encode())
         self.fault("verify")
         said = _decode(self._expect(DONE))
         phases = said.get("phases_ms") if isinstance(said, dict) else None

@@ -18,8 +18,11 @@ type       body                                                        direction
 40 ACK     empty                                                       dest → source
 41 DONE    {pages}: every page was verified                            dest → source
 42 FAILED  an error's dict                                             dest → source
-43 READY   {}                                                          dest → source
+43 READY   {objects: 1 from who understands OBJECTS}                   dest → source
 44 CREDIT  u32: so many PAGES of this lane are verified and written    dest → source
+60 OBJECTS piece of :mod:`rgpu.session.ahead` (u8 last, bytes), while  source → dest
+           the session runs; answered by MADE
+61 MADE    {ms}: these objects are there                               dest → source
 =========  ==========================================================  ===============
 
 BEGIN may ask for pages to be pulled (``peer``), READY answers that; what then
@@ -58,7 +61,21 @@ from rgpu.link.frames import SealedConnection
 from rgpu.server import page_frames
 from rgpu.server.page_frames import LZ4, RAW, ZERO, unpack
 from rgpu.server.page_lanes import credit
-from rgpu.server.page_messages import ACK, BEGIN, CREDIT, DONE, FAILED, LANE, LAYOUT, PAGES, READY, ROUND, STATE
+from rgpu.server.page_messages import (
+    ACK,
+    BEGIN,
+    CREDIT,
+    DONE,
+    FAILED,
+    LANE,
+    LAYOUT,
+    MADE,
+    OBJECTS,
+    PAGES,
+    READY,
+    ROUND,
+    STATE,
+)
 from rgpu.server.page_sender import PageSender, Statistics
 from rgpu.server.peer_plan import GRANT, GRANTED, PULL, Answer, Ask, encode
 from rgpu.server.peer_target import PeerTarget
@@ -135,6 +152,7 @@ class PageReceiver:
         self.peer = PeerTarget(connection, device, folder, fault)
         self._answer: Answer | None = None  #: due in the next READY
         self.received = Received()
+        self.make: Callable[[bytes], None] | None = None  #: objects ahead; without it nobody sends any
         self._layout: list[Region] = []
         self._starts: list[int] = []  #: of the layout, which is sorted
         self._lock = threading.Lock()
@@ -159,8 +177,7 @@ class PageReceiver:
             raise
 
     def _receive(self) -> Received:
-        pieces: list[bytes] = []
-        size = 0
+        state, objects = _Pieces("a state"), _Pieces("objects ahead")
         while True:
             kind, body = self.connection.recv(room=_Room(self.device.page_ring(), 0))
             if kind == PAGES:
@@ -170,7 +187,13 @@ class PageReceiver:
             elif kind == LAYOUT:
                 self._apply_layout([Region(*row) for row in _decode(body, _Layout).regions])
                 answer, self._answer = self._answer, None
-                self.connection.send(READY, _encode({} if answer is None else {"peer": answer}))
+                able = {"objects": 1} if self.make is not None else {}
+                self.connection.send(READY, _encode(able if answer is None else {**able, "peer": answer}))
+            elif kind == OBJECTS and self.make is not None:
+                if (data := objects.take(body)) is not None:
+                    began = time.monotonic()
+                    self.make(data)
+                    self.connection.send(MADE, _encode({"ms": round((time.monotonic() - began) * 1000, 1)}))
             elif kind == GRANT:
                 self.connection.send(GRANTED, encode(self.peer.grant(body)))
             elif kind == PULL:
@@ -179,12 +202,8 @@ class PageReceiver:
                 self.peer.round(body)
                 self.connection.send(ACK, b"")
             elif kind == STATE:
-                size += len(body)
-                if not len(body) or size > LONGEST_STATE:
-                    raise Corrupt(f"a piece of {len(body)} bytes, {size} in all, of a state", reason="length")
-                pieces.append(bytes(body[1:]))
-                if body[0]:
-                    self.received.state = SessionState.decode(b"".join(pieces))
+                if (data := state.take(body)) is not None:
+                    self.received.state = SessionState.decode(data)
                     self.peer.complete(self.received.state)
                     return self.received
             else:
@@ -325,6 +344,24 @@ class PageReceiver:
             for at in range(0, size, PAGE):
                 length = min(PAGE, size - at)
                 self.received.pages[address + at] = bytes(length if data is None else data[at:at + length])
+
+
+class _Pieces:
+    """Something that comes in pieces, each behind a byte that is not 0 for the last."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._pieces, self._size = what, list[bytes](), 0
+
+    def take(self, body: Any) -> bytes | None:
+        """All of it, once the last piece is here. Raises :class:`Corrupt`."""
+        self._size += len(body)
+        if not len(body) or self._size > LONGEST_STATE:
+            raise Corrupt(f"a piece of {len(body)} bytes, {self._size} in all, of {self._what}", reason="length")
+        self._pieces.append(bytes(body[1:]))
+        if not body[0]:
+            return None
+        pieces, self._pieces, self._size = self._pieces, [], 0
+        return b"".join(pieces)
 
 
 class _Room:

@@ -28,6 +28,7 @@ from rgpu.server.fast_path import Came, FastPath
 from rgpu.server.journal_tap import JournalTap
 from rgpu.server.lookahead import MAY_WAIT, DoneScanner, Gates, Under
 from rgpu.server.session_text import STEP, SessionText
+from rgpu.session.ahead import Ahead
 from rgpu.session.answers import RetainedAnswers
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME, Answer
@@ -357,14 +358,16 @@ class SessionRuntime:
 
     # -- rebuilding -------------------------------------------------------------
     def restore(self, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]] | restore.Deliver | Image,
-                mend: restore.Mend | None = None, phases: Phases | None = None) -> None:
+                mend: restore.Mend | None = None, phases: Phases | None = None, ahead: Ahead | None = None) -> None:
         """Become the session that ``state`` describes, on an unused device; every page is verified.
 
-        ``mend``, ``phases``: as :func:`rgpu.checkpoint.restore.restore` takes them. Raises :class:`RecoveryFailed`,
-        :class:`Corrupt`.
+        ``mend``, ``phases``: as :func:`rgpu.checkpoint.restore.restore` takes them. ``ahead``: what :meth:`make` made
+        of it already. Raises :class:`RecoveryFailed`, :class:`Corrupt`.
         """
-        live = LiveObjects.from_dict(state.live)
-        restore.restore(self.device, state, live.structural_calls(), self.executor.replay, pages, mend, phases)
+        objects, digests = (state.live, []) if ahead is None else ahead.lengthen(state.live)
+        live = LiveObjects.from_dict(objects, digests)
+        calls = live.structural_calls() if ahead is None else ahead.rest(live.structural_calls())
+        restore.restore(self.device, state, calls, self.executor.replay, pages, mend, phases)
         self.executor.premapped = []
         self.executor.restored = state.position
         self.live = live
@@ -377,6 +380,10 @@ class SessionRuntime:
         if self.fast is not None:
             self.fast.position(state.position, [row[0] for row in self.retained.unobserved()])
         self.effect(Kind.REBUILT)
+
+    def make(self, ahead: Ahead) -> None:
+        """Make objects of a session that may come, on an unused device. Raises :class:`RecoveryFailed`."""
+        restore.apply_calls(self.device, ahead.calls(), self.executor.replay)
 
     def replay(self) -> None:
         """What is fed from now on was applied by another owner before: it waits where that owner had waited.

@@ -34,6 +34,7 @@ from rgpu.server.arrival import Arrival, staged
 from rgpu.server.departure import Departure, measure
 from rgpu.server.device.cpu.facts import available_memory
 from rgpu.server.page_stream import Received
+from rgpu.session.ahead import Ahead
 from rgpu.session.errors import DeviceError, Fenced, Refused
 
 if TYPE_CHECKING:
@@ -165,11 +166,11 @@ class Tasks:
             self._arrival.receiver.peer.close()
 
     def rebuild(self, state: SessionState, received: Received, mend: Mend | None = None,
-                phases: Phases | None = None) -> int:
+                phases: Phases | None = None, ahead: Ahead | None = None) -> int:
         """Replay the live objects, write the pages that waited for them, verify all; returns how many."""
         runtime = self.worker.runtime
         runtime.executor.premapped = sorted(received.mapped)
-        runtime.restore(state, staged(state, received.pages), mend, phases)
+        runtime.restore(state, staged(state, received.pages), mend, phases, ahead)
         return sum(pagehash.page_count(region.size) for region in state.regions)
 
     # -- images -------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any
@@ -100,6 +100,7 @@ class LiveObjects:
         self._payloads: dict[bytes, bytes] = {}
         self._payload_uses: Counter[bytes] = Counter()
         self._pending: set[int] = set()  #: loads without an answer
+        self._digest = b""  #: of the contents of the load being applied, where it is known
 
     # -- events -----------------------------------------------------------------
     def apply(self, record: Record) -> None:
@@ -154,6 +155,10 @@ class LiveObjects:
             hasher.update(graphs.encode(item.nodes) if kind == "graph_exec" else item.digest)
             found.append((kind, number, hasher.digest(length=16)))
         return found
+
+    def unanswered(self, seq: int) -> bool:
+        """Whether the load of that position has no answer yet."""
+        return seq in self._pending
 
     def handles(self, kind: str) -> list[int]:
         """Numbers (or addresses) of the live objects of a kind, sorted. Raises KeyError for no such kind."""
@@ -301,7 +306,7 @@ class LiveObjects:
         item = self._create("module", args.module, record, args.context)
         if item is None:
             return
-        item.digest = blake3.blake3(record.payload).digest()
+        item.digest = self._digest or blake3.blake3(record.payload).digest()
         if item.digest not in self._payloads:
             self._payloads[item.digest] = bytes(record.payload)
         self._payload_uses[item.digest] += 1
@@ -367,15 +372,18 @@ class LiveObjects:
                 "calls": calls, "answers": answers}
 
     @staticmethod
-    def from_dict(data: Any) -> LiveObjects:
-        """The inverse of :meth:`to_dict`. Raises :class:`Corrupt` for anything else."""
+    def from_dict(data: Any, digests: Sequence[bytes] = ()) -> LiveObjects:
+        """The inverse of :meth:`to_dict`. Raises :class:`Corrupt` for anything else.
+
+        ``digests``: of the payloads, those that the caller knows; empty ones it does not.
+        """
         found = LiveObjects()
         try:
             if data["version"] != 1:
                 raise ValueError(f"version {data['version']}")
             payloads = [_typed(payload, bytes) for payload in _typed(data["payloads"], list)]
             for row in _typed(data["calls"], list):
-                found._apply_row(row, payloads)
+                found._apply_row(row, payloads, digests)
             for seq, functions, digest, variables in _typed(data["answers"], list):
                 found._answer_row(_typed(seq, int), LoadAnswer(
                     _typed(functions, int), _typed(digest, bytes), None if variables is None else tuple(
@@ -386,7 +394,7 @@ class LiveObjects:
             raise Corrupt(f"live objects: {error!r}", offset=0, reason="live objects") from None
         return found
 
-    def _apply_row(self, row: Any, payloads: list[bytes]) -> None:
+    def _apply_row(self, row: Any, payloads: list[bytes], digests: Sequence[bytes]) -> None:
         seq, call_id, thread, flags, args, payload = row
         for value in (seq, call_id, thread, flags):
             _typed(value, int)
@@ -398,7 +406,9 @@ class LiveObjects:
         _typed(payload, int)
         if call_id not in _HANDLERS or seq <= 0 or seq in self._objects or (payload >= 0) != (call_id == LOAD):
             raise ValueError(f"call {call_id} at position {seq}")
+        self._digest = digests[payload] if 0 <= payload < len(digests) else b""
         self.apply(Record(seq, call_id, _typed(args, bytes), payloads[payload] if payload >= 0 else b"", thread, flags))
+        self._digest = b""
 
     def _answer_row(self, seq: int, answer: LoadAnswer) -> None:
         item = self._objects[seq]

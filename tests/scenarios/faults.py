@@ -22,9 +22,9 @@ from tests.scenarios.pool import ROOT, LocalPool, VerbError
 from tests.scenarios.proxy import Proxy, free_port
 
 #: Of the steps of a good move, in their order; whoever reaches it waits there for HOLD seconds.
-POINTS = ("connected", "round", "paused", "state", "verify", "rebuild", "verified", "sent", "mover.write_ready",
-          "mover.write_commit", "mover.write_commit.done", "mover.settle", "daemon.activate", "daemon.forget",
-          "mover.write_clear")
+POINTS = ("connected", "round", "ahead", "ahead.made", "paused", "state", "verify", "rebuild", "verified", "sent",
+          "mover.write_ready", "mover.write_commit", "mover.write_commit.done", "mover.settle", "daemon.activate",
+          "daemon.forget", "mover.write_clear")
 HOLD = 1.2
 #: Longer than a lease of 2 s and than the patience of the lease keeper: others have taken over before it is thawed.
 FROZEN = 8.0

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rgpu.session import graphs, module_table
+from rgpu.session import ahead, graphs, module_table
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME, Effect
-from rgpu.session.errors import Corrupt
+from rgpu.session.errors import Corrupt, RecoveryFailed
 from rgpu.session.live import _HANDLERS, LiveObjects, Mapping
 from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
 from rgpu.session.record import Record
@@ -169,6 +169,8 @@ class Compaction(RuleBasedStateMachine):
         self.live = LiveObjects()
         self.seq = 0
         self.answers: dict[int, tuple[int, bytes]] = {}
+        self.sent: ahead.Ahead | None = None
+        self.made: ahead.Ahead | None = None
         self.give("session_open", version=1, pid=1, environment=b"CUDA_X=1\0")
 
     def give(self, name: str, payload: bytes = b"", **values: Any) -> None:
@@ -269,6 +271,35 @@ class Compaction(RuleBasedStateMachine):
         assert restored.to_dict() == self.live.to_dict()
         self.live = restored
 
+    @rule()
+    def send_ahead(self) -> None:
+        """From now on a second device has what takes long, made at this moment."""
+        self.sent = ahead.of(self.live)
+        self.made = ahead.Ahead.decode(self.sent.encode())
+
+    @invariant()
+    def with_objects_ahead_it_is_the_same(self) -> None:
+        if self.sent is None or self.made is None:
+            return
+        if any(context is None for context, _ in self.device.owned.values()):
+            return  # a stream from before the context that it names: a device refuses that
+        other = NaiveDevice()
+        for record in self.made.calls():
+            other.apply(record)
+        objects = msgspec.msgpack.decode(msgspec.msgpack.encode(self.sent.shorten(self.live.to_dict())))
+        live = LiveObjects.from_dict(*self.made.lengthen(objects))
+        assert live.structural_calls() == self.live.structural_calls() and live.to_dict() == self.live.to_dict()
+        try:
+            rest = self.made.rest(live.structural_calls())
+        except RecoveryFailed as error:
+            assert "context" in error.message and "destroyed" in error.message
+            assert error.detail["seq"] not in {call.seq for call in live.structural_calls()}
+            self.sent = self.made = None  # that move has failed
+            return
+        for record in rest:
+            other.apply(record)
+        assert other.state() == self.device.state()
+
     @invariant()
     def replayed_is_the_same(self) -> None:
         self.live.check()
@@ -333,11 +364,13 @@ def test_random_sessions(seed: int) -> None:
         lambda: machine.destroy_graph(few()),
         lambda: machine.free(at(), random.choice([0, 512]), "memory_free"),
         machine.saved_and_restored,
+        machine.send_ahead,
     ]
     weights = [random.choice([1, 2, 6]) for _ in steps]
     for _ in range(150):
         random.choices(steps, weights)[0]()
         machine.replayed_is_the_same()
+        machine.with_objects_ahead_it_is_the_same()
     machine.questions_agree()
     machine.size_follows_what_is_alive()
 
@@ -484,3 +517,61 @@ def test_hostile_dictionaries() -> None:
     for data in (None, [], "x", 5, {}):
         with pytest.raises(Corrupt):
             LiveObjects.from_dict(data)
+
+
+# -- objects ahead ----------------------------------------------------------------------------
+
+
+def _session() -> LiveObjects:
+    live = _objects(call(1, "context_create", context=1, device=0, flags=0, primary=0), _load(2, 16),
+                    call(3, "stream_create", stream=16, context=1, flags=0, priority=0), _load(4, 17, b"second"),
+                    _load(5, 18))
+    for seq in (2, 4, 5):
+        live.answered(seq, 0, _answer(seq))
+    return live
+
+
+def test_contents_go_ahead_once_and_are_numbers_then() -> None:
+    live = _session()
+    sent = ahead.of(live)
+    assert sent.contents == [b"first", b"second"] and [row.seq for row in sent.rows] == [1, 2, 4, 5]
+    live.apply(_load(6, 19, b"third"))
+    live.answered(6, 0, _answer(6))
+    assert sent.shorten(live.to_dict())["payloads"] == [0, 1, b"third"]
+    made = ahead.Ahead.decode(sent.encode())
+    assert made.lengthen(sent.shorten(live.to_dict())) == (live.to_dict(), [*made.digests, b""])
+    assert [record.seq for record in made.rest(live.structural_calls())] == [3, 6]
+
+
+def test_what_comes_behind_a_load_that_is_not_answered_is_made_in_its_order() -> None:
+    live = _session()
+    live.apply(_load(6, 19, b"third"))
+    live.apply(_load(7, 20, b"fourth"))
+    live.answered(7, 0, _answer(7))
+    assert [row.seq for row in ahead.of(live).rows] == [1, 2, 4, 5]
+
+
+def test_a_context_that_is_gone_without_a_trace_ends_the_move() -> None:
+    live = _session()
+    live.apply(call(6, "context_create", context=2, device=0, flags=0, primary=0))
+    made = ahead.of(live)
+    live.apply(call(7, "context_destroy", context=2))
+    with pytest.raises(RecoveryFailed, match="context of call 6 was destroyed while"):
+        made.rest(live.structural_calls())
+
+
+@pytest.mark.parametrize("rows", [
+    [[1, 9999, 0, 0, b"", -1]], [[0, ahead._CONTEXT, 0, 0, b"", -1]], [[1, ahead.LOAD, 0, 0, b"", -1]],
+    [[1, ahead.LOAD, 0, 0, b"", 2]], [[1, ahead._CONTEXT, 0, 0, b"", 0]], [[1, ahead._CONTEXT, 0, 0, b"", -2]],
+    [[2, ahead._CONTEXT, 0, 0, b"", -1], [2, ahead._CONTEXT, 0, 0, b"", -1]], [[1]], "rows",
+    [[1, BY_NAME["launch"].id, 0, 0, b"", -1]]])
+def test_what_is_no_list_of_objects_is_refused(rows: Any) -> None:
+    with pytest.raises(Corrupt):
+        ahead.Ahead.decode(msgspec.msgpack.encode([[b"one", b"two"], rows]))
+
+
+@pytest.mark.parametrize("payloads", [[2], [-1], ["x", 7], None])
+def test_contents_that_nobody_sent_are_refused(payloads: Any) -> None:
+    made = ahead.Ahead.decode(ahead.of(_session()).encode())
+    with pytest.raises(Corrupt):
+        LiveObjects.from_dict(*made.lengthen({**_session().to_dict(), "payloads": payloads}))
