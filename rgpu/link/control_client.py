@@ -132,8 +132,9 @@ class ControlClient:
             peer = self._peers[endpoint] = _Peer(self._context, self._keys, endpoint)
         if not peer.wait_connected(min(left, self._connect_timeout)):
             raise PoolUnavailable(f"{endpoint.address} does not answer")
-        peer.socket.send(encode(message))
         deadline = time.monotonic() + left
+        if not peer.send(encode(message), left):
+            raise PoolUnavailable(f"{endpoint.address} does not answer")
         again = VERBS[message.verb].idempotent if message.verb in VERBS else True
         while True:
             body = peer.receive(deadline - time.monotonic())
@@ -204,6 +205,15 @@ class _Peer:
             if left <= 0 or not self._monitor.poll(int(left * 1000) + 1):
                 return False
             self._events()
+        return True
+
+    def send(self, data: bytes, timeout: float) -> bool:
+        """False: nothing was sent, the connection was lost meanwhile. (A send would wait for it for ever.)"""
+        self.socket.setsockopt(zmq.SNDTIMEO, int(timeout * 1000) + 1)
+        try:
+            self.socket.send(data)
+        except zmq.Again:
+            return False
         return True
 
     def receive(self, timeout: float) -> bytes | None:

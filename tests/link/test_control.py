@@ -153,6 +153,18 @@ def test_the_next_endpoint_is_tried_and_remembered(pool: PoolFiles, node: Node) 
         client.call("pool.ping")
 
 
+def test_a_connection_that_is_lost_just_before_a_request_is_no_wait_without_end(
+        client: ControlClient, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library keeps a sender waiting for a connection; a program that had ended was held by that (seen once)."""
+    assert client.call("pool.ping")["name"]
+    node.run(node.server.stop())
+    (peer,) = client._peers.values()
+    assert peer.receive(5.0) is None and not peer._connected
+    monkeypatch.setattr(peer, "wait_connected", lambda timeout: True)
+    with pytest.raises(PoolUnavailable, match="answers"):
+        client.call("pool.ping", timeout=0.3)
+
+
 def test_a_lost_answer(client: ControlClient) -> None:
     with pytest.raises(PoolUnavailable):
         client.call("pool.ping", {"sleep": 2}, timeout=0.2)
