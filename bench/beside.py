@@ -45,7 +45,7 @@ from tests.gpu.suite.report import environment  # noqa: E402
 from tests.scenarios.pool import LocalPool, Program  # noqa: E402
 
 WORKLOAD = ROOT / "bench" / "workloads" / "gpt2_steps.py"
-BEFORE, REST = 3.0, 3.5  #: seconds of steps that count as usual; between two parts
+REST = 3.5  #: seconds between two parts: those before one are what is usual
 PIECE, BLOCK = 16 << 20, 256 << 20
 
 
@@ -162,14 +162,6 @@ class Part:
 # -- the measurement -----------------------------------------------------------------------------
 
 
-def excess(run: Run, began: float, ended: float) -> float | None:
-    """ms by which the steps that end in that time, or are begun in it, were longer than the usual ones before it."""
-    steps = list(zip(run.times, run.times[1:], strict=False))
-    usual = [b - a for a, b in steps if began - BEFORE < a and b < began]
-    during = [b - a for a, b in steps if b > began and a < ended]
-    return (sum(during) - statistics.median(usual) * len(during)) * 1e3 if usual and during else None
-
-
 def measure(pool: LocalPool, program: Program, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     names = ["processors", "disk", *(["copies", "room"] if options.device.startswith("cuda") else [])]
     parts = [Part(name, folder, options.device) for name in names]
@@ -189,7 +181,7 @@ def measure(pool: LocalPool, program: Program, options: argparse.Namespace, fold
                 ended = time.time()
                 time.sleep(0.5)
                 rows.append({"part": part.name if part else "image", "seconds": round(ended - began, 3),
-                             "excess_ms": excess(Run.of(list(program.lines)), began, ended)})
+                             "excess_ms": Run.of(list(program.lines)).excess(began, ended)})
                 print(rows[-1], flush=True)
     finally:
         for part in parts:

@@ -75,12 +75,12 @@ class Run:
                 for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)
                 if image - before < b < image + after]
 
-    def excess(self, published: float, seconds: float, before: float = 6.0) -> float | None:
-        """By how many ms the steps of the ``seconds`` in which an image was made were longer than those before it."""
-        begun = published - seconds - SLACK
-        usual = [ms for at, ms in self.around(published, before) if published + at < begun]
-        during = [ms for at, ms in self.around(published, before) if published + at >= begun and at < SLACK / 3]
-        return sum(during) - statistics.median(usual) * len(during) if usual and during else None
+    def excess(self, began: float, ended: float, before: float = 3.0) -> float | None:
+        """By how many ms the steps of that time were longer, all together, than as many of the seconds before it."""
+        steps = list(zip(self.times, self.times[1:], strict=False))
+        usual = [b - a for a, b in steps if began - before < a and b < began]
+        during = [b - a for a, b in steps if b > began and a < ended]
+        return (sum(during) - statistics.median(usual) * len(during)) * 1e3 if usual and during else None
 
     def between(self, images: list[float], every: float) -> list[float]:
         """Of these, the steps while no image was written: the next is asked for so long after the last one."""
@@ -190,7 +190,7 @@ def steady(calm: Run, bare_steps: list[float], taken: list[float], images: list[
     """``taken``: when each image was published; ``images``: what each says of itself."""
     calm_steps, between = calm.steps(), calm.between(taken, every)
     costs = [(excess, image["seconds"]) for when, image in zip(taken, images, strict=False)
-             if (excess := calm.excess(when, image["seconds"])) is not None]
+             if (excess := calm.excess(when - image["seconds"] - SLACK, when)) is not None]
     return {
         "images": len(taken), "mean_ms": statistics.mean(calm_steps) * 1e3,
         "median_ms": statistics.median(calm_steps) * 1e3, "longest_ms": max(calm_steps) * 1e3,

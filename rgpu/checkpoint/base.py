@@ -122,7 +122,7 @@ class Base:
         return self._compare(hash_key, regions)
 
     def _compare(self, hash_key: bytes, regions: list[RegionState]) -> Unchanged:
-        """A session may have thousands of regions, and it stands still meanwhile: nothing is done for each of them."""
+        """A session may have thousands of regions, and it stands still meanwhile: arrays only of all of them."""
         starts = [0, *accumulate(pagehash.page_count(region.size) for region in regions)]
         kept, numbers = np.zeros(starts[-1], bool), np.full(starts[-1], image.ZERO_PAGE, np.uint32)
         if self.table.body.state.hash_key == hash_key:

@@ -29,6 +29,7 @@ from rgpu.link.faults import fault
 from rgpu.link.frames import SealedConnection
 from rgpu.server import probing
 from rgpu.server import replay_stream as wire
+from rgpu.server.page_messages import Pieces
 from rgpu.server.page_stream import PageReceiver
 from rgpu.session.ahead import Ahead
 from rgpu.session.errors import Corrupt, Fenced, LinkError, RecoveryFailed, RgpuError
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 DRAIN_SECONDS = 10.0
-LONGEST_STATE = 1 << 32  #: bytes
 
 
 class Arrival:
@@ -114,8 +114,7 @@ class Arrival:
         runtime = self.runtime
         runtime.replay()
         feed: Callable[[Any], int] | None = None
-        pieces: list[bytes] = []
-        size = 0
+        last = Pieces("a state")
         while True:
             kind, body = self.connection.recv()
             if kind == wire.CALLS:
@@ -131,12 +130,8 @@ class Arrival:
             elif kind == wire.PROBE:
                 self._compare_sample(body)
             elif kind == wire.LAST:
-                size += len(body)
-                if not len(body) or size > LONGEST_STATE:
-                    raise Corrupt(f"a state of {size} bytes", reason="length")
-                pieces.append(bytes(body[1:]))
-                if body[0]:
-                    return SessionState.decode(b"".join(pieces))
+                if (data := last.take(body)) is not None:
+                    return SessionState.decode(data)
             else:
                 raise LinkError(f"unknown message type {kind} in a replay")
 

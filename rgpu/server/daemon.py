@@ -35,7 +35,7 @@ from rgpu.server.images import NodeImages
 from rgpu.server.leadership import Leadership
 from rgpu.server.metrics import Metrics
 from rgpu.server.module_cache import DEFAULT_SIZE
-from rgpu.server.node import DeviceSlot, Node
+from rgpu.server.node import END_SECONDS, DeviceSlot, Node
 from rgpu.server.node_verbs import NodeVerbs
 from rgpu.server.operator_verbs import OperatorVerbs
 from rgpu.server.pool_verbs import PoolVerbs
@@ -274,8 +274,10 @@ class Daemon:
         self.metrics.count("rgpu_hardware_faults_total", handle.device)
         self._faults[pid] = f" of {why} of {handle.device}"
         handle.kill()
-        await handle.closed.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
         await self.examining.suspect(handle.device, f"{why} in session {session}")
+        handle.give_up()  # a driver that hangs may hold the process for good, not the session
 
     async def _report_end(self, session: str, reason: str) -> None:
         """Have the session of a program that is over ended, however long the pool has no leader.

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 
 import numpy as np
 
 from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import Device, Region
 from rgpu.link.faults import broken
+from rgpu.server import worker
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.errors import DeviceError, RgpuError
 
@@ -30,20 +30,13 @@ def examine(spec: str) -> str:
     if found := broken(spec):
         return found
     try:
-        device, uuid = _device(spec)
+        device = worker.make_device(spec, 4 * GRANULE)
     except DeviceError as error:
         return "" if error.result in NOT_TOLD else f"it cannot be used: {error.message}"
     try:
-        return _work(device) or _lost(spec, uuid)
+        return _work(device) or worker.lost(spec, device)
     except DeviceError as error:
         return "" if error.result in NOT_TOLD else f"it failed at plain work: {error.message}"
-
-
-def _device(spec: str) -> tuple[Device, bytes]:
-    from rgpu.server.worker import make_device
-
-    device = make_device(spec, 4 * GRANULE)
-    return device, device.facts.uuid
 
 
 def _work(device: Device) -> str:
@@ -62,14 +55,6 @@ def _work(device: Device) -> str:
     return ""
 
 
-def _lost(spec: str, uuid: bytes) -> str:
-    if not spec.startswith("cuda"):
-        return ""
-    from rgpu.server.device.cuda import nvml
-
-    return nvml.lost(uuid)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="internal: looks whether a device works; started by `rgpu server`")
     parser.add_argument("--device", required=True)
@@ -79,7 +64,6 @@ def main() -> None:
     except RgpuError as error:
         found = f"it cannot be examined: {error.message}"
     print(json.dumps({"fault": found}), flush=True)
-    sys.stdout.flush()
     os._exit(0)  # a sick device's threads are not waited for
 
 

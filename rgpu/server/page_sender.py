@@ -32,13 +32,25 @@ from rgpu.link.frames import SealedConnection
 from rgpu.server import page_frames
 from rgpu.server import peer_plan as plan
 from rgpu.server.page_lanes import STALL, SendLane
-from rgpu.server.page_messages import ACK, BEGIN, DONE, FAILED, LANE, LAYOUT, MADE, OBJECTS, READY, ROUND, STATE
+from rgpu.server.page_messages import (
+    ACK,
+    BEGIN,
+    DONE,
+    FAILED,
+    LANE,
+    LAYOUT,
+    MADE,
+    OBJECTS,
+    READY,
+    ROUND,
+    STATE,
+    in_pieces,
+)
 from rgpu.server.peer_source import NoPeer, PeerSource, ask
 from rgpu.session.errors import DeviceError, LinkError, MoveFailed, RgpuError, from_dict
 
 log = structlog.get_logger(__name__)
 
-PIECE = 1 << 20
 LANES = 4  #: connections at most
 LANE_SECONDS = 5.0  #: that a further connection may take to be admitted
 ZEROS_TOGETHER = 2048  #: pages of zeros in one message
@@ -224,9 +236,8 @@ class PageSender:
         return float(said.get("ms", 0.0)) if isinstance(said, dict) else 0.0
 
     def _in_pieces(self, kind: int, whole: bytes) -> None:
-        data = memoryview(whole)
-        for at in range(0, max(1, len(data)), PIECE):
-            self.connection.send(kind, bytes([at + PIECE >= len(data)]), data[at:at + PIECE])
+        for last, piece in in_pieces(whole):
+            self.connection.send(kind, last, piece)
 
     def finish(self, state: SessionState) -> None:
         """Send the rest of the session; returns once the other side verified every page.

@@ -75,6 +75,7 @@ from rgpu.server.page_messages import (
     READY,
     ROUND,
     STATE,
+    Pieces,
 )
 from rgpu.server.page_sender import PageSender, Statistics
 from rgpu.server.peer_plan import GRANT, GRANTED, PULL, Answer, Ask, encode
@@ -87,7 +88,6 @@ __all__ = ["ACK", "BEGIN", "DONE", "FAILED", "LAYOUT", "LZ4", "PAGES", "RAW", "R
 log = structlog.get_logger(__name__)
 
 MOST_REGIONS = 1 << 20
-LONGEST_STATE = 1 << 32  #: bytes
 LANE_WAIT = 10.0  #: seconds that a further connection waits for BEGIN
 LINGER = 2.0  #: seconds that a connection stays open for its other side to read why it ends
 
@@ -177,7 +177,7 @@ class PageReceiver:
             raise
 
     def _receive(self) -> Received:
-        state, objects = _Pieces("a state"), _Pieces("objects ahead")
+        state, objects = Pieces("a state"), Pieces("objects ahead")
         while True:
             kind, body = self.connection.recv(room=_Room(self.device.page_ring(), 0))
             if kind == PAGES:
@@ -344,24 +344,6 @@ class PageReceiver:
             for at in range(0, size, PAGE):
                 length = min(PAGE, size - at)
                 self.received.pages[address + at] = bytes(length if data is None else data[at:at + length])
-
-
-class _Pieces:
-    """Something that comes in pieces, each behind a byte that is not 0 for the last."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._pieces, self._size = what, list[bytes](), 0
-
-    def take(self, body: Any) -> bytes | None:
-        """All of it, once the last piece is here. Raises :class:`Corrupt`."""
-        self._size += len(body)
-        if not len(body) or self._size > LONGEST_STATE:
-            raise Corrupt(f"a piece of {len(body)} bytes, {self._size} in all, of {self._what}", reason="length")
-        self._pieces.append(bytes(body[1:]))
-        if not body[0]:
-            return None
-        pieces, self._pieces, self._size = self._pieces, [], 0
-        return b"".join(pieces)
 
 
 class _Room:

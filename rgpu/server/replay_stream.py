@@ -37,12 +37,13 @@ import msgspec
 import numpy as np
 
 from rgpu.checkpoint.state import SessionState
+from rgpu.server.page_messages import in_pieces
 from rgpu.session.addresses import PAGE
 from rgpu.session.errors import Corrupt
 
 REPLAY, CALLS, PING, LAST, PROBE = 48, 49, 50, 51, 52
 PONG, WANT, PROBED = 56, 57, 58
-PIECE = 1 << 20
+PIECE = 1 << 20  #: bytes that may wait when a replay has caught up
 MAX_REGIONS = 1 << 20
 MOST_PROBED = 1 << 14  #: pages of one sample
 #: A page of a sample: the hash is of its bytes at the source.
@@ -65,9 +66,7 @@ def objects_digest(objects: dict[str, Any]) -> bytes:
 
 def pieces(state: SessionState) -> Iterator[tuple[bytes, memoryview]]:
     """The bodies of LAST."""
-    data = memoryview(state.encode())
-    for at in range(0, max(1, len(data)), PIECE):
-        yield bytes([at + PIECE >= len(data)]), data[at:at + PIECE]
+    return in_pieces(state.encode())
 
 
 def ping(number: int) -> bytes:

@@ -91,6 +91,15 @@ def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = Fa
     raise Refused(f"unknown device {spec!r}: use cpu:N or cuda:N")
 
 
+def lost(spec: str, device: Device) -> str:
+    """Why the driver has lost the device; empty: it has not, or cannot tell."""
+    if not spec.startswith("cuda"):
+        return ""
+    from rgpu.server.device.cuda import nvml
+
+    return nvml.lost(device.facts.uuid)
+
+
 def warm(spec: str) -> None:
     """Load what a session's first calls would: for a spare, while nobody waits."""
     if spec.startswith("cpu"):
@@ -199,7 +208,7 @@ class Worker:
         """
         if result in self._judged:
             return
-        why = hardware.fault(result, self._lost)
+        why = hardware.fault(result, lambda: lost(self.spec, self.runtime.device))
         if not why:
             self._judged.add(result)
             return
@@ -209,13 +218,6 @@ class Worker:
         time.sleep(FAULT_SECONDS)
         log.error("no daemon ended the worker after its device's fault: it ends")
         end_process()
-
-    def _lost(self) -> str:
-        if not self.spec.startswith("cuda"):
-            return ""
-        from rgpu.server.device.cuda import nvml
-
-        return nvml.lost(self.runtime.device.facts.uuid)
 
     # -- the deadline --------------------------------------------------------------
     def do_deadline(self, fds: list[int]) -> None:

@@ -157,6 +157,10 @@ class WorkerHandle:
             self._pidfd = -1
         self.channel.close()
 
+    def give_up(self) -> None:
+        """It was killed, and hangs where no signal reaches it: it counts as gone, and ends when it is let go."""
+        self._gone()
+
     def kill(self) -> None:
         """End the process at once."""
         try:

@@ -118,17 +118,17 @@ class Plain:
     (Plain(result=46), ""),
 ])
 def test_what_an_examination_finds(monkeypatch: pytest.MonkeyPatch, device: Plain, found: str) -> None:
-    monkeypatch.setattr(examine, "_device", lambda spec: (device, device.facts.uuid))
+    monkeypatch.setattr(examine.worker, "make_device", lambda spec, memory: device)
     assert examine.examine("cpu:0") == found
 
 
 @pytest.mark.parametrize(("result", "found"), [
     (2, ""), (100, "it cannot be used: no GPU"), (999, "it cannot be used: no GPU")])
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, result: int, found: str) -> None:
-    def missing(spec: str) -> Any:
+    def missing(spec: str, memory: int) -> Any:
         raise DeviceError("no GPU", result)
 
-    monkeypatch.setattr(examine, "_device", missing)
+    monkeypatch.setattr(examine.worker, "make_device", missing)
     assert examine.examine("cuda:0") == found
 
 
