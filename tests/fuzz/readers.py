@@ -29,7 +29,7 @@ from rgpu.server import page_frames
 from rgpu.server import peer_plan as plan
 from rgpu.server import replay_stream as wire
 from rgpu.server.page_stream import BEGIN, LAYOUT, LZ4, PAGES, RAW, ROUND, STATE, ZERO, PageReceiver
-from rgpu.session import graphs
+from rgpu.session import ahead, graphs
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID
 from rgpu.session.errors import LinkError, RgpuError
@@ -117,6 +117,23 @@ def live_objects(data: bytes) -> None:
         return
     again = LiveObjects.from_dict(live.to_dict())
     assert again.inventory() == live.inventory()
+
+
+def objects_ahead(data: bytes) -> None:
+    """Two bytes of length, objects made ahead, then the live objects of the last pause, which name their contents."""
+    if len(data) < 2:
+        return
+    end = 2 + struct.unpack_from("<H", data)[0]
+    try:
+        made = ahead.Ahead.decode(data[2:end])
+        assert ahead.Ahead.decode(made.encode()) == made
+        for record in made.calls():
+            decoders.decode(record.call_id, record.args)
+        live = LiveObjects.from_dict(made.lengthen(msgspec.msgpack.decode(data[end:]))[0])
+        left = made.rest(live.structural_calls())
+        assert not {call.seq for call in left} & {row.seq for row in made.rows}
+    except (RgpuError, msgspec.DecodeError, ValueError, RecursionError):
+        pass
 
 
 # -- frames ----------------------------------------------------------------------------
@@ -370,11 +387,23 @@ def _answer_seeds() -> list[bytes]:
 
 
 Target = tuple[Callable[[bytes], None], Callable[[], list[bytes]]]
+def _ahead_seeds() -> list[bytes]:
+    seeds = []
+    for seed in _live_seeds():
+        live = LiveObjects.from_dict(msgspec.msgpack.decode(seed))
+        made = ahead.of(live)
+        encoded = made.encode()
+        if len(encoded) < 1 << 16:
+            shortened = msgspec.msgpack.encode(made.shorten(live.to_dict()))
+            seeds.append(struct.pack("<H", len(encoded)) + encoded + shortened)
+    return seeds or [bytes(2)]
+
+
 TARGETS: dict[str, Target] = {
     "records": (records, _record_seeds), "arguments": (arguments, _argument_seeds),
     "journal_file": (journal_file, _journal_seeds), "answers": (answers, _answer_seeds),
     "graph_nodes": (graph_nodes, lambda: [bytes(8), struct.pack("<II", 1, 0), struct.pack("<IIIII", 1, 1, 5, 0, 0)]),
-    "live_objects": (live_objects, _live_seeds),
+    "live_objects": (live_objects, _live_seeds), "objects_ahead": (objects_ahead, _ahead_seeds),
     "frames": (frames, lambda: [bytes(Sealer(_KEY, 0, 1, "fuzz").seal(1, [b"hello"])), bytes(64)]),
     "sealed_frames": (sealed_frames, lambda: [b"\2\0\0\0hello, world", b"\3\x40\0\1hello, world"]),
     "manifest": (manifest, _manifest_seeds), "session_state": (session_state, lambda: [_state().encode()]),
