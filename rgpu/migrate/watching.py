@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -25,6 +25,17 @@ PRUNE_TICKS = 60
 LOSS_GRACE = 0.3
 RETRIES = 5
 LONGEST_RETRY = 30.0
+
+
+class Loss(NamedTuple):
+    """``failure``: what counts towards the third one in one place (OWNERSHIP 9).
+
+    That a node is gone does not: nodes are drained, restarted and cut off by others, and a session that was being
+    replayed each time would be given up, though it could be brought back.
+    """
+
+    reason: str
+    failure: Failure | None = None
 
 
 class Watching:
@@ -180,13 +191,13 @@ class Watching:
         """Recover the session if its owner is gone, restarted without it, or sick."""
         async with self.coordinator.session_lock(name):
             held = await self.desk.held(name)
-            failure = await self._loss(held)
-            if failure is not None:
-                await self.coordinator.recovery.run(name, failure.reason, failure)
+            loss = await self._loss(held)
+            if loss is not None:
+                await self.coordinator.recovery.run(name, loss.reason, loss.failure)
             elif held.record.state == "recovering":
                 await self._resume_recovering(held)
 
-    async def _loss(self, held: Held) -> Failure | None:
+    async def _loss(self, held: Held) -> Loss | None:
         """Why the session's owner cannot have it any more; None while it can."""
         record = held.record
         if not record.live:
@@ -195,20 +206,18 @@ class Watching:
         node = await self.desk.node(host)
         now = self.desk.clock.wall()
         if node is None:
-            return Failure(host=host, device=record.device, when=now, epoch=record.epoch,
-                           reason=f"the lease of {host} has ended")
+            return Loss(f"the lease of {host} has ended")
         if node.record.incarnation != record.incarnation:
             # A restarting daemon adopts its workers' sessions before it registers itself.
             fresh = await self.desk.held(record.name)
             if fresh.record.incarnation != node.record.incarnation and fresh.record.owner == host:
-                return Failure(host=host, device=record.device, when=now, epoch=record.epoch,
-                               reason=f"{host} was restarted without it")
+                return Loss(f"{host} was restarted without it")
             return None
         device = node.record.device(record.device)
         if node.record.state == "unhealthy" or device is None or not device.healthy:
             why = node.record.reason or (device.reason if device else "") or "marked so"
-            return Failure(host=host, device=record.device, when=now, epoch=record.epoch,
-                           reason=f"{record.device} of {host} is unhealthy: {why}"[:MAX_TEXT])
+            why = f"{record.device} of {host} is unhealthy: {why}"[:MAX_TEXT]
+            return Loss(why, Failure(host=host, device=record.device, when=now, epoch=record.epoch, reason=why))
         return None
 
     async def worker_died(self, name: str, host: str, epoch: int, position: int | None, reason: str) -> None:
@@ -250,8 +259,7 @@ class Watching:
                 held = await self.desk.held(name)
             if not held.record.live:
                 return
-            failure = await self._loss(held)
-            if failure is None:
+            if await self._loss(held) is None:
                 if held.record.state in ("starting", "recovering"):
                     await self._resume_recovering(held)
                 return

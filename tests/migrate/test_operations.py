@@ -384,3 +384,35 @@ def test_a_start_that_kills_its_place_is_not_tried_for_ever(tmp_path: Path) -> N
         assert (await world.pool.record("s")).state == "failed"
 
     run(tmp_path, test)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_nodes_that_are_lost_take_no_session_with_them(tmp_path: Path, whole: bool) -> None:
+    """However often, and though workers of it died in that place twice before: those count, nodes do not.
+
+    ``whole``: the node dies; else it is restarted without its workers.
+    """
+    async def test(world: World) -> None:
+        await world.session("s")
+        for epoch in range(1, 8):
+            record = await world.pool.owned_once("s")
+            assert record.state == "running" and record.epoch == epoch, record.reason
+            host = str(record.owner)
+            if epoch <= 2:
+                world.pool.nodes[host].workers.pop("s")
+                await world.coordinator.worker_died("s", host, epoch=epoch, position=7, reason="killed")
+                continue
+            await world.pool.kill(host)
+            if whole:
+                await world.coordinator._watching._check_owner("s")
+            await world.pool.add(host)  # another incarnation
+            if not whole:
+                await world.coordinator._watching._check_owner("s")
+        record = await world.pool.owned_once("s")
+        assert len(record.failures) == 2 and [failure.position for failure in record.failures] == [7, 7]
+        world.pool.nodes[str(record.owner)].workers.pop("s")
+        await world.coordinator.worker_died("s", str(record.owner), epoch=record.epoch, position=7, reason="killed")
+        record = await world.pool.record("s")
+        assert record.state == "failed" and "third time" in record.reason
+
+    run(tmp_path, test)
