@@ -386,7 +386,6 @@ def _answer_seeds() -> list[bytes]:
     return [path.read_bytes() for path in sorted(CORPORA.glob("*.answers"))]
 
 
-Target = tuple[Callable[[bytes], None], Callable[[], list[bytes]]]
 def _ahead_seeds() -> list[bytes]:
     seeds = []
     for seed in _live_seeds():
@@ -396,9 +395,10 @@ def _ahead_seeds() -> list[bytes]:
         if len(encoded) < 1 << 16:
             shortened = msgspec.msgpack.encode(made.shorten(live.to_dict()))
             seeds.append(struct.pack("<H", len(encoded)) + encoded + shortened)
-    return seeds or [bytes(2)]
+    return seeds
 
 
+Target = tuple[Callable[[bytes], None], Callable[[], list[bytes]]]
 TARGETS: dict[str, Target] = {
     "records": (records, _record_seeds), "arguments": (arguments, _argument_seeds),
     "journal_file": (journal_file, _journal_seeds), "answers": (answers, _answer_seeds),

@@ -29,9 +29,8 @@ from tests.scenarios.proxy import Proxy, free_port
 
 TICKS = ROOT / "tests" / "scenarios" / "programs" / "ticks.py"
 SMALL = ("--memory", "64MiB")
-#: Between two blows by which a whole node is lost, seconds, and of any three by which a session may be. One that is
-#: lost a third time without having run for a while in between is given up, which is the rule (OWNERSHIP 9) and not what
-#: is looked for here.
+#: Between two blows by which a whole node is lost, seconds; in so many no more than two workers are killed. A session
+#: whose worker ends a third time in one place is given up, which is the rule (OWNERSHIP 9) and not what is looked for.
 CALM_BETWEEN = 20.0
 
 
@@ -97,7 +96,7 @@ class Storm:
         self._asking: list[threading.Thread] = []
         self._broken_member: Member | None = None
         self._node_lost = -CALM_BETWEEN  #: when a node was, last
-        self._losses: list[float] = []  #: when a session may have been lost, of the last CALM_BETWEEN
+        self._workers_killed: list[float] = []  #: when, in the last CALM_BETWEEN
         self._blows: dict[str, tuple[int, Callable[[], None]]] = {
             "move": (8, self._move), "checkpoint": (5, self._checkpoint), "kill worker": (3, self._kill_worker),
             "freeze worker": (2, self._freeze_worker), "kill daemon": (2, self._kill_daemon),
@@ -170,7 +169,7 @@ class Storm:
         return self._chance.choice(found) if found else None
 
     def _kill_worker(self) -> None:
-        if (pid := self._some_worker()) is not None and self._may_lose():
+        if (pid := self._some_worker()) is not None and self._may_kill():
             os.kill(pid, signal.SIGKILL)
             self.counts["workers killed"] += 1
 
@@ -200,7 +199,7 @@ class Storm:
     def _kill_daemon(self, with_workers: bool = False) -> None:
         """With its workers and its lease keeper it is a whole host that dies."""
         back, found = self._chance.uniform(0.2, 4.0), self._daemon()
-        if found is None or not self._may_lose(whole_node=True):
+        if found is None or not self._may_lose():
             return
         host, process = found
         pids = [process.pid]
@@ -219,16 +218,20 @@ class Storm:
     def _freeze_daemon(self) -> None:
         seconds, found = self._chance.choice((1.0, 6.0, 9.0)), self._daemon()
         if found is not None:
-            self._freeze([found[1].pid], seconds if self._may_lose(whole_node=True) else 1.0, "daemons frozen")
+            self._freeze([found[1].pid], seconds if self._may_lose() else 1.0, "daemons frozen")
 
-    def _may_lose(self, whole_node: bool = False) -> bool:
-        now = time.monotonic()
-        self._losses = [when for when in self._losses if now - when < CALM_BETWEEN]
-        if len(self._losses) >= 2 or (whole_node and now - self._node_lost < CALM_BETWEEN):
+    def _may_lose(self) -> bool:
+        if time.monotonic() - self._node_lost < CALM_BETWEEN:
             return False
-        self._losses.append(now)
-        if whole_node:
-            self._node_lost = now
+        self._node_lost = time.monotonic()
+        return True
+
+    def _may_kill(self) -> bool:
+        now = time.monotonic()
+        self._workers_killed = [when for when in self._workers_killed if now - when < CALM_BETWEEN][-2:]
+        if len(self._workers_killed) == 2:
+            return False
+        self._workers_killed.append(now)
         return True
 
     def _cut(self) -> None:

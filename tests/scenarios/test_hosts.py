@@ -29,8 +29,7 @@ from tests.scenarios.pool import ROOT, VerbError
 
 pytestmark = [needs_etcd, pytest.mark.timeout(1500)]
 
-#: Between two blows by which sessions are lost, s. One that is lost a third time without having run for a while in
-#: between is given up (OWNERSHIP 9), which is right and not what is looked for here.
+#: Between two blows by which sessions are lost, s: they are brought back meanwhile.
 CALM_BETWEEN = 32.0
 #: Decisions that mean that something was taken for lost.
 FAILOVERS = ("lost", "recover", "fail", "lose", "abort")
