@@ -19,7 +19,7 @@ from rgpu.client.host_link import HostLink
 from rgpu.client.link_lanes import LinkLanes
 from rgpu.client.sending import FrameSender
 from rgpu.link import versions
-from rgpu.link.frames import SealedConnection, client_preamble, connect
+from rgpu.link.frames import TRICKLE, SealedConnection, client_preamble, connect
 from rgpu.link.lanes import LANED, LANES, WORTH
 from rgpu.link.module_refs import CALLS_REF, HAVE, REFERENCE
 from rgpu.link.sealing import frame_size
@@ -103,7 +103,10 @@ class DataLink:
         self._sender = FrameSender(self._sock)
         self._stream = 0  #: bytes of records sent in CALLS messages
         self.long_bytes = 0  #: of them in messages that a lane would be worth for
-        self.heard = time.monotonic()  #: when something last came
+        #: When a message last came, or a part worth the name of a long one: not the few bytes that a worker's signs of
+        #: life add to a frame whose length was damaged.
+        self.heard = time.monotonic()
+        self._unheard = 0  #: bytes that came since
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -190,8 +193,15 @@ class DataLink:
             if not count:
                 raise LinkError("the worker closed the connection", reason="end of file")
             opener.received(count)
-            self.heard = time.monotonic()
+            self._unheard += count
+            if self._unheard >= TRICKLE:
+                self._hear()
+        if self._unheard:
+            self._hear()
         return length
+
+    def _hear(self) -> None:
+        self.heard, self._unheard = time.monotonic(), 0
 
     def open_into(self, target: memoryview) -> None:
         """Open the message that is :meth:`waiting` into memory of just its length."""
@@ -206,7 +216,7 @@ class DataLink:
         if message is None:
             return False
         target[0], target[1:] = message
-        self.heard = time.monotonic()
+        self._hear()
         return True
 
     def drain(self, timeout: float = 1.0) -> None:

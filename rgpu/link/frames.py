@@ -34,6 +34,9 @@ TICKETS = {"lane": "calls"}  #: purposes that another one's ticket opens
 PURPOSE_NUMBERS = {name: number for number, name in PURPOSES.items()}
 PREAMBLE_TIMEOUT = 5.0  #: seconds for the whole preamble
 ERROR_LIMIT = 4096  #: longest error in a refusal, bytes
+#: A frame of which fewer bytes than these come in two seconds stands still. A length that was damaged is not found out
+#: before as many bytes have come as it says: somebody has to give the connection up.
+TRICKLE = 16 * 1024
 REFUSED = 1
 
 _CLIENT_HEAD = struct.Struct("<4sHHI")
@@ -57,6 +60,8 @@ class SealedConnection:
         self.opener = opener
         self._lock = threading.Lock()
         self._closed = False
+        self._reading = False  #: somebody waits for more of a message
+        self._came = 0
         self._frame = memoryview(bytearray(4096))  #: every frame is sealed here
         sock.setblocking(True)
         tune(sock)
@@ -107,6 +112,7 @@ class SealedConnection:
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while (message := self.opener.next(room)) is None:
+                self._reading = True
                 if deadline is not None:
                     _wait_readable(self.sock, deadline)
                 space = self.opener.room()
@@ -123,6 +129,16 @@ class SealedConnection:
         except (OSError, ValueError) as error:
             self._end()
             raise LinkError(f"the connection broke: {error}") from error
+        finally:
+            self._reading = False
+
+    def stands(self) -> bool:
+        """Whether who receives waits in the middle of a frame of which hardly anything came since this was asked last.
+
+        For another thread, every two seconds or more.
+        """
+        came, self._came = self.opener.came - self._came, self.opener.came
+        return self._reading and self.opener.pending > 0 and came < TRICKLE
 
     def _end(self) -> None:
         self._closed = True

@@ -158,6 +158,7 @@ class Opener:
         self._cipher = AESGCM(key)
         self._aad = associated_data(direction, epoch, session)
         self._counter = 0
+        self.came = 0  #: bytes so far
         self._buffer = bytearray(size)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
@@ -185,6 +186,7 @@ class Opener:
 
     def received(self, count: int) -> None:
         self._end += count
+        self.came += count
 
     @property
     def missing(self) -> int:

@@ -274,10 +274,8 @@ class AgentLink:
                     if due:
                         due = 0.0
                         self._send_watermark()
-                    elif not self.runtime.paused:
-                        # Not while it stands still for a move: if nobody ever tells this worker how
-                        # the move ended, its silence makes the agent ask for the owner.
-                        self.connection.send(PONG, bytes(8))
+                    else:
+                        self._give_sign()
                     continue
                 if kind == "stop":
                     return
@@ -316,10 +314,20 @@ class AgentLink:
                 elif taken is Took.PROGRESS:
                     with self._order:
                         self._send_watermark()
-                elif taken is Took.NOTHING and not self.runtime.paused:
-                    self.connection.send(PONG, bytes(8))  # a sign of life; as in _send
+                elif taken is Took.NOTHING:
+                    self._give_sign()
         except RgpuError:
             self._closed.set()
+
+    def _give_sign(self) -> None:
+        """Of life, where the agent's next step does not hang on our silence.
+
+        While the session stands still for a move: if nobody ever tells this worker how the move ended, the agent has
+        to ask for the owner. In the middle of a frame that does not come on: its length may be damaged, and then the
+        agent has to attach anew.
+        """
+        if not self.connection.stands() and not self.runtime.paused:
+            self.connection.send(PONG, bytes(8))
 
     def _answer_here(self, fast: FastPath) -> None:
         while (piece := fast.take_here(SPIN, self.connection.fileno())) is not None:

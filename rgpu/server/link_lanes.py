@@ -17,7 +17,7 @@ from rgpu.session.errors import Corrupt, Fenced, LinkError
 
 HELLO_SECONDS = 5.0  #: for the first message of a lane
 COME_SECONDS = 10.0  #: for lanes that the agent says it has opened
-GIVE_SECONDS = 60.0  #: that a lane may take for what it has, before the link is given up
+GIVE_SECONDS = 60.0  #: that a lane may take for what it has, or to bring what is marked, before the link is given up
 
 
 class LinkLanes:
@@ -71,7 +71,7 @@ class LinkLanes:
     def message(self, body: Any, seconds: float | None = None) -> tuple[int, memoryview]:
         """The message that a mark stands for. Raises :class:`Corrupt`, :class:`LinkError`, :class:`TimedOut`."""
         number, length = lanes.mark(body, len(self.out))
-        return self.out[number].take(length, seconds)
+        return self.out[number].take(length, GIVE_SECONDS if seconds is None else seconds)
 
     def turn(self) -> tuple[int, Lane]:
         """(number, lane) for the next long message; waits until it takes one. Raises :class:`LinkError`."""

@@ -24,7 +24,8 @@ class Proxy:
 
     ``pass``, ``drop`` (every connection ends, new ones too), ``stall`` (nothing passes),
     ``delay`` (each piece ``late`` seconds late), ``cut`` (half a piece passes, then the connection ends; once),
-    ``flip`` (one bit of one piece changes; once), ``duplicate`` (one piece passes twice; once).
+    ``flip`` (one bit of one piece changes; once), ``duplicate`` (one piece passes twice; once), ``longer in``,
+    ``longer out`` (a sealed frame to, or from, the target says that it is 1 MiB longer; once).
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -77,11 +78,11 @@ class Proxy:
             with self._lock:
                 self._open += [near, far]
             self.joined.set()
-            for source, sink in ((near, far), (far, near)):
+            for source, sink, way in ((near, far, "in"), (far, near, "out")):
                 source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(target=self._relay, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._relay, args=(source, sink, way), daemon=True).start()
 
-    def _relay(self, source: socket.socket, sink: socket.socket) -> None:
+    def _relay(self, source: socket.socket, sink: socket.socket, way: str) -> None:
         try:
             while data := source.recv(65536):
                 while self.mode == "stall":
@@ -102,6 +103,10 @@ class Proxy:
                         changed = bytearray(data)
                         changed[len(data) // 2] ^= 4
                         data = bytes(changed)
+                elif self.mode == f"longer {way}" and 4 + int.from_bytes(data[:4], "little") == len(data):
+                    self.mode = "pass"
+                    self.hit.set()
+                    data = data[:2] + bytes([data[2] ^ 1 << 4]) + data[3:]
                 sink.sendall(data)
         except OSError:
             pass

@@ -186,3 +186,17 @@ def test_a_link_breaks(case: str, expected: str, tmp_path: Path) -> None:
         if move is not None:
             fire.finish_move(move)
         fire.survive(expected)
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_a_frame_that_never_ends(way: str, expected: str) -> None:
+    """Its length was damaged, and both sides say so little then that it would be complete in hours."""
+    fire = Fire(f"longer {way}")
+    fire.pool = ProxiedPool(fire.folder, nodes=3)
+    with fire:
+        proxy = fire.pool.proxies[fire.row["host"]]  # type: ignore[attr-defined]
+        proxy.set(f"longer {way}")
+        fire.outcome.fired = proxy.hit.wait(10.0)
+        fire.survive(expected)
+        log = (fire.folder / "agent.log").read_text()
+    assert "the worker says nothing any more" in log and log.count('"event": "attached"') == 2, log
