@@ -8,12 +8,14 @@ user. The page hash only ever says "unchanged"; it names nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rgpu.checkpoint import image, pagehash
+from rgpu.checkpoint.names import NameIndex
 from rgpu.checkpoint.state import RegionState
 from rgpu.session.addresses import PAGE
 
@@ -23,6 +25,26 @@ SPARSE = 0.25
 REWRITTEN = 0.02
 
 Array = np.ndarray[Any, Any]
+_NONE = np.zeros(0, np.int64)
+
+
+class Wanted(NamedTuple):
+    """Pages of some regions. ``indices``: int64, in the first region, then the second, …; ``counts``: of each."""
+
+    indices: Array
+    counts: Array
+
+    @staticmethod
+    def of(each: Sequence[Array]) -> Wanted:
+        """``each``: the indices of one region's pages, ascending."""
+        whole = np.concatenate([_NONE, *each]).astype(np.int64, copy=False)
+        return Wanted(whole, np.array([len(one) for one in each], np.int64))
+
+    @staticmethod
+    def everything(counts: Sequence[int]) -> Wanted:
+        """Of regions of so many pages."""
+        ends = np.cumsum([0, *counts])
+        return Wanted(np.arange(ends[-1]) - np.repeat(ends[:-1], counts), np.array(counts, np.int64))
 
 
 class Unchanged(NamedTuple):
@@ -43,13 +65,16 @@ class Unchanged(NamedTuple):
         return [all_of_them[at:end] - start if at < end else _NONE
                 for start, (at, end) in zip(self.starts, pairwise(cuts), strict=False)]
 
+    def wanted(self) -> Wanted:
+        """The same."""
+        changed, starts = np.flatnonzero(~self.kept), np.array(self.starts)
+        counts = np.diff(np.searchsorted(changed, starts))
+        return Wanted(changed - np.repeat(starts[:-1], counts), counts)
+
     def counts(self) -> list[int]:
         """Of each region, how many are kept."""
         before = np.concatenate([[0], np.cumsum(self.kept)])[self.starts].tolist()
         return [end - at for at, end in pairwise(before)]
-
-
-_NONE = np.zeros(0, np.int64)
 
 
 class Base:
@@ -58,9 +83,9 @@ class Base:
     def __init__(self, table: image.Table) -> None:
         self.table = table
         self.names = np.frombuffer(table.body.chunks.names, np.uint8).reshape(-1, 32)
-        prefixes = self.names[:, :8].copy().view("<u8").reshape(-1)
-        self._order = np.argsort(prefixes, kind="stable")
-        self._sorted = prefixes[self._order]
+        self._index = NameIndex()
+        _, new = self._index.add(self.names)
+        self._first = np.flatnonzero(new)  #: chunk of that name, by number in the index
         self.avoided = np.zeros(len(table.body.packs), bool)  #: packs that must not be referred to
         self._decided = False  #: which these are
         #: (address, kind) → where its pages begin in the two arrays below, how many there are, the region's size
@@ -74,32 +99,13 @@ class Base:
         self._hashes = pagehash.unpack(b"".join(region.hashes for region, _ in hashed))
         self._numbers = np.concatenate([column for _, column in hashed] or [np.zeros(0, np.uint32)])
 
-    def find(self, name: bytes) -> int | None:
-        """The number of the chunk of that name."""
-        wanted = np.frombuffer(name[:8], "<u8")[0]
-        at = int(np.searchsorted(self._sorted, wanted))
-        while at < len(self._sorted) and self._sorted[at] == wanted:
-            number = int(self._order[at])
-            if self.table.name(number) == name:
-                return None if self.avoided[self.table.packs[number]] else number
-            at += 1
-        return None
-
     def find_many(self, names: Array) -> Array:
         """For each row of (n, 32) ``names`` the number of the chunk of that name, or −1: int64."""
-        found = np.full(len(names), -1, np.int64)
-        if not len(self._sorted):
-            return found
-        wanted = names[:, :8].copy().view("<u8").reshape(-1)
-        at = np.searchsorted(self._sorted, wanted)
-        at[at == len(self._sorted)] = 0
-        maybe = np.flatnonzero(self._sorted[at] == wanted)
-        numbers = self._order[at[maybe]]
-        right = (self.names[numbers] == names[maybe]).all(axis=1)
-        found[maybe[right]] = np.where(self.avoided[self.table.packs[numbers[right]]], -1, numbers[right])
-        for index in maybe[~right].tolist():  # another name that begins alike
-            number = self.find(names[index].tobytes())
-            found[index] = -1 if number is None else number
+        found = self._index.find(names)
+        known = np.flatnonzero(found >= 0)
+        if len(known):
+            numbers = self._first[found[known]]
+            found[known] = np.where(self.avoided[self.table.packs[numbers]], -1, numbers)
         return found
 
     def prepare(self) -> None:

@@ -163,11 +163,12 @@ class Process:
 class Encoders:
     """Thread-safe. ``count`` processes are started by :meth:`prepare`, or when the first frame comes.
 
-    ``nice``: of nice(2), for them.
+    ``nice``: of nice(2), for them. ``keep``: descriptors that they hold open; with these they stay in the group of
+    whoever starts them.
     """
 
-    def __init__(self, count: int, nice: int = NICE) -> None:
-        self.count, self._nice = count, nice
+    def __init__(self, count: int, nice: int = NICE, keep: tuple[int, ...] = ()) -> None:
+        self.count, self._nice, self._keep = count, nice, keep
         self._changed = threading.Condition()
         self._idle: list[Process] = []
         self._all = 0  #: idle, and in use
@@ -185,7 +186,8 @@ class Encoders:
             try:
                 arguments = map(str, [self._nice, *theirs])
                 self._started = subprocess.Popen([sys.executable, "-m", "rgpu.checkpoint.encoder", *arguments],
-                                                 pass_fds=theirs, stdin=subprocess.DEVNULL, start_new_session=True)
+                                                 pass_fds=[*theirs, *self._keep], stdin=subprocess.DEVNULL,
+                                                 start_new_session=not self._keep)
             except OSError as error:
                 for here, _ in pairs:
                     here.close()

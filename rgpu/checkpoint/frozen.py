@@ -20,10 +20,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rgpu.checkpoint.base import Wanted
 from rgpu.checkpoint.device import PAGE, Device, DeviceFacts, Region
 from rgpu.checkpoint.pagehash import PageHashes, Ranges, differ
 from rgpu.checkpoint.pages import PageList, PageTable, page_size
@@ -37,6 +38,7 @@ PATIENCE = 5.0  #: seconds that whoever needs the memory more waits for who read
 
 Array = np.ndarray[Any, Any]
 Hashed = dict[tuple[int, int, str], PageHashes]
+_NONE = np.zeros(0, np.int64)
 
 
 class MomentView:
@@ -205,26 +207,42 @@ def look(device: Device, key: bytes) -> MomentView:
     return MomentView(device, regions, device.hash_regions(regions, key))
 
 
-def list_pages(view: MomentView, wanted: Sequence[Array]) -> tuple[PageList, list[Array]]:
-    """The wanted pages that a kernel can copy, and for each region the indices of the others; zeros are in neither.
+class Listed(NamedTuple):
+    """Pages by what is to be done with them.
 
-    ``wanted``: for each region of ``view`` the indices of its pages, ascending. A kernel copies whole pages of
-    mapped memory; module variables, pinned shadows and short last pages it leaves.
+    ``pages``: a kernel can copy them; ``zeros``: nothing; ``left``: for each region the indices of all others.
     """
-    regions = view.regions()
-    some_of, left = [], []
-    for number, (region, found, some) in enumerate(zip(regions, view.found(), wanted, strict=True)):
-        if not len(some):
-            left.append(some)
-            continue
-        plain = np.flatnonzero(~found.zero) if len(some) == len(found.zero) else some[~found.zero[some]]
-        if region.kind == "mapped" and not region.size % PAGE:
-            whole = plain
-        else:
-            whole = plain[plain < region.size // PAGE] if region.kind == "mapped" else plain[:0]
-        left.append(plain[len(whole):])
-        some_of.append((number, whole, found.hashes))
-    return PageList.of(regions, some_of), left
+
+    pages: PageList
+    zeros: PageList
+    left: list[Array]
+
+
+def list_pages(view: MomentView, wanted: Wanted) -> Listed:
+    """``wanted``: of the regions of ``view``, ascending in each.
+
+    A kernel copies whole pages of mapped memory; module variables, pinned shadows and short last pages it leaves.
+    """
+    regions, found = view.regions(), view.found()
+    if not regions:
+        return Listed(PageList.of(regions, []), PageList.of(regions, []), [])
+    hashes, zero = (np.concatenate(column) for column in zip(*found, strict=True))
+    starts = np.cumsum([0, *(len(one.zero) for one in found)])
+    owners, indices = np.repeat(np.arange(len(regions)), wanted.counts), wanted.indices
+    places = starts[owners] + indices
+    blank = zero[places]
+    whole = np.array([region.size // PAGE if region.kind == "mapped" else 0 for region in regions])
+    plain = ~blank & (indices < whole[owners])
+    left = [_NONE] * len(regions)
+    rest = np.flatnonzero(~blank & ~plain)
+    for mine in np.split(rest, np.flatnonzero(np.diff(owners[rest])) + 1):
+        if len(mine):
+            left[owners[mine[0]]] = indices[mine]
+
+    def those(which: Array) -> PageList:
+        return PageList.at(regions, owners[which], indices[which], hashes[places[which]])
+
+    return Listed(those(plain), those(blank), left)
 
 
 def set_aside(view: MomentView, wanted: Sequence[Array], key: bytes, room: int) -> tuple[FrozenPages, list[Array]]:
@@ -236,7 +254,7 @@ def set_aside(view: MomentView, wanted: Sequence[Array], key: bytes, room: int) 
     them (module variables, pinned shadows). Raises :class:`DeviceError` when
     something ran.
     """
-    pages, left = list_pages(view, wanted)
+    pages, _, left = list_pages(view, Wanted.of(wanted))
     frozen = FrozenPages(view.device, view.regions(), view.found())
     done = stage(frozen, pages, key, Room(view.device, room))
     rest = pages.part(done, len(pages))

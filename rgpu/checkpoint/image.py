@@ -171,6 +171,12 @@ def encode_pieces(body: Body, key: bytes) -> list[bytes]:
     return [head + _checksum(head, *pieces, key=key), *pieces]
 
 
+def state_pieces(state: SessionState) -> list[bytes]:
+    """What :meth:`SessionState.encode` gives, in pieces likewise."""
+    bare, apart = _without_contents(state)
+    return _put_back(msgspec.msgpack.encode(bare), apart)
+
+
 def _without_contents(state: SessionState) -> tuple[SessionState, list[tuple[bytes, bytes]]]:
     """The state with a token in place of each large content of a module; (token, content) … in their order."""
     contents = state.live.get("payloads") if isinstance(state.live, dict) else None

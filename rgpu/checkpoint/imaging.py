@@ -38,6 +38,7 @@ from rgpu.checkpoint.frozen import (
     look,
     run_table,
 )
+from rgpu.checkpoint.image_link import RemoteWriter
 from rgpu.checkpoint.pages import Page, PageList, page_size
 from rgpu.checkpoint.room import Room
 from rgpu.checkpoint.state import RegionState, SessionState
@@ -48,6 +49,9 @@ from rgpu.session.errors import DeviceError, Refused
 StandStill = Callable[[], AbstractContextManager[None]]
 #: The session's state of the moment of a view.
 Take = Callable[[MomentView], SessionState]
+
+#: Of this process, or of another.
+Writer = ImageWriter | RemoteWriter
 
 LOOKS = 3  #: before the pause, while memory comes and goes
 #: What changes until the pause: room for this share of what must be copied now is taken in addition, and so many pages.
@@ -110,7 +114,7 @@ class Imaging:
         self._lock = threading.Lock()
         self._room: Room | None = None
         self._frozen: FrozenPages | None = None
-        self._writer: ImageWriter | None = None
+        self._writer: Writer | None = None
         self._reason = ""
         self._using = threading.Lock()  #: held while the device, or its staging ring, is used
 
@@ -137,7 +141,7 @@ class Imaging:
             raise Refused(self._reason)
 
     # -- the image --------------------------------------------------------------------
-    def run(self, writer: ImageWriter, stand_still: StandStill, take: Take,
+    def run(self, writer: Writer, stand_still: StandStill, take: Take,
             facts: dict[str, Any] | None = None) -> tuple[SessionState, dict[str, Any]]:
         """Write the image; its state and statistics. The caller discards the writer when this raises.
 
@@ -151,7 +155,7 @@ class Imaging:
         try:
             with self._using:
                 room = self._prepare(writer)
-                state, wanted, pages = self._cut(writer, room, stand_still, take, held)
+                state, zeros, pages = self._cut(writer, room, stand_still, take, held)
             assert self._frozen is not None
             self.device.frames().allow(0)
             with self._frozen as frozen:
@@ -159,7 +163,7 @@ class Imaging:
                 self.point("cut")
                 with self._using:
                     self._check()
-                    self._store(frozen, writer, state, wanted, pages, held)
+                    self._store(frozen, writer, state, zeros, pages, held)
             self.point("image")
             self._check()
             return state, writer.finish(state, self.taken.as_dict(), facts)
@@ -170,7 +174,7 @@ class Imaging:
             self.device.frames().trim()
 
     # -- before the pause ----------------------------------------------------------------
-    def _prepare(self, writer: ImageWriter) -> Room:
+    def _prepare(self, writer: Writer) -> Room:
         """Take memory for what would have to be copied now."""
         began = time.monotonic()
         room, frames = Room(self.device, self._free()), self.device.frames()
@@ -183,7 +187,7 @@ class Imaging:
         if view is not None:
             regions = [RegionState(region.address, region.size, region.kind, hashes=pagehash.pack(found.hashes))
                        for region, found in zip(view.regions(), view.found(), strict=True)]
-            pages, left = list_pages(view, writer.wanted(self.hash_key, regions))
+            pages, _, left = list_pages(view, writer.wanted(self.hash_key, regions))
             mapped = sum(region.size // PAGE for region in regions if region.kind == "mapped")
             need = min(mapped, len(pages) + int(MORE * len(pages)) + MORE_PAGES)
             rest = need - room.prepare(need) + sum(map(len, left))
@@ -205,8 +209,8 @@ class Imaging:
         return max(0, free if self.limit is None else min(free, self.limit))
 
     # -- the pause --------------------------------------------------------------------
-    def _cut(self, writer: ImageWriter, room: Room, stand_still: StandStill, take: Take, held: Held,
-             ) -> tuple[SessionState, list[Array], PageList]:
+    def _cut(self, writer: Writer, room: Room, stand_still: StandStill, take: Take, held: Held,
+             ) -> tuple[SessionState, PageList, PageList]:
         asked = time.monotonic()
         with stand_still(), writer.hurried():
             began, clock = time.monotonic(), Clock(self.taken)
@@ -214,8 +218,7 @@ class Imaging:
             view = look(self.device, self.hash_key)
             clock.over("hash_ms")
             state = take(view)
-            wanted = writer.wanted(state.hash_key, state.regions)
-            pages, left = list_pages(view, wanted)
+            pages, zeros, left = list_pages(view, writer.wanted(state.hash_key, state.regions))
             clock.over("state_ms")
             frozen = FrozenPages(self.device, view.regions(), view.found())
             try:
@@ -236,14 +239,14 @@ class Imaging:
                 raise
             self.taken.pause_ms = (time.monotonic() - began) * 1000
             self.taken.drain_ms = (began - asked) * 1000
-        return state, wanted, pages.part(0, done)
+        return state, zeros, pages.part(0, done)
 
     def _hold(self, frozen: FrozenPages) -> None:
         with self._lock:
             self._frozen = frozen
             self._check()
 
-    def _read_whole(self, writer: ImageWriter, pages: PageList, held: Held, pinned: bool = False) -> None:
+    def _read_whole(self, writer: Writer, pages: PageList, held: Held, pinned: bool = False) -> None:
         """Pages of the device that stands still, into frames; to the writer only when there are no more frames."""
         addresses, at = pages.addresses, 0
         while at < len(pages):
@@ -267,7 +270,7 @@ class Imaging:
             frame.rows[row:row + count, start:] = data.reshape(count, PAGE)
             row += count
 
-    def _frame_now(self, writer: ImageWriter, held: Held) -> Frame:
+    def _frame_now(self, writer: Writer, held: Held) -> Frame:
         frames = self.device.frames()
         frame = frames.take(0)
         if frame is None:
@@ -279,7 +282,7 @@ class Imaging:
             raise writer.takes_nothing()
         return frame
 
-    def _read_left(self, writer: ImageWriter, view: MomentView, left: list[Array], held: Held) -> None:
+    def _read_left(self, writer: Writer, view: MomentView, left: list[Array], held: Held) -> None:
         """What is never set aside: module variables, pinned shadows, short last pages."""
         variables: list[tuple[int, Any, Any]] = []
         shadows: list[tuple[int, Any, Any]] = []
@@ -294,7 +297,7 @@ class Imaging:
         self._read_whole(writer, PageList.of(view.regions(), shadows), held, pinned=True)
         self._read_short(writer, short, held)
 
-    def _read_short(self, writer: ImageWriter, short: list[tuple[Region, int, Array]], held: Held) -> None:
+    def _read_short(self, writer: Writer, short: list[tuple[Region, int, Array]], held: Held) -> None:
         """(region, index, hash) of last pages that are less than a page."""
         at = 0
         while at < len(short):
@@ -315,8 +318,8 @@ class Imaging:
             at += len(now)
 
     # -- behind the pause ----------------------------------------------------------------
-    def _store(self, frozen: FrozenPages, writer: ImageWriter, state: SessionState, wanted: list[Array],
-               pages: PageList, held: Held) -> None:
+    def _store(self, frozen: FrozenPages, writer: Writer, state: SessionState, zeros: PageList, pages: PageList,
+               held: Held) -> None:
         """Everything of the cut into the writer; memory goes back block by block."""
         writer.inherit(state)
         self._hand_over(writer, held)
@@ -324,16 +327,14 @@ class Imaging:
             if pagehash.hash_page(data, self.hash_key) != value:
                 raise DeviceError(f"page {index} of {region.address:#x} changed during the cut", 999)
             writer.add_page(Page(region, index, data, value))
-        for region, indices, found in zip(frozen.regions(), wanted, frozen.found(), strict=True):
-            if len(indices):
-                writer.add_zeros(region, indices[found.zero[indices]], found.hashes)
+        writer.add_zeros(zeros)
         done = 0
         for block in list(frozen.blocks):
             self._store_block(frozen, writer, block.place, pages.part(done, done + len(block.addresses)))
             done += len(block.addresses)
             frozen.drop(block)
 
-    def _store_block(self, frozen: FrozenPages, writer: ImageWriter, place: int, pages: PageList) -> None:
+    def _store_block(self, frozen: FrozenPages, writer: Writer, place: int, pages: PageList) -> None:
         frames, at = self.device.frames(), 0
         while at < len(pages):
             while (frame := frames.take(ASK_SECONDS)) is None:
@@ -349,12 +350,12 @@ class Imaging:
             self._add(writer, frame, pages.part(at, end))
             at = end
 
-    def _hand_over(self, writer: ImageWriter, held: Held) -> None:
+    def _hand_over(self, writer: Writer, held: Held) -> None:
         while held.frames:
             frame, pages = held.frames.pop(0)
             self._add(writer, frame, pages)
 
-    def _add(self, writer: ImageWriter, frame: Frame, pages: PageList) -> None:
+    def _add(self, writer: Writer, frame: Frame, pages: PageList) -> None:
         writer.add_rows(frame.rows[:len(pages)], pages, self.hash_key, lambda: self.device.frames().give(frame),
                         frame.shared)
 

@@ -56,6 +56,12 @@ class Pace:
             self._stopped = True
             self._condition.notify_all()
 
+    def renew(self, rate: float) -> tuple[float, bool]:
+        """A new rate, and what :meth:`report` says."""
+        told = self.report()
+        self.set_rate(rate)
+        return told
+
     def report(self) -> tuple[float, bool]:
         """(bytes/s that were written since the last report, whether anybody had to wait)."""
         with self._condition:

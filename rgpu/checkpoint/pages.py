@@ -63,6 +63,12 @@ class PageList:
             np.concatenate([hashes if len(mine) == len(hashes) else hashes[mine] for _, mine, hashes in some]),
             np.repeat(starts, counts) + indices.astype(np.uint64) * np.uint64(PAGE))
 
+    @staticmethod
+    def at(regions: Sequence[Region], owners: Any, indices: Any, hashes: Any) -> PageList:
+        """Of columns; ``hashes``: of these pages."""
+        starts = np.array([region.address for region in regions], np.uint64)
+        return PageList(regions, owners, indices, hashes, starts[owners] + indices.astype(np.uint64) * np.uint64(PAGE))
+
     def __len__(self) -> int:
         return len(self.owners)
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import accumulate, pairwise
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -26,9 +27,9 @@ from urllib.parse import quote
 import numpy as np
 
 from rgpu.checkpoint import chunk, encoding, image, pagehash
-from rgpu.checkpoint.base import Array, Base
+from rgpu.checkpoint.base import Array, Base, Wanted
 from rgpu.checkpoint.blobs import Blobs
-from rgpu.checkpoint.device import Region
+from rgpu.checkpoint.columns import PageColumns
 from rgpu.checkpoint.encoders import Encoders
 from rgpu.checkpoint.frames import PITCH, Shared
 from rgpu.checkpoint.intents import BEAT_SECONDS, Announced
@@ -67,8 +68,8 @@ class ImageWriter:
         self._lock = threading.Lock()  #: table and counts
         self._table = ChunkTable(bases)
         self._packs = Packs(blobs, prefix, announced.intent.id, key, min(PACKS, THREADS))
-        self._columns: dict[int, tuple[Array, Array]] = {}  #: region address → (chunk numbers, hashes of what is there)
-        self._batch: list[tuple[int, int, Any]] = []  #: region address, page index, bytes
+        self._columns = PageColumns()
+        self._batch: list[tuple[int, Any]] = []  #: place among the columns, bytes
         self._batch_bytes = 0
         self._room = threading.BoundedSemaphore(max(1, staging // BATCH))
         self._threads = ThreadPoolExecutor(encoders.count + 1 if encoders is not None else THREADS,
@@ -89,11 +90,11 @@ class ImageWriter:
         if self._bases:
             self._bases[0].prepare()
 
-    def wanted(self, hash_key: bytes, regions: list[RegionState]) -> list[Array]:
+    def wanted(self, hash_key: bytes, regions: list[RegionState]) -> Wanted:
         """What :meth:`inherit` will return for a state with these, at once: for while the session stands still."""
         if not self._bases:
-            return [np.arange(pagehash.page_count(region.size)) for region in regions]
-        return self._bases[0].unchanged(hash_key, regions).changed()
+            return Wanted.everything([pagehash.page_count(region.size) for region in regions])
+        return self._bases[0].unchanged(hash_key, regions).wanted()
 
     def inherit(self, state: SessionState) -> list[Array]:
         """Take over every page that is unchanged since the previous image of the session.
@@ -104,42 +105,29 @@ class ImageWriter:
         if not self._bases:
             return [np.arange(pagehash.page_count(region.size)) for region in state.regions]
         found = self._bases[0].unchanged(state.hash_key, state.regions)
-        numbers, counts = found.numbers.copy(), found.counts()
+        kept = np.flatnonzero(found.kept)
         with self._lock:  # pages of a long pause may be under way already
-            numbers[found.kept] = self._table.adopt(0, numbers[found.kept])
-        for region, at, count in zip(state.regions, found.starts, counts, strict=False):
-            column, hashes = self._column(region.address, region.size)
-            if count == len(column):
-                column[:], hashes[:] = numbers[at:at + count], region.page_hashes()
-            elif count:
-                kept = np.flatnonzero(found.kept[at:at + len(column)])
-                column[kept], hashes[kept] = numbers[at + kept], region.page_hashes()[kept]
-        self.counts["pages"] += sum(counts)
-        self.counts["unchanged_pages"] += sum(counts)
-        with self._lock:
+            at = self._columns.whole(state.regions)[kept]
+            self._columns.numbers[at] = self._table.adopt(0, found.numbers[kept])
+            self._columns.hashes[at] = _hashes_of(state)[kept]
             self.counts["reused_chunks"] = self._table.adopted
+        self.counts["pages"] += len(kept)
+        self.counts["unchanged_pages"] += len(kept)
         return found.changed()
-
-    def _column(self, address: int, size: int) -> tuple[Array, Array]:
-        found = self._columns.get(address)
-        if found is None:
-            count = pagehash.page_count(size)
-            found = self._columns[address] = (np.full(count, image.ZERO_PAGE, np.uint32),
-                                              np.zeros((count, 2), np.uint64))
-        return found
 
     def add_page(self, page: Page) -> None:
         """Store a page; what is never added is not in the image. Raises :class:`StoreError`.
 
         Waits while too many are under way. The page's bytes must not change afterwards.
         """
-        _, hashes = self._column(page.region.address, page.region.size)
-        hashes[page.index] = page.hash
+        with self._lock:
+            at = self._columns.place(page.region, page.index)
+        self._columns.hashes[at] = page.hash
         self.counts["pages"] += 1
         if page.data is None:
             self.counts["zero_pages"] += 1
             return
-        self._append(page.region.address, page.index, page.data)
+        self._append(at, page.data)
 
     def add_rows(self, rows: Array, pages: PageList, hash_key: bytes, done: Callable[[], None],
                  memory: Shared | None = None) -> None:
@@ -153,8 +141,9 @@ class ImageWriter:
         try:
             if self._failure is not None:
                 self._raise()
-            for address, size, mine in pages.by_region():
-                self._column(address, size)[1][pages.indices[mine]] = pages.hashes[mine]
+            with self._lock:
+                at = self._columns.places(pages)
+            self._columns.hashes[at] = pages.hashes
             self.counts["pages"] += len(pages)
             self._announced.beat()
         except BaseException:
@@ -171,25 +160,28 @@ class ImageWriter:
             if last:
                 done()
 
-        for at in parts:
-            end = min(at + step, len(pages))
-            future = self._threads.submit(self._work_rows, rows[at:end], memory, pages.part(at, end), hash_key)
+        for first in parts:
+            end = min(first + step, len(pages))
+            future = self._threads.submit(self._work_rows, rows[first:end], memory, pages.part(first, end),
+                                          at[first:end], hash_key)
             with self._lock:
                 self._under_way.add(future)
             future.add_done_callback(over)
             future.add_done_callback(self._row_done)
 
-    def _append(self, address: int, index: int, data: Any) -> None:
-        self._batch.append((address, index, data))
+    def _append(self, at: int, data: Any) -> None:
+        self._batch.append((at, data))
         self._batch_bytes += len(data)
         if self._batch_bytes >= BATCH:
             self._submit()
 
-    def add_zeros(self, region: Region, indices: Array, hashes: Array) -> None:
-        """Pages that are all zeros; ``hashes``: of all the region's pages."""
-        self._column(region.address, region.size)[1][indices] = hashes[indices]
-        self.counts["pages"] += len(indices)
-        self.counts["zero_pages"] += len(indices)
+    def add_zeros(self, pages: PageList) -> None:
+        """Pages that are all zeros."""
+        with self._lock:
+            at = self._columns.places(pages)
+        self._columns.hashes[at] = pages.hashes
+        self.counts["pages"] += len(pages)
+        self.counts["zero_pages"] += len(pages)
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
@@ -248,31 +240,27 @@ class ImageWriter:
             raise self._failure
         raise StoreError(f"image {self.name} cannot be written: {self._failure}") from self._failure
 
-    def _work(self, batch: list[tuple[int, int, Any]]) -> None:
+    def _work(self, batch: list[tuple[int, Any]]) -> None:
         """In a thread: one batch of pages into chunks."""
         if self._failure is not None:
             return
-        named = [(address, index, data, chunk.chunk_name(data, self._key)) for address, index, data in batch]
+        names = [chunk.chunk_name(data, self._key) for _, data in batch]
         with self._lock:
-            fresh = []
-            for address, index, data, name in named:
-                number, new = self._table.number(name)
-                self._columns[address][0][index] = number
-                if new:
-                    fresh.append((number, name, data))
+            numbers, fresh = self._table.number_many(np.frombuffer(b"".join(names), np.uint8).reshape(-1, 32))
+            self._columns.numbers[[at for at, _ in batch]] = numbers
             self.counts["reused_chunks"] = self._table.adopted
-        encoded = [(number, chunk.encode(bytes(data), name), len(data)) for number, name, data in fresh]
-        for number, data, raw in encoded:
-            if not self._store_one(number, data, raw):
+        for row in np.flatnonzero(fresh).tolist():
+            data = batch[row][1]
+            if not self._store_one(numbers[row:row + 1], chunk.encode(bytes(data), names[row]), len(data)):
                 return
 
-    def _store_one(self, number: int, data: bytes, raw: int) -> bool:
-        """False: given up, and `finish` says why."""
+    def _store_one(self, number: Array, data: bytes, raw: int) -> bool:
+        """``number``: one. False: given up, and `finish` says why."""
         if not self.pace.wait(len(data)):
             return False
         for pack, offset, _ in self._packs.append(data):
             with self._lock:
-                self._table.place(number, pack, offset, len(data))
+                self._table.place_many(number, pack, offset, np.array([len(data)]))
         self._count(1, raw, len(data), len(data) < chunk.CHUNK_HEADER + raw)
         return True
 
@@ -283,8 +271,11 @@ class ImageWriter:
             self.counts["raw_bytes"] += raw
             self.counts["stored_bytes"] += stored
 
-    def _work_rows(self, rows: Array, memory: Shared | None, pages: PageList, hash_key: bytes) -> None:
-        """In a thread: rows of a frame into chunks, where they lie, here or in another process; those are stored."""
+    def _work_rows(self, rows: Array, memory: Shared | None, pages: PageList, at: Array, hash_key: bytes) -> None:
+        """In a thread: rows of a frame into chunks, where they lie, here or in another process; those are stored.
+
+        ``at``: the pages' places among the columns.
+        """
         if self._failure is not None:
             return
         try:
@@ -296,8 +287,7 @@ class ImageWriter:
             raise pages.changed(changed.row) from None
         with self._lock:
             numbers, fresh = self._table.number_many(found.names)
-            for address, _, mine in pages.by_region():
-                self._columns[address][0][pages.indices[mine]] = numbers[mine]
+            self._columns.numbers[at] = numbers
             self.counts["reused_chunks"] = self._table.adopted
         self._store_encoded(rows.reshape(-1), found.lengths, numbers, fresh)
 
@@ -334,7 +324,7 @@ class ImageWriter:
         packs, chunks = self._table.result(written)
         body = image.Body(
             image=self.name, created=self._started, state=state, statistics=counted, packs=packs, chunks=chunks,
-            pages=[self._column(region.address, region.size)[0].astype("<u4").tobytes() for region in state.regions],
+            pages=self._page_numbers(state),
             base=self._bases[0].table.body.image if self._bases else "", facts=facts or {})
         self._announced.check()
         self._put_manifest(image.encode_pieces(body, self._key))
@@ -369,25 +359,32 @@ class ImageWriter:
                 raise StoreError(f"image {self.name} exists", path=self._blobs.where(self._manifest),
                                  reason="exists") from error
 
+    def _page_numbers(self, state: SessionState) -> list[bytes]:
+        at = self._columns.whole(state.regions)
+        numbers = self._columns.numbers[at].astype("<u4").tobytes()
+        ends = [0, *accumulate(4 * pagehash.page_count(region.size) for region in state.regions)]
+        return [numbers[start:end] for start, end in pairwise(ends)]
+
     def _check_pages(self, state: SessionState) -> None:
         """Every page of the state is in the image with its hash; pages never added must be zeros."""
-        if not state.regions:
-            return
-        found = np.concatenate([self._column(region.address, region.size)[1] for region in state.regions])
-        if not pagehash.differ(found, pagehash.unpack(b"".join(region.hashes for region in state.regions))).any():
+        at = self._columns.whole(state.regions)
+        found, wanted = self._columns.hashes[at], _hashes_of(state)
+        if not pagehash.differ(found, wanted).any():
             return  # most often; for each of thousands of regions it would take as long as a step of the session
+        start = 0
         for region in state.regions:
-            _, hashes = self._column(region.address, region.size)
-            wanted = region.page_hashes()
+            count = pagehash.page_count(region.size)
+            hashes = found[start:start + count]
             blank = (hashes == 0).all(axis=1)
             if blank.any():
                 hashes[blank] = pagehash.zero_hash(state.hash_key)
                 if blank[-1]:
                     hashes[-1] = pagehash.zero_hash(state.hash_key, (region.size - 1) % pagehash.PAGE + 1)
-            bad = np.flatnonzero(pagehash.differ(hashes, wanted))
+            bad = np.flatnonzero(pagehash.differ(hashes, wanted[start:start + count]))
             if len(bad):
                 raise Corrupt(f"image {self.name}: page {bad[0]} of {region.address:#x} was not written as the state "
                               "has it", offset=int(bad[0]), reason="page not written")
+            start += count
 
     def abort(self) -> None:
         """Remove what was written. Harmless after :meth:`finish`; never raises."""
@@ -414,6 +411,11 @@ class ImageWriter:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.abort()
+
+
+def _hashes_of(state: SessionState) -> Array:
+    """Of all its pages, one region behind the other."""
+    return pagehash.unpack(b"".join(region.hashes for region in state.regions))
 
 
 def manifest_name(prefix: str, name: str) -> str:

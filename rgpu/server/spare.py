@@ -22,7 +22,7 @@ from rgpu.checkpoint import encoders
 from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.encoding import prepare as prepare_native
 from rgpu.checkpoint.frames import KEPT
-from rgpu.server.channel import Channel
+from rgpu.link.packets import Channel
 from rgpu.session.errors import LinkError, RgpuError
 
 log = structlog.get_logger(__name__)

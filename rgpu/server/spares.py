@@ -17,8 +17,9 @@ from pathlib import Path
 
 import structlog
 
+from rgpu.link.packets import Channel
 from rgpu.server import spare
-from rgpu.server.channel import Channel, connect
+from rgpu.server.channel import connect
 from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)

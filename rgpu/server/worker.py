@@ -31,11 +31,12 @@ from rgpu.checkpoint.device import Device
 from rgpu.link import effects
 from rgpu.link.frames import Handover, SealedConnection
 from rgpu.link.logging import configure_logging
+from rgpu.link.packets import Channel
 from rgpu.migrate.lease_keeper import DeadlinePage
 from rgpu.migrate.leases import NODE_SLOT
 from rgpu.server import position_page, spare
 from rgpu.server.agent_link import AgentLink
-from rgpu.server.channel import Channel, listen
+from rgpu.server.channel import listen
 from rgpu.server.device import hardware
 from rgpu.server.limiter import Limiter
 from rgpu.server.module_cache import ModuleCache

@@ -6,6 +6,7 @@ Each is one method, run in a thread of its own by :class:`rgpu.server.worker.Wor
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -19,7 +20,8 @@ from rgpu.checkpoint import cut, encoders, pagehash
 from rgpu.checkpoint.device import PAGE, Device
 from rgpu.checkpoint.frozen import MomentView
 from rgpu.checkpoint.grants import granted
-from rgpu.checkpoint.imaging import Imaging
+from rgpu.checkpoint.image_link import ImageProcess, RemotePace, RemoteWriter, close_all
+from rgpu.checkpoint.imaging import Imaging, Writer
 from rgpu.checkpoint.pace import Pace
 from rgpu.checkpoint.pages import PageTable
 from rgpu.checkpoint.phases import Phases
@@ -66,9 +68,8 @@ class Tasks:
         self._lock = threading.Lock()
         self._sending: Sending | None = None  #: at most one of these two
         self._imaging: Imaging | None = None
-        self.pace: Pace | None = None  #: of the image that is being written
-        count = encoders.wanted()
-        self._encoders = encoders.Encoders(count) if count else None  #: started by the first image
+        self.pace: Pace | RemotePace | None = None  #: of the image that is being written
+        self._images = ImageProcess() if encoders.wanted() else None  #: started by the first image
         worker.runtime.executor.make_room = self._make_room
 
     def _make_room(self) -> bool:
@@ -190,14 +191,26 @@ class Tasks:
         Raises :class:`Refused` while another image of the session is being
         written or it is being sent away, and when the image had to give way.
         """
-        with granted(store, fds) as images:
-            imaging, pace = self._begin_image(room), Pace(rate)
-            began = time.monotonic()
+        with contextlib.ExitStack() as held:
+            images = held.enter_context(granted(store, fds)) if self._images is None else None
             try:
-                self.pace = pace
-                with images.own.writer(image, base or None, others=others or [],
-                                       staging=staging or staging_bytes(), pace=pace,
-                                       encoders=self._encoders) as writer:
+                imaging = self._begin_image(room)
+            except BaseException:
+                if images is None:
+                    close_all(fds)
+                raise
+            began = time.monotonic()
+            wanted: dict[str, Any] = {"base": base, "others": others or [], "staging": staging or staging_bytes()}
+            try:
+                writer: Writer
+                if images is None:
+                    assert self._images is not None
+                    writer = RemoteWriter(self._images, image, store, fds, rate=rate, **wanted)
+                    self.pace = writer.pace
+                else:
+                    self.pace = Pace(rate)
+                    writer = images.own.writer(image, pace=self.pace, **wanted)
+                with writer:
                     state, counts = imaging.run(writer, self._standing_still, self.take, facts)
             finally:
                 with self._lock:
@@ -248,8 +261,7 @@ class Tasks:
         pace = self.pace
         if pace is None:
             return {}
-        used, waited = pace.report()
-        pace.set_rate(rate)
+        used, waited = pace.renew(rate)
         return {"used": used, "waited": waited}
 
     def wait_image(self, until: float) -> None:

@@ -21,8 +21,9 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.places import without_credentials
+from rgpu.link.packets import Channel
 from rgpu.server import position_page
-from rgpu.server.channel import Channel, connect
+from rgpu.server.channel import connect
 from rgpu.server.spare import Assignment
 from rgpu.server.spares import Spares
 from rgpu.session.errors import LinkError, RgpuError, TimedOut, from_dict

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from rgpu.link.packets import LIMIT, Channel
 from rgpu.server import channel as channels
-from rgpu.server.channel import Channel
 from rgpu.server.device.cpu.device import CpuDevice
 from rgpu.server.executor import parse_link_inputs
 from rgpu.server.page_stream import LZ4, RAW, ZERO, unpack
@@ -85,7 +85,7 @@ def test_channel_carries_messages_and_descriptors(tmp_path: Path) -> None:
     assert os.read(read, 20) == b"through"
     assert far.peer() == (os.getpid(), os.getuid())
     with pytest.raises(LinkError, match="limit"):
-        near.send({"blob": bytes(channels.LIMIT)})
+        near.send({"blob": bytes(LIMIT)})
     near.close()
     with pytest.raises(LinkError):
         far.receive()
