@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 
 SHARED_BASES = 2  #: newest images of a user's other sessions whose chunks a new image may refer to
 COLLECT_SECONDS = 120.0  #: between two collections of one user's garbage by this node
+#: s that packs which no image needs stay in a store that is full: who reads a removed image has that long
+FULL_GRACE = 60.0
 
 
 class NodeImages:
@@ -131,6 +133,16 @@ class NodeImages:
             log.warning("old images stay", session=session, reason=error.message)
         except Exception:  # noqa: BLE001 - never the checkpoint's failure
             log.exception("old images stay", session=session)
+
+    async def make_room(self, session: str) -> int:
+        """The store is full: remove what no image needs any more, the session's user's first; returns the bytes freed.
+
+        Raises :class:`StoreError`.
+        """
+        freed = 0
+        for tag in dict.fromkeys([user_tag((await self._record(session)).agent), *await self.tags()]):
+            freed += (await asyncio.to_thread(collect.collect, self.of_tag(tag).own, grace=FULL_GRACE)).freed
+        return freed
 
     async def retain(self, tag: str, policy: retention.Policy, *, keep: Iterable[str] = (), session: str = "",
                      dry_run: bool = False) -> list[str]:

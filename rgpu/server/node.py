@@ -29,7 +29,16 @@ from rgpu.server.health import Health
 from rgpu.server.images import NodeImages
 from rgpu.server.spares import Spares
 from rgpu.server.workers import WorkerHandle
-from rgpu.session.errors import Fenced, LinkError, NotFound, PoolUnavailable, Refused, RgpuError, TimedOut
+from rgpu.session.errors import (
+    Fenced,
+    LinkError,
+    NotFound,
+    PoolUnavailable,
+    Refused,
+    RgpuError,
+    StoreFull,
+    TimedOut,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -347,7 +356,17 @@ class Node:
         self.paused.pop(session, None)
 
     async def session_checkpoint(self, *, session: str, image: str, **_: Any) -> dict[str, Any]:
-        """Write an image; it counts only when the registry names it."""
+        """Write an image; it counts only when the registry names it. A full store is cleared up and asked again."""
+        try:
+            return await self._write_image(session, image)
+        except StoreFull as error:
+            freed = await self.images.make_room(session)
+            log.warning("the image store is full", session=session, image=image, freed=freed, reason=error.message)
+            if not freed:
+                raise
+        return await self._write_image(session, image)
+
+    async def _write_image(self, session: str, image: str) -> dict[str, Any]:
         self.check_deadline("an image")
         handle = self._owned(session)
         base, others, facts = await self.images.bases(session, self.bases.get(session))
