@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What an image costs a training beside it, and what parts of its work cost that are done by others, without rgpu.
 
-    python bench/beside.py --device cuda:0 [--rounds 5]
+    python bench/beside.py --device cuda:0 [--rounds 5] [--without processors,disk,copies,room]
     python bench/beside.py --device cpu --mib 64 --memory 1GiB -- tests/scenarios/programs/steps.py --steps 400
 
 A session (default: GPT-2 124M training, bench/workloads/gpt2_steps.py) runs undisturbed but for what is done beside it,
@@ -12,14 +12,16 @@ processors  as many processes as store images name and compress as many pages, a
 disk        a process writes as many bytes to a file of the same file system
 copies      a process copies as many bytes from the GPU to pinned memory, 16 MiB at a time (cuda)
 room        a process takes and maps as many bytes of the GPU's memory, 256 MiB at a time, and gives them back (cuda)
+nothing     as long as the first image took: what it says is how far to trust the others
 
-Row: by how many ms the steps meanwhile were longer, all together, than as many in the three seconds before; and the
-seconds it took. A part that costs what the image costs is what the image costs.
+Row: by how many ms the steps meanwhile were longer, all together, than as many in the three seconds before and
+the three behind; and the seconds it took. A part that costs what the image costs is what the image costs.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -36,7 +38,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.recovery import Run  # noqa: E402
+from bench import apart  # noqa: E402
+from bench.recovery import SLACK, Run  # noqa: E402
 from rgpu.checkpoint import encoders, encoding, pagehash, pagehash_native  # noqa: E402
 from rgpu.checkpoint.chunk import CHUNK_HEADER  # noqa: E402
 from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, PITCH  # noqa: E402
@@ -164,37 +167,40 @@ class Part:
 
 def measure(pool: LocalPool, program: Program, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     names = ["processors", "disk", *(["copies", "room"] if options.device.startswith("cuda") else [])]
+    names = [name for name in names if name not in options.without]
     parts = [Part(name, folder, options.device) for name in names]
     rows: list[dict[str, Any]] = []
     size = options.mib << 20
     try:
         for _ in range(options.rounds):
-            for part in [None, *parts]:
+            for name, do in [("image", lambda: pool.rgpu("checkpoint", program.name)),
+                             *[(part.name, functools.partial(part, size)) for part in parts],
+                             ("nothing", lambda: time.sleep(rows[0]["ended"] - rows[0]["began"]))]:
                 time.sleep(REST)
                 if program.process.poll() is not None:
                     raise SystemExit("the program ended before the last round: give it more steps")
                 began = time.time()
-                if part is None:
-                    pool.rgpu("checkpoint", program.name)
-                else:
-                    part(size)
-                ended = time.time()
-                time.sleep(0.5)
-                rows.append({"part": part.name if part else "image", "seconds": round(ended - began, 3),
-                             "excess_ms": Run.of(list(program.lines)).excess(began, ended)})
-                print(rows[-1], flush=True)
+                do()
+                rows.append({"part": name, "began": began, "ended": time.time()})
+        time.sleep(REST)
     finally:
         for part in parts:
             part.close()
-    return rows
+    run = Run.of(list(program.lines))
+    return [{"part": row["part"], "seconds": round(row["ended"] - row["began"], 3),
+             "excess_ms": run.excess(row["began"], row["ended"] + SLACK)} for row in rows]
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """``error_ms``: the standard error of the mean."""
     found = {}
     for name in dict.fromkeys(row["part"] for row in rows):
         some = [row for row in rows if row["part"] == name and row["excess_ms"] is not None]
         if some:
-            found[name] = {"median_excess_ms": round(statistics.median(row["excess_ms"] for row in some), 1),
+            cost = [row["excess_ms"] for row in some]
+            found[name] = {"mean_excess_ms": round(statistics.mean(cost), 1),
+                           "error_ms": round(statistics.stdev(cost) / len(cost) ** 0.5, 1) if len(cost) > 1 else None,
+                           "median_excess_ms": round(statistics.median(cost), 1),
                            "median_seconds": round(statistics.median(row["seconds"] for row in some), 3)}
     return found
 
@@ -205,18 +211,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=5000, help="of an image, for the parts")
     parser.add_argument("--memory", default="24GiB")
+    parser.add_argument("--without", type=lambda text: text.split(","), default=[], metavar="PART,…",
+                        help="parts left out")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs="*", help="another program and its arguments")
+    apart.add_option(parser)
     options = parser.parse_args()
     if options.serve:
         return serve(options.serve, options.folder, options.device)
+    processors = apart.Processors(options.program_processors)
     command = options.command or [str(WORKLOAD), "--steps", "100000"]
     with tempfile.TemporaryDirectory(prefix="rgpu-beside-") as name, \
             LocalPool(Path(name), nodes=1, device=options.device) as pool:
-        program = pool.run(sys.executable, *command, name="beside", options=(
-            "--memory", options.memory, "--checkpoint-every", "3600"))
+        with processors.for_a_program():
+            program = pool.run(sys.executable, *command, name="beside", options=(
+                "--memory", options.memory, "--checkpoint-every", "3600"))
         program.wait_lines(30, 180)
         rows = measure(pool, program, options, Path(name))
     result = {**environment(), "command": " ".join(sys.argv), "summary": summary(rows), "rows": rows}

@@ -15,7 +15,7 @@ replay (attach, replay of the journal, the step itself); steps_replayed and imag
 `steady`: the mean step of the run with checkpoints by that of the runs without recovery before and after it, by its own
 median, and by the mean of its steps while no image was written (`over_between`: what images cost, in one run, whatever
 the machine does meanwhile); `images_ms`: of each image how much longer the steps took while it was made than as many
-before it, all together, and `over_before`, the mean of that by the time from one image to the next; with the steps
+around it, all together, and `over_around`, the mean of that by the time from one image to the next; with the steps
 around each image, and what each image says of its pause. `--part steady` leaves the disturbed run out.
 """
 
@@ -37,6 +37,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from bench import apart  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
 from tests.scenarios.pool import LocalPool, Program  # noqa: E402
 
@@ -75,12 +76,18 @@ class Run:
                 for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)
                 if image - before < b < image + after]
 
-    def excess(self, began: float, ended: float, before: float = 3.0) -> float | None:
-        """By how many ms the steps of that time were longer, all together, than as many of the seconds before it."""
-        steps = list(zip(self.times, self.times[1:], strict=False))
-        usual = [b - a for a, b in steps if began - before < a and b < began]
+    def excess(self, began: float, ended: float, beside: float = 3.0) -> float | None:
+        """By how many ms the steps of that time were longer, all together, than as many of the seconds around it.
+
+        Those of before and of behind it count alike, as their means: these machines drift, and a step's time is skewed,
+        so that a median would call the undisturbed ones longer than usual.
+        """
+        steps = list(zip(self.times[WARM:], self.times[WARM + 1:], strict=False))
         during = [b - a for a, b in steps if b > began and a < ended]
-        return (sum(during) - statistics.median(usual) * len(during)) * 1e3 if usual and during else None
+        usual = [statistics.mean(some) for some in (
+            [b - a for a, b in steps if began - beside < a and b < began],
+            [b - a for a, b in steps if ended < a and b < ended + beside]) if some]
+        return (sum(during) - statistics.mean(usual) * len(during)) * 1e3 if usual and during else None
 
     def between(self, images: list[float], every: float) -> list[float]:
         """Of these, the steps while no image was written: the next is asked for so long after the last one."""
@@ -91,12 +98,14 @@ class Run:
 class Bench:
     """One pool, and what is asked of it."""
 
-    def __init__(self, pool: LocalPool, command: list[str], options: argparse.Namespace) -> None:
-        self.pool, self.command, self.options = pool, command, options
+    def __init__(self, pool: LocalPool, command: list[str], options: argparse.Namespace,
+                 processors: apart.Processors) -> None:
+        self.pool, self.command, self.options, self.processors = pool, command, options, processors
 
     def start(self, name: str, *options: str) -> Program:
-        return self.pool.run(sys.executable, *self.command, name=name,
-                             options=("--memory", self.options.memory, "--host", "node-a", *options))
+        with self.processors.for_a_program():
+            return self.pool.run(sys.executable, *self.command, name=name,
+                                 options=("--memory", self.options.memory, "--host", "node-a", *options))
 
     def end(self, program: Program, seconds: float) -> Run:
         code = program.process.wait(seconds)
@@ -190,7 +199,7 @@ def steady(calm: Run, bare_steps: list[float], taken: list[float], images: list[
     """``taken``: when each image was published; ``images``: what each says of itself."""
     calm_steps, between = calm.steps(), calm.between(taken, every)
     costs = [(excess, image["seconds"]) for when, image in zip(taken, images, strict=False)
-             if (excess := calm.excess(when - image["seconds"] - SLACK, when)) is not None]
+             if (excess := calm.excess(when - image["seconds"] - SLACK, when + SLACK)) is not None]
     return {
         "images": len(taken), "mean_ms": statistics.mean(calm_steps) * 1e3,
         "median_ms": statistics.median(calm_steps) * 1e3, "longest_ms": max(calm_steps) * 1e3,
@@ -198,7 +207,7 @@ def steady(calm: Run, bare_steps: list[float], taken: list[float], images: list[
         "over_bare": statistics.mean(calm_steps) / statistics.mean(bare_steps),
         "mean_over_median": statistics.mean(calm_steps) / statistics.median(calm_steps), "between": len(between),
         "images_ms": [round(excess) for excess, _ in costs],
-        "over_before": 1 + statistics.mean(excess / 1e3 / (every + seconds) for excess, seconds in costs)
+        "over_around": 1 + statistics.mean(excess / 1e3 / (every + seconds) for excess, seconds in costs)
         if costs else None,
         "around": [calm.around(image) for image in taken], "statistics": images,
         "over_between": statistics.mean(calm_steps) / statistics.mean(between) if between else None}
@@ -222,13 +231,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
     parser.add_argument("--logs", type=Path, help="a folder for the logs of the pool's daemons and workers")
     parser.add_argument("command", nargs="*", help="another program and its arguments")
+    apart.add_option(parser)
     options = parser.parse_args()
+    processors = apart.Processors(options.program_processors)
     command = options.command or [str(WORKLOAD), "--steps", str(options.steps)]
     devices = tuple(options.device or ("cpu", "cpu"))
     with tempfile.TemporaryDirectory(prefix="rgpu-recovery-") as folder, \
             LocalPool(Path(folder), nodes=2, lease=options.lease, devices=devices) as pool:
         try:
-            found = measure(Bench(pool, command, options))
+            found = measure(Bench(pool, command, options, processors))
         finally:
             if options.logs is not None:
                 keep_logs(Path(folder), options.logs)
