@@ -60,7 +60,8 @@ def released(pool: WatchedPool, name: str) -> Path:
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedPool]:
     """Three nodes behind proxies; daemons that are killed are started again by the cases."""
     pool = WatchedPool(tmp_path_factory.mktemp("kill"), proxied=True)
-    pool.environment["RGPU_IMAGE_PROCESSES"] = "1"  # as where there are more processors; other scenarios do without
+    if SWEEP:  # as where there are more processors; other scenarios, and the sample, do without
+        pool.environment["RGPU_IMAGE_PROCESSES"] = "1"
     with pool:
         yield pool
 
