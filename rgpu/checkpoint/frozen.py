@@ -227,22 +227,28 @@ def list_pages(view: MomentView, wanted: Wanted) -> Listed:
     if not regions:
         return Listed(PageList.of(regions, []), PageList.of(regions, []), [])
     hashes, zero = (np.concatenate(column) for column in zip(*found, strict=True))
-    starts = np.cumsum([0, *(len(one.zero) for one in found)])
+    ends = np.cumsum([len(one.zero) for one in found])
+    copied = np.repeat([region.kind == "mapped" for region in regions], [len(one.zero) for one in found])
+    copied[ends[[number for number, region in enumerate(regions) if region.size % PAGE]] - 1] = False
     owners, indices = np.repeat(np.arange(len(regions)), wanted.counts), wanted.indices
-    places = starts[owners] + indices
-    blank = zero[places]
-    whole = np.array([region.size // PAGE if region.kind == "mapped" else 0 for region in regions])
-    plain = ~blank & (indices < whole[owners])
+    if len(indices) < len(zero):  # memory that was not touched before is what costs here: nothing is copied in vain
+        places = np.repeat(ends - [len(one.zero) for one in found], wanted.counts)
+        places += indices
+        hashes, zero, copied = hashes[places], zero[places], copied[places]
+    plain = copied & ~zero
     left = [_NONE] * len(regions)
-    rest = np.flatnonzero(~blank & ~plain)
+    rest = np.flatnonzero(~(zero | copied))
     for mine in np.split(rest, np.flatnonzero(np.diff(owners[rest])) + 1):
         if len(mine):
             left[owners[mine[0]]] = indices[mine]
 
     def those(which: Array) -> PageList:
-        return PageList.at(regions, owners[which], indices[which], hashes[places[which]])
+        if which.all():
+            return PageList.at(regions, owners, indices, hashes)
+        rows = np.flatnonzero(which)
+        return PageList.at(regions, owners[rows], indices[rows], hashes[rows])
 
-    return Listed(those(plain), those(blank), left)
+    return Listed(those(plain), those(zero), left)
 
 
 def set_aside(view: MomentView, wanted: Sequence[Array], key: bytes, room: int) -> tuple[FrozenPages, list[Array]]:

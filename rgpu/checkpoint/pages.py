@@ -66,8 +66,11 @@ class PageList:
     @staticmethod
     def at(regions: Sequence[Region], owners: Any, indices: Any, hashes: Any) -> PageList:
         """Of columns; ``hashes``: of these pages."""
-        starts = np.array([region.address for region in regions], np.uint64)
-        return PageList(regions, owners, indices, hashes, starts[owners] + indices.astype(np.uint64) * np.uint64(PAGE))
+        addresses = np.array([region.address for region in regions], np.uint64)[owners]
+        offsets = indices.astype(np.uint64)
+        offsets *= np.uint64(PAGE)
+        addresses += offsets
+        return PageList(regions, owners, indices, hashes, addresses)
 
     def __len__(self) -> int:
         return len(self.owners)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rgpu.checkpoint import cut
 from rgpu.checkpoint import room as room_module
+from rgpu.checkpoint.base import Wanted
 from rgpu.checkpoint.device import GRANULE, PAGE, Region
-from rgpu.checkpoint.frozen import freeze, look, run_table, runs
+from rgpu.checkpoint.frozen import MomentView, freeze, list_pages, look, run_table, runs
+from rgpu.checkpoint.pagehash import PageHashes, page_count
 from rgpu.checkpoint.pages import PageTable, collect_dirty
 from rgpu.session.errors import DeviceError, Refused
 from tests.checkpoint.fake_device import FakeDevice
@@ -65,6 +69,37 @@ def test_only_what_differs_is_copied(device: FakeDevice) -> None:
         assert page.index == 2 and page.data is not None and page.data[5:12] == b"changed"
         with pytest.raises(DeviceError, match="not among"):
             frozen.read(BASE, PAGE)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["mapped", "pinned", "global"]), st.integers(0, 4 * PAGE).flatmap(
+    lambda size: st.sampled_from([size, size // PAGE * PAGE]))), max_size=6), st.booleans(), st.randoms())
+def test_pages_are_listed_by_what_is_to_be_done(sizes: list[tuple[str, int]], everything: bool, random) -> None:
+    regions = [Region(number << 32, size, kind) for number, (kind, size) in enumerate(sizes, 1)]
+    found = [PageHashes(np.array([[random.getrandbits(64), 7] for _ in range(page_count(region.size))],
+                                 np.uint64).reshape(-1, 2),
+                        np.array([random.random() < 0.3 for _ in range(page_count(region.size))], bool))
+             for region in regions]
+    some = [[index for index in range(len(one.zero)) if everything or random.random() < 0.5] for one in found]
+    listed = list_pages(MomentView(None, regions, found),  # type: ignore[arg-type]
+                        Wanted.of([np.array(mine, np.int64) for mine in some]))
+
+    def those(which) -> list[tuple[int, int, int, tuple[int, ...]]]:
+        return [(number, index, region.address + index * PAGE, tuple(found[number].hashes[index].tolist()))
+                for number, region in enumerate(regions) for index in some[number] if which(number, region, index)]
+
+    def rows(pages) -> list[tuple[int, int, int, tuple[int, ...]]]:
+        return list(zip(pages.owners.tolist(), pages.indices.tolist(), pages.addresses.tolist(),
+                        map(tuple, pages.hashes.tolist()), strict=True))
+
+    def copied(number: int, region: Region, index: int) -> bool:
+        return region.kind == "mapped" and (index + 1) * PAGE <= region.size
+
+    assert rows(listed.zeros) == those(lambda number, region, index: found[number].zero[index])
+    assert rows(listed.pages) == those(
+        lambda number, region, index: not found[number].zero[index] and copied(number, region, index))
+    assert [mine.tolist() for mine in listed.left] == [
+        [index for index in some[number] if not found[number].zero[index] and not copied(number, region, index)]
+        for number, region in enumerate(regions)]
 
 
 def test_no_room_is_refused_and_changes_nothing(device: FakeDevice) -> None:
