@@ -228,11 +228,13 @@ def main() -> None:
     parser.add_argument("--part", choices=("all", "steady"), default="all")
     parser.add_argument("--lease", type=float, default=2.0, help="seconds")
     parser.add_argument("--memory", default="24GiB")
-    parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
+    parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"),
+                        help="folder for the figures")
     parser.add_argument("--logs", type=Path, help="a folder for the logs of the pool's daemons and workers")
     parser.add_argument("command", nargs="*", help="another program and its arguments")
     apart.add_option(parser)
     options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)  # a folder; what is in its way is found out now
     processors = apart.Processors(options.program_processors)
     command = options.command or [str(WORKLOAD), "--steps", str(options.steps)]
     devices = tuple(options.device or ("cpu", "cpu"))
