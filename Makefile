@@ -27,12 +27,13 @@ help:
 	@echo "make bench-remote  what remote costs, on a GPU; ARGS=--quick for two minutes (docs/benchmarks.md)"
 	@echo "make lint     ruff, mypy, import rules"
 
-# The stamp depends on the shim's sources: an edit of them builds it again. setuptools is for etcd3, which PyPI
-# has as source only: without build isolation the one that venv brings makes no wheel where `wheel` is missing.
+# The stamp depends on the shim's sources: an edit of them builds it again. setuptools is for etcd3 and gpustat, which
+# PyPI has as source only: without build isolation the one that venv brings makes no wheel where `wheel` is missing, and
+# gpustat asks setuptools-scm for its version. pip's cache of wheels that were built once hides both.
 $(VENV)/.stamp: $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  echo "cannot make a virtual environment: install Python's venv module (Debian: python3-venv)" >&2; exit 1; }
-	$(PIP) 'scikit-build-core>=0.10' 'cmake>=3.18' ninja 'setuptools>=70.1'
+	$(PIP) 'scikit-build-core>=0.10' 'cmake>=3.18' ninja 'setuptools>=70.1' 'setuptools-scm>=8'
 	$(BIN)/python .ci/build
 	$(PIP) --no-build-isolation --config-settings wheel.cmake=false --editable '.[test]'
 	@touch $@
