@@ -75,21 +75,23 @@ def without_randomisation() -> bool:
 
 
 def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = False) -> Device:
-    """``cpu:N`` or ``cuda:N``. Raises :class:`DeviceError`, :class:`Refused` for another kind.
+    """``cpu:N`` or ``cuda:N``; of the first kind also several, ``cpu:N+M``.
 
-    ``own_stdout``: this process's standard output may become the device's, for what its kernels print.
+    Raises :class:`DeviceError`, :class:`Refused` for another kind. ``own_stdout``: this process's standard output
+    may become the device's, for what its kernels print.
     """
-    kind, _, ordinal = spec.partition(":")
+    kind, _, listed = spec.partition(":")
+    ordinal, *others = [int(number) for number in (listed or "0").split("+")]
     if kind == "cpu":
         from rgpu.server.device.cpu.device import CpuDevice
 
-        return CpuDevice(int(ordinal or 0), memory=memory, host=host)
-    if kind == "cuda":
+        return CpuDevice(ordinal, memory=memory, host=host, others=others)
+    if kind == "cuda" and not others:
         from rgpu.server.device.cuda.device import CudaDevice
         from rgpu.server.device.cuda.printed import CapturedStdout
 
-        return CudaDevice(int(ordinal or 0), CapturedStdout() if own_stdout else None)
-    raise Refused(f"unknown device {spec!r}: use cpu:N or cuda:N")
+        return CudaDevice(ordinal, CapturedStdout() if own_stdout else None)
+    raise Refused(f"unknown device {spec!r}: use cpu:N, cpu:N+M or cuda:N")
 
 
 def lost(spec: str, device: Device) -> str:

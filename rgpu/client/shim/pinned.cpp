@@ -250,13 +250,6 @@ std::vector<std::shared_ptr<Pinned>> all_ranges() {
   return found;
 }
 
-CUresult wait_for_all(Context& context) {
-  if (idle()) return CUDA_SUCCESS;
-  wire::ContextSynchronize call{};
-  call.context = context.number;
-  return await(call);
-}
-
 CUresult allocate_pinned(void** pp, std::size_t size, unsigned flags) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
@@ -368,8 +361,13 @@ CUresult settle_source(std::uint64_t address, std::uint64_t) {
   for (auto [stream, seq] : writers) {
     wire::StreamSynchronize call{};
     call.stream = stream;
-    StreamRef ref{stream, nullptr, range->context};
-    if (CUresult r = await_work(ref, call); r) return r;
+    Answer answer;
+    Payload none;
+    const std::uint64_t waited = stream;
+    if (CUresult r = await_view(view(call), none, answer, nullptr, 0, [&](std::uint64_t seq, bool answered) {
+          if (answered) learned(waited, seq);
+        }); r)
+      return r;
   }
   // Only what is about to be read: other ranges come back when the program learns of a completion.
   if (!writers.empty()) bring_back({range});
@@ -408,7 +406,7 @@ CUresult cuMemFreeHost(void* p) {
   if (CUresult r = unsafe_call(); r) return r;
   auto range = range_of(reinterpret_cast<std::uint64_t>(p));
   if (!range || range->registered || range->address != reinterpret_cast<std::uint64_t>(p)) return CUDA_ERROR_INVALID_VALUE;
-  if (CUresult r = wait_for_all(*range->context); r) return r;
+  if (CUresult r = wait_for_device_number(kEveryDevice); r) return r;
   return drop(range);
 }
 

@@ -45,6 +45,7 @@ from rgpu.session.graphs import Node
 from rgpu.session.module_table import ModuleTable
 
 CUDA_ERROR_INVALID_VALUE = 1
+CUDA_ERROR_INVALID_DEVICE = 101
 CUDA_ERROR_INVALID_HANDLE = 400
 CUDA_ERROR_NOT_READY = 600
 CUDA_ERROR_NOT_SUPPORTED = 801
@@ -189,8 +190,10 @@ class CudaDevice:
             raise DeviceError(f"0x{address:x} + {size} is not in one allocation", CUDA_ERROR_INVALID_VALUE)
 
     # -- objects ----------------------------------------------------------------
-    def create_context(self, context: int, flags: int, primary: bool) -> None:
+    def create_context(self, context: int, flags: int, primary: bool, device: int = 0) -> None:
         """Contexts of a session share the worker's one context."""
+        if device:
+            raise DeviceError(f"a session has one GPU here, and no device {device}", CUDA_ERROR_INVALID_DEVICE)
 
     def destroy_context(self, context: int) -> None:
         """Its streams, events and memory are destroyed by their own calls."""
@@ -236,7 +239,8 @@ class CudaDevice:
             raise DeviceError(f"event {event} does not exist", CUDA_ERROR_INVALID_HANDLE)
         return self._events[event]
 
-    def load(self, module: int, image: bytes, options: bytes, library: bool) -> tuple[ModuleTable, str]:
+    def load(self, module: int, image: bytes, options: bytes, library: bool,
+             device: int = 0) -> tuple[ModuleTable, str]:
         self._use()
         with self._placing.still():
             loaded, text = modules.load(image, options, library, self.facts.compute_capability)
@@ -404,6 +408,9 @@ class CudaDevice:
 
     def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
         self.completion.mark(stream, seq, lambda result: done(result, None))
+
+    def synchronize_device(self, seq: int, device: int, done: Done) -> None:
+        self.synchronize(seq, None, done)
 
     def synchronize_event(self, seq: int, event: int, done: Done) -> None:
         self._answered("event_synchronize", seq, lambda result, data: done(result, None), event=event)
