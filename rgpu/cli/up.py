@@ -22,8 +22,8 @@ from rgpu.session.errors import AlreadyExists, PoolUnavailable
 @click.command("up")
 @click.option("--nodes", default=1, show_default=True, type=click.IntRange(1, 64), help="How many node daemons.")
 @click.option("--device", "devices", multiple=True, metavar="DEV",
-              help="Device of each node: cpu (default), cuda:0 …; cuda:0,cuda:1 for several. Given N times, node i gets "
-                   "the i-th.")
+              help="Device of each node: cpu (default), cuda:0 …; cuda:0,cuda:1 for several. Given N times, node i "
+                   "gets the i-th.")
 @click.option("--device-memory", metavar="SIZE", default="8GiB", show_default=True,
               help="Device memory that a cpu device offers.")
 @common.module_cache_option

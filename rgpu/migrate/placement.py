@@ -21,10 +21,10 @@ from typing import Any, Protocol
 from rgpu.migrate.records import DeviceRecord, Needs, NodeRecord, SessionRecord
 from rgpu.session.devices import join, parts
 from rgpu.session.errors import NotFound, Refused
+from rgpu.session.facts import PEERS
 
 Place = tuple[str, str]  #: host, device
 WHOLE = 100  #: per cent of one device
-SEVERAL = frozenset({"cpu"})  #: kinds of devices that a session can have more than one of
 MOST_REASONS = 24  #: that a refusal tells before it counts the rest
 _WORDS = re.compile(r"[a-z0-9]+")
 
@@ -284,15 +284,24 @@ def _look(promises: Promises, nodes: Iterable[NodeRecord], request: Request,
 
 
 def alike(request: Request, devices: Sequence[DeviceRecord], least: int | None = None) -> list[DeviceRecord]:
-    """Of a host's devices those that its session may have together: of one kind, what there are most of.
+    """Of a host's devices those that a session may have together: of one kind, and each reaches the others' memory.
 
-    Empty where they are fewer than ``least`` (default: the request's count).
+    The most that there are of any kind; empty where they are fewer than ``least`` (default: the request's count).
     """
     kinds: defaultdict[object, list[DeviceRecord]] = defaultdict(list)
     for device in devices:
-        kinds[device.kind, device.name, device.compute_capability, device.driver_version].append(device)
+        group = kinds[device.kind, device.name, device.compute_capability, device.driver_version]
+        if all(reaches(device, other) and reaches(other, device) for other in group):
+            group.append(device)
     most = max(kinds.values(), key=len, default=[])
     return most if len(most) >= (request.gpus if least is None else least) else []
+
+
+def reaches(device: DeviceRecord, other: DeviceRecord) -> bool:
+    """Whether kernels on it reach the other's memory: as their node tells (:data:`rgpu.session.facts.PEERS`)."""
+    attributes = device.facts.get("attributes") or {}
+    mask = attributes.get(PEERS, attributes.get(str(PEERS), 0))
+    return bool(int(mask) >> int(other.device.rpartition(":")[2]) & 1)
 
 
 def named(request: Request, device: DeviceRecord) -> bool:
@@ -347,9 +356,6 @@ def suits(device: DeviceRecord, request: Request) -> bool:
 
 def _unlike(device: DeviceRecord, request: Request) -> str | None:
     needs = request.needs
-    if request.gpus > 1 and device.kind not in SEVERAL:
-        return (f"is a {device.kind} device, and a session can have several of kind {', '.join(sorted(SEVERAL))} only "
-                "as yet")
     if needs is not None:
         if device.kind != needs.kind:
             return f"is another kind of device than the session began on ({needs.kind})"

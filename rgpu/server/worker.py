@@ -75,7 +75,7 @@ def without_randomisation() -> bool:
 
 
 def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = False) -> Device:
-    """``cpu:N`` or ``cuda:N``; of the first kind also several, ``cpu:N+M``.
+    """``cpu:N`` or ``cuda:N``, or several of one kind, ``cuda:N+M``.
 
     Raises :class:`DeviceError`, :class:`Refused` for another kind. ``own_stdout``: this process's standard output
     may become the device's, for what its kernels print.
@@ -86,12 +86,12 @@ def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = Fa
         from rgpu.server.device.cpu.device import CpuDevice
 
         return CpuDevice(ordinal, memory=memory, host=host, others=others)
-    if kind == "cuda" and not others:
+    if kind == "cuda":
         from rgpu.server.device.cuda.device import CudaDevice
         from rgpu.server.device.cuda.printed import CapturedStdout
 
-        return CudaDevice(ordinal, CapturedStdout() if own_stdout else None)
-    raise Refused(f"unknown device {spec!r}: use cpu:N, cpu:N+M or cuda:N")
+        return CudaDevice([ordinal, *others], CapturedStdout() if own_stdout else None)
+    raise Refused(f"unknown device {spec!r}: use cpu:N, cuda:N or several as cuda:N+M")
 
 
 def lost(spec: str, device: Device) -> str:
@@ -100,7 +100,8 @@ def lost(spec: str, device: Device) -> str:
         return ""
     from rgpu.server.device.cuda import nvml
 
-    return nvml.lost(device.facts.uuid)
+    every = getattr(device, "every_facts", (device.facts,))
+    return next((why for one in every if (why := nvml.lost(one.uuid))), "")
 
 
 def warm(spec: str) -> None:

@@ -73,7 +73,8 @@ def test_places_are_counted_on_both(pairs: LocalPool, tmp_path: Path) -> None:
         one.finish()
 
 
-@pytest.mark.parametrize(("gpus", "why"), [("3", "the host with the most that would do has 2"), ("7", "6 GPUs at most")])
+@pytest.mark.parametrize(("gpus", "why"), [("3", "the host with the most that would do has 2"),
+                                           ("7", "6 GPUs at most")])
 def test_more_than_a_host_has_is_refused_at_once(pairs: LocalPool, gpus: str, why: str) -> None:
     program = pairs.run(sys.executable, "-c", "import cuda.bindings.driver as d; print(int(d.cuInit(0)[0]))",
                         name=f"too-many-{gpus}", options=("--gpus", gpus, "--memory", "1MiB", "--queue"))
