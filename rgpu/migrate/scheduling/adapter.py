@@ -117,8 +117,8 @@ def pool_of(nodes: Iterable[NodeRecord]) -> Pool:
 def session_places(demands: Demands, session: SessionRecord, claims: Sequence[Claim], why: str) -> list[Placed]:
     """A session's places, as planners count them; the second is where it moves to. ``why`` it stays, or empty."""
     count = len(parts(session.device))
-    return [one for at in range(0, len(claims), count)
-            for one in _placed(demands, claims[at:at + count], session, why, reserved=at > 0)]
+    return [one for claimed, reserved in ((claims[:count], False), (claims[count:], True)) if claimed
+            for one in _placed(demands, claimed, session, why, reserved)]
 
 
 def reserved_places(demands: Demands, reserved: Iterable[Claim],
