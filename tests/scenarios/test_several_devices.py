@@ -23,7 +23,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
 
 @pytest.fixture(scope="module")
 def undisturbed(pairs: LocalPool, tmp_path_factory: pytest.TempPathFactory) -> str:
-    staged = Staged(pairs, tmp_path_factory.mktemp("still"), "several", name="still", options=TWO)
+    staged = Staged(pairs, tmp_path_factory.mktemp("still"), "several", "remote", name="still", options=TWO)
     staged.open(1, 2, 3, 4)
     return staged.finish()
 
@@ -33,7 +33,7 @@ def test_a_program_sees_two_devices(undisturbed: str) -> None:
 
 
 def test_moved_killed_and_restored(pairs: LocalPool, tmp_path: Path, undisturbed: str) -> None:
-    staged = Staged(pairs, tmp_path, "several", name="disturbed", options=TWO)
+    staged = Staged(pairs, tmp_path, "several", "remote", name="disturbed", options=TWO)
     staged.disturb(1, "move")
     assert pairs.rgpu("describe", "disturbed")["device"] == "cpu:0+1"
     staged.disturb(2, "kill")
@@ -45,7 +45,7 @@ def test_moved_killed_and_restored(pairs: LocalPool, tmp_path: Path, undisturbed
 
 @pytest.mark.parametrize("mode", ["copy", "replay"])
 def test_both_ways_of_moving(pairs: LocalPool, tmp_path: Path, undisturbed: str, mode: str) -> None:
-    staged = Staged(pairs, tmp_path, "several", name=f"by-{mode}", options=TWO)
+    staged = Staged(pairs, tmp_path, "several", "remote", name=f"by-{mode}", options=TWO)
     row = staged.reach(1)
     there = next(host for host in ("node-a", "node-b", "node-c") if host != row["host"])
     found = pairs.rgpu("migrate", staged.name, there, "--mode", mode)
@@ -56,7 +56,7 @@ def test_both_ways_of_moving(pairs: LocalPool, tmp_path: Path, undisturbed: str,
 
 def test_places_are_counted_on_both(pairs: LocalPool, tmp_path: Path) -> None:
     """Whole GPUs: one such session fills a node, a fourth waits for nobody and is told where it would fit."""
-    held = [Staged(pairs, tmp_path, "several", name=f"full-{n}", options=TWO) for n in range(3)]
+    held = [Staged(pairs, tmp_path, "several", "remote", name=f"full-{n}", options=TWO) for n in range(3)]
     try:
         assert {one.reach(1)["host"] for one in held} == {"node-a", "node-b", "node-c"}
         nodes = pairs.rgpu("nodes")

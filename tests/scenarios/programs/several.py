@@ -1,10 +1,12 @@
-"""Two devices in one session: contexts, streams, events, copies, peers, modules, graphs. usage: several.py FOLDER
+"""Two devices in one session: contexts, streams, events, copies, peers, graphs. usage: several.py FOLDER [remote]
 
-Checks itself at each step; stands at the gates 1 to 4, where its session may be disturbed.
+Checks itself at each step; stands at the gates 1 to 4, where its session may be disturbed. ``remote``: also what a
+driver on the spot does another way: where memory lies, and that host functions hold up one device only.
 """
 
 import ctypes
 import hashlib
+import sys
 import threading
 
 import numpy as np
@@ -13,6 +15,7 @@ from cuda.bindings import driver
 from gates import gate
 
 N, ROUNDS, GATES = 4096, 24, {4: 1, 9: 2, 14: 3, 19: 4}
+REMOTE = sys.argv[2:] == ["remote"]
 NOT_READY, TIMING_OFF, CAPTURE_RELAXED = 600, 2, 2
 PTR, UINT = ctypes.c_void_p, ctypes.c_uint
 SOURCE = b"""
@@ -20,8 +23,8 @@ __device__ unsigned rounds;
 extern "C" __global__ void mix(unsigned* out, const unsigned* in, unsigned salt) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     out[i] = out[i] * 2654435761u + in[i] + salt + rounds;
-    if (i == 0) atomicAdd(&rounds, 1u);
 }
+extern "C" __global__ void count() { rounds += 1u; }
 extern "C" __global__ void add(unsigned* p, unsigned value) { p[blockIdx.x * blockDim.x + threadIdx.x] += value; }
 """
 
@@ -47,7 +50,7 @@ def values(address, count=N):
     return host
 
 
-modules, mix, add, memory, streams, rounds, events = [], [], [], [], [], [], []
+modules, mix, add, count, memory, streams, rounds, events = [], [], [], [], [], [], [], []
 text = ptx(SOURCE)
 for n in range(2):
     use(n)
@@ -55,19 +58,18 @@ for n in range(2):
     modules.append(check(driver.cuModuleLoadData(text)))
     mix.append(check(driver.cuModuleGetFunction(modules[n], b"mix")))
     add.append(check(driver.cuModuleGetFunction(modules[n], b"add")))
+    count.append(check(driver.cuModuleGetFunction(modules[n], b"count")))
     rounds.append(int(check(driver.cuModuleGetGlobal(modules[n], b"rounds"))[0]))
     memory.append(int(check(driver.cuMemAlloc(N * 4))))
-    assert check(driver.cuMemGetInfo())[0] == free - (2 << 20), "each device has a quota of its own"
+    assert free - check(driver.cuMemGetInfo())[0] <= 2 << 20, "each device has a quota of its own"
     streams.append(check(driver.cuStreamCreate(1)))
     events.append(check(driver.cuEventCreate(TIMING_OFF)))
     check(driver.cuMemsetD32(memory[n], n + 1, N))
-    assert check(driver.cuPointerGetAttribute(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT, memory[n])) \
-        is not None
     error = driver.cuCtxEnablePeerAccess(contexts[1 - n], 0)[0]
     assert int(error) == 0 and int(driver.cuCtxEnablePeerAccess(contexts[1 - n], 0)[0]) == 704
     check(driver.cuCtxSynchronize())
 assert rounds[0] != rounds[1], "each device has its own variable"
-assert (memory[0] >> 43) != (memory[1] >> 43), "and its own range"
+assert not REMOTE or (memory[0] >> 43) != (memory[1] >> 43), "and its own range"
 
 # -- a graph of each device ---------------------------------------------------------
 graphs = []
@@ -78,21 +80,22 @@ for n in range(2):
     graphs.append(check(driver.cuGraphInstantiate(check(driver.cuStreamEndCapture(streams[n])), 0)))
 
 # -- steps: each device reads what the other made, ordered by events ------------------
-expected, counts = [np.full(N, n + 1, np.uint32) for n in range(2)], [0, 0]
-old = np.seterr(over="ignore")
 for number in range(ROUNDS):
     for n in range(2):
         use(n)
         check(driver.cuStreamWaitEvent(streams[n], events[1 - n], 0))
         launch(mix[n], streams[n], (memory[n], memory[1 - n], number), (PTR, PTR, UINT))  # reads the peer's memory
+        check(driver.cuLaunchKernel(count[n], 1, 1, 1, 1, 1, 1, 0, streams[n], 0, 0))
         check(driver.cuGraphLaunch(graphs[n], streams[n]))
         check(driver.cuEventRecord(events[n], streams[n]))
-        # `rounds` is read by all threads while the first adds to it: so only at even counts of one block's start
-        use(n)
-        check(driver.cuStreamSynchronize(streams[n]))
-        check(driver.cuMemsetD32(rounds[n], 0, 1))
+    if number % 3 == 2:
+        check(driver.cuStreamSynchronize(streams[number % 2]))
     if number in GATES:
         gate(GATES[number])
+for n in range(2):
+    use(n)
+    check(driver.cuCtxSynchronize())
+    assert values(rounds[n], 1)[0] == ROUNDS
 use(0)
 result = [values(memory[0])]
 use(1)
@@ -101,7 +104,7 @@ result.append(values(memory[1]))
 # -- copies between them, memory in stream order ----------------------------------------
 use(1)
 ordered = int(check(driver.cuMemAllocAsync(N * 4, streams[1])))
-assert ordered >> 43 == memory[1] >> 43
+assert not REMOTE or ordered >> 43 == memory[1] >> 43
 check(driver.cuMemcpyDtoDAsync(ordered, memory[0], N * 4, streams[1]))
 check(driver.cuStreamSynchronize(streams[1]))
 assert (values(ordered) == result[0]).all()
@@ -128,21 +131,26 @@ def hold(data):
     let_go.wait(60)
 
 
-use(0)
-check(driver.cuLaunchHostFunc(0, driver.CUhostFn(_ptr=ctypes.addressof(hold)), 0))
-launch(add[0], 0, (memory[0], 1), (PTR, UINT))
-use(1)
-before = values(memory[1])  # in the legacy stream of device 1
-launch(add[1], 0, (memory[1], 1), (PTR, UINT))
-check(driver.cuStreamSynchronize(0))
-assert (values(memory[1]) == before + 1).all()
-spare = int(check(driver.cuMemAlloc(N * 4)))
-launch(add[1], streams[1], (spare, 1), (PTR, UINT))
-check(driver.cuMemFree(spare))  # waits for its own device
-check(driver.cuCtxSynchronize())
-use(0)
-assert int(driver.cuStreamQuery(0)[0]) == NOT_READY, "waiting for one device waited for the other"
-let_go.set()
-check(driver.cuCtxSynchronize())
-assert (values(memory[0]) == result[0] + 1).all()
+def waits():
+    use(0)
+    check(driver.cuLaunchHostFunc(0, driver.CUhostFn(_ptr=ctypes.addressof(hold)), 0))
+    launch(add[0], 0, (memory[0], 1), (PTR, UINT))
+    use(1)
+    before = values(memory[1])  # in the legacy stream of device 1
+    launch(add[1], 0, (memory[1], 1), (PTR, UINT))
+    check(driver.cuStreamSynchronize(0))
+    assert (values(memory[1]) == before + 1).all()
+    spare = int(check(driver.cuMemAlloc(N * 4)))
+    launch(add[1], streams[1], (spare, 1), (PTR, UINT))
+    check(driver.cuMemFree(spare))  # waits for its own device
+    check(driver.cuCtxSynchronize())
+    use(0)
+    assert int(driver.cuStreamQuery(0)[0]) == NOT_READY, "waiting for one device waited for the other"
+    let_go.set()
+    check(driver.cuCtxSynchronize())
+    assert (values(memory[0]) == result[0] + 1).all()
+
+
+if REMOTE:
+    waits()
 print("digest", hashlib.sha256(b"".join(one.tobytes() for one in result)).hexdigest())
