@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.handshake.conftest import stock_runtime
 from tests.scenarios.pool import LocalPool
-from tests.scenarios.staged import Staged, wait_end
+from tests.scenarios.staged import Staged, line, wait_end
 
 TWO = ("--gpus", "2", "--memory", "64MiB")
 
@@ -30,6 +31,20 @@ def undisturbed(pairs: LocalPool, tmp_path_factory: pytest.TempPathFactory) -> s
 
 def test_a_program_sees_two_devices(undisturbed: str) -> None:
     assert len(undisturbed) == 64
+
+
+def test_in_the_programs_own_order(pairs: LocalPool, tmp_path: Path, undisturbed: str,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA_VISIBLE_DEVICES turns them round; with one of them named the other is not there."""
+    monkeypatch.setitem(pairs.environment, "CUDA_VISIBLE_DEVICES", "1,0")
+    staged = Staged(pairs, tmp_path, "several", "remote", name="turned", options=TWO)
+    staged.disturb(1, "move")
+    staged.open(2, 3, 4)
+    assert staged.finish() == undisturbed
+    monkeypatch.setitem(pairs.environment, "CUDA_VISIBLE_DEVICES", "1")
+    seen = pairs.run(sys.executable, "-c", "from cuda.bindings import driver as d; d.cuInit(0)\n"
+                     "print(d.cuDeviceGetCount()[1], int(d.cuDeviceGet(1)[0]))", name="one-of-two", options=TWO)
+    assert wait_end(seen) == 0 and seen.lines == ["1 101"], (seen.lines, seen.errors)
 
 
 def test_moved_killed_and_restored(pairs: LocalPool, tmp_path: Path, undisturbed: str) -> None:
@@ -80,3 +95,35 @@ def test_more_than_a_host_has_is_refused_at_once(pairs: LocalPool, gpus: str, wh
                         name=f"too-many-{gpus}", options=("--gpus", gpus, "--memory", "1MiB", "--queue"))
     wait_end(program)
     assert why in "\n".join(program.errors) and program.lines in ([], ["100"]), (program.lines, program.errors)
+
+
+@pytest.mark.parametrize("runtime", [pytest.param("12.8.90", marks=pytest.mark.slow), "13.0.96"])
+def test_the_stock_runtime(pairs: LocalPool, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libcudart's own checks are of each device; one library is loaded on both."""
+    monkeypatch.setitem(pairs.environment, "CUDART", str(stock_runtime(runtime)))
+    pairs.run(*line("several_cudart"), name=f"cudart-{runtime}", options=TWO).finish()
+
+
+MONITORED = """
+import pynvml
+from cuda.bindings import driver
+assert int(driver.cuInit(0)[0]) == 0
+for n in range(2):
+    _, context = driver.cuDevicePrimaryCtxRetain(n)
+    driver.cuCtxSetCurrent(context)
+    assert int(driver.cuMemAlloc((3 + n) << 20)[0]) == 0
+pynvml.nvmlInit()
+handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+memory = [pynvml.nvmlDeviceGetMemoryInfo(h) for h in handles]
+said = [(pynvml.nvmlDeviceGetUUID(h), m.used >> 20, m.total >> 20) for h, m in zip(handles, memory)]
+ours = ["GPU-" + __import__("uuid").UUID(bytes=bytes(driver.cuDeviceGetUuid(n)[1].bytes)).__str__() for n in range(2)]
+assert [one[0] for one in said] == ours, (said, ours)
+print(*(f"{used}/{total}" for _, used, total in said))
+"""
+
+
+def test_monitors_see_both(pairs: LocalPool) -> None:
+    pytest.importorskip("pynvml", reason="in the test extra")
+    program = pairs.run(sys.executable, "-c", MONITORED, name="monitored", options=TWO)
+    assert wait_end(program) == 0, program.errors[-10:]
+    assert program.lines == ["4/64 4/64"], program.lines
