@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +87,25 @@ def test_places_are_counted_on_both(pairs: LocalPool, tmp_path: Path) -> None:
             one.open(1, 2, 3, 4)
     for one in held:
         one.finish()
+
+
+def test_who_waits_for_two_gets_them_by_a_move(pairs: LocalPool, tmp_path: Path, undisturbed: str) -> None:
+    """Each host has one device free: three in all, and nowhere two. One session moves, and it fits."""
+    alone = [pairs.heat(f"alone-{host}", steps=60000, options=("--gpus", "1", "--memory", "64MiB", "--host", host))
+             for host in ("node-a", "node-b", "node-c")]
+    for program in alone:
+        program.wait_lines(1)
+    staged = Staged(pairs, tmp_path, "several", "remote", name="waiting", options=(*TWO, "--queue"))
+    staged.open(1, 2, 3, 4)
+    deadline = time.monotonic() + 30
+    while not any("at most 1 of one host" in text for text in staged.errors):
+        assert time.monotonic() < deadline and staged.program.process.poll() is None, staged.errors[-5:]
+        time.sleep(0.1)
+    found = pairs.rgpu("rebalance", "--apply")
+    assert found["for"] == "waiting" and len(found["moves"]) == 1 and found["applied"], found
+    assert staged.finish() == undisturbed
+    for program in alone:
+        pairs.rgpu("kill", program.name)
 
 
 @pytest.mark.parametrize(("gpus", "why"), [("3", "the host with the most that would do has 2"),
