@@ -196,6 +196,11 @@ CUresult order_behind_last(GraphExec& exec, const StreamRef& stream) {
 
 CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle) {
   const bool several = exec.program.steps.size() > 1;
+  if (several && stream.context->device != exec.context->device) {
+    log_once("graph elsewhere", "cuGraphLaunch: a graph with work of the host, in a stream of another device, is not "
+                                "supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   if (several)
     if (CUresult r = order_behind_last(exec, stream); r) return r;
   for (const LaunchStep& step : exec.program.steps) {

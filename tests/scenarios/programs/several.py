@@ -112,6 +112,21 @@ check(driver.cuMemcpyPeer(memory[1], contexts[1], memory[0], contexts[0], N * 4)
 assert (values(memory[1]) == result[0]).all()
 check(driver.cuMemFreeAsync(ordered, streams[1]))
 
+# -- what does not go together (CUDA C++ Programming Guide, "Multi-Device System") -----------
+timed = []
+for n in range(2):
+    use(n)
+    timed.append(check(driver.cuEventCreate(0)))
+    check(driver.cuEventRecord(timed[n], streams[n]))
+    check(driver.cuStreamSynchronize(streams[n]))
+use(0)
+values_of, types = (memory[0], 0), (PTR, UINT)
+assert int(driver.cuLaunchKernel(add[0], 1, 1, 1, 1, 1, 1, 0, streams[1], (values_of, types), 0)[0]) == 400
+assert int(driver.cuEventRecord(events[0], streams[1])[0]) == 400
+assert int(driver.cuEventElapsedTime(timed[0], timed[1])[0]) == 400
+check(driver.cuMemcpyDtoDAsync(memory[0], memory[0], 16, streams[1]))  # a copy does
+check(driver.cuStreamSynchronize(streams[1]))
+
 # -- pinned memory, written by both ------------------------------------------------------
 pinned = int(check(driver.cuMemHostAlloc(N * 4, 1)))
 view = np.ctypeslib.as_array((ctypes.c_uint32 * N).from_address(pinned))
