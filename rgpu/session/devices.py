@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rgpu.session.addresses import MAX_DEVICES
+from rgpu.session.addresses import SESSION_DEVICES
 from rgpu.session.errors import UsageError
 
 #: Of one session.
-MAX_GPUS = MAX_DEVICES
+MAX_GPUS = SESSION_DEVICES
 
 _NAME = re.compile(r"([a-z]+):([0-9]{1,4}(?:\+[0-9]{1,4})*)", re.ASCII)
 
