@@ -249,8 +249,9 @@ class CudaDevice:
         self.completion.add(stream, handle, int(self.gpus[number].context), number)
 
     def destroy_stream(self, stream: int) -> None:
-        handle = self._stream(stream)
+        handle, home = self._stream(stream), self.completion.streams[stream].device
         self.completion.remove(stream)
+        self._use(home)
         check(driver.cuStreamDestroy(handle), "cuStreamDestroy")
 
     def create_event(self, event: int, context: int, flags: int) -> None:
