@@ -111,6 +111,23 @@ assert (values(ordered) == result[0]).all()
 check(driver.cuMemcpyPeer(memory[1], contexts[1], memory[0], contexts[0], N * 4))
 assert (values(memory[1]) == result[0]).all()
 check(driver.cuMemFreeAsync(ordered, streams[1]))
+# in a legacy stream it is behind all work of both devices, and their later work behind it
+for n in range(2):
+    use(n)
+    for _ in range(200):
+        launch(add[n], streams[n], (memory[n], 1), (PTR, UINT))
+use(0)
+check(driver.cuMemcpyDtoD(memory[1], memory[0], N * 4))
+use(1)
+launch(add[1], streams[1], (memory[1], 5), (PTR, UINT))
+check(driver.cuStreamSynchronize(streams[1]))
+assert (values(memory[1]) == result[0] + 205).all()
+use(0)
+check(driver.cuMemsetD32(memory[0], 0, N))
+check(driver.cuMemcpyDtoD(memory[0], memory[1], N * 4))
+launch(add[0], streams[0], (memory[0], (1 << 32) - 205), (PTR, UINT))
+check(driver.cuStreamSynchronize(streams[0]))
+assert (values(memory[0]) == result[0]).all()
 
 # -- what does not go together (CUDA C++ Programming Guide, "Multi-Device System") -----------
 timed = []
