@@ -41,7 +41,6 @@ from rgpu.server.operator_verbs import OperatorVerbs
 from rgpu.server.pool_verbs import PoolVerbs
 from rgpu.server.spares import Spares
 from rgpu.server.state_file import hold_name, update_endpoint, write_state
-from rgpu.session.devices import parts
 from rgpu.session.errors import DeviceError, NotFound, PoolUnavailable, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
@@ -272,14 +271,12 @@ class Daemon:
         handle = self.node.handle(session)
         if handle is None or handle.pid != pid:
             return  # it is on its way out
-        devices = parts(handle.device)
-        for device in devices:
-            self.metrics.count("rgpu_hardware_faults_total", device)
+        self.metrics.count("rgpu_hardware_faults_total", handle.device)
         self._faults[pid] = f" of {why} of {handle.device}"
         handle.kill()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
-        await asyncio.gather(*(self.examining.suspect(device, f"{why} in session {session}") for device in devices))
+        await self.examining.suspect(handle.device, f"{why} in session {session}")
         handle.give_up()  # a driver that hangs may hold the process for good, not the session
 
     async def _report_end(self, session: str, reason: str) -> None:

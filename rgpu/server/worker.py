@@ -75,23 +75,21 @@ def without_randomisation() -> bool:
 
 
 def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = False) -> Device:
-    """``cpu:N`` or ``cuda:N``, or several of one kind, ``cuda:N+M``.
+    """``cpu:N`` or ``cuda:N``. Raises :class:`DeviceError`, :class:`Refused` for another kind.
 
-    Raises :class:`DeviceError`, :class:`Refused` for another kind. ``own_stdout``: this process's standard output
-    may become the device's, for what its kernels print.
+    ``own_stdout``: this process's standard output may become the device's, for what its kernels print.
     """
-    kind, _, listed = spec.partition(":")
-    ordinal, *others = [int(number) for number in (listed or "0").split("+")]
+    kind, _, ordinal = spec.partition(":")
     if kind == "cpu":
         from rgpu.server.device.cpu.device import CpuDevice
 
-        return CpuDevice(ordinal, memory=memory, host=host, others=others)
+        return CpuDevice(int(ordinal or 0), memory=memory, host=host)
     if kind == "cuda":
         from rgpu.server.device.cuda.device import CudaDevice
         from rgpu.server.device.cuda.printed import CapturedStdout
 
-        return CudaDevice([ordinal, *others], CapturedStdout() if own_stdout else None)
-    raise Refused(f"unknown device {spec!r}: use cpu:N, cuda:N or several as cuda:N+M")
+        return CudaDevice(int(ordinal or 0), CapturedStdout() if own_stdout else None)
+    raise Refused(f"unknown device {spec!r}: use cpu:N or cuda:N")
 
 
 def lost(spec: str, device: Device) -> str:
@@ -100,8 +98,7 @@ def lost(spec: str, device: Device) -> str:
         return ""
     from rgpu.server.device.cuda import nvml
 
-    every = getattr(device, "every_facts", (device.facts,))
-    return next((why for one in every if (why := nvml.lost(one.uuid))), "")
+    return nvml.lost(device.facts.uuid)
 
 
 def warm(spec: str) -> None:

@@ -160,12 +160,11 @@ bool in_host_function();
 
 // ---------------------------------------------------------------- streams
 
-// Each device has a legacy stream, numbered as the session numbers the device.
-std::uint64_t legacy_stream(const Context& context);
+constexpr std::uint64_t LEGACY_STREAM_NUMBER = 0;
 
-// A stream as a call names it. `object` is nullptr for a legacy stream.
+// A stream as a call names it. `object` is nullptr for the legacy stream.
 struct StreamRef {
-  std::uint64_t number = 0;
+  std::uint64_t number = LEGACY_STREAM_NUMBER;
   Stream* object = nullptr;
   Context* context = nullptr;
 };
