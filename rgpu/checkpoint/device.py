@@ -1,7 +1,8 @@
 """What a device must do for a session: the protocol that ``cpu`` and ``cuda`` implement.
 
-A device belongs to one worker and so to one session. Objects are named by the
-client's numbers. Two kinds of method: *immediate* ones take effect before they
+A device belongs to one worker and so to one session; where the session has several of a host's, it
+stands for all of them, and an address, a context or a legacy stream (numbered as the device) says which
+is meant. Objects are named by the client's numbers. Two kinds of method: *immediate* ones take effect before they
 return; *ordered* ones take ``seq`` (the call's journal position) and a stream,
 return at once, and are executed in stream order as CUDA defines it (the legacy
 stream 0 orders with blocking streams; streams run independently otherwise).
@@ -100,15 +101,18 @@ class Device(Protocol):
         """Ordered: done(result, the shadow's bytes; None with an error)."""
 
     # -- objects (immediate) ------------------------------------------------
-    def create_context(self, context: int, flags: int, primary: bool) -> None: ...
+    def create_context(self, context: int, flags: int, primary: bool, device: int = 0) -> None:
+        """``device``: the session's number, where it has several."""
+
     def destroy_context(self, context: int) -> None: ...
     def set_limit(self, context: int, limit: int, value: int) -> None: ...
     def create_stream(self, stream: int, context: int, flags: int, priority: int) -> None: ...
     def destroy_stream(self, stream: int) -> None: ...
     def create_event(self, event: int, context: int, flags: int) -> None: ...
     def destroy_event(self, event: int) -> None: ...
-    def load(self, module: int, image: bytes, options: bytes, library: bool) -> tuple[ModuleTable, str]:
-        """Load; returns the table and the compiler's log. Raises DeviceError."""
+    def load(self, module: int, image: bytes, options: bytes, library: bool,
+             device: int = 0) -> tuple[ModuleTable, str]:
+        """Load on one of the session's devices; returns the table and the compiler's log. Raises DeviceError."""
 
     def unload(self, module: int) -> None: ...
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
@@ -174,6 +178,9 @@ class Device(Protocol):
 
     def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
         """done() when all work given so far to the stream (None: to any) is complete."""
+
+    def synchronize_device(self, seq: int, device: int, done: Done) -> None:
+        """The same of all streams of one of the session's devices."""
 
     def synchronize_event(self, seq: int, event: int, done: Done) -> None: ...
 

@@ -11,6 +11,7 @@ import click
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files
 from rgpu.cli.settings import Settings
+from rgpu.session.devices import MAX_GPUS
 from rgpu.session.errors import NotFound, UsageError
 
 
@@ -18,8 +19,8 @@ from rgpu.session.errors import NotFound, UsageError
 @click.option("--name", metavar="S", help="The session's name (default: the program's name and a number).")
 @click.option("--memory", metavar="SIZE", help="Device memory of the session (default: 1GiB; with --gpus that share of "
               "a device's).")
-@click.option("--gpus", metavar="N", help="1, or a share of one GPU such as 0.25: that much of its compute is promised "
-              "to nobody else. More than one is refused yet.")
+@click.option("--gpus", metavar="N", help="So many whole GPUs of one host, or a share of one such as 0.25: that much "
+              "of their compute is promised to nobody else. Memory is of each of them.")
 @click.option("--compute", type=click.IntRange(1, 100), metavar="PERCENT",
               help="Another share of the GPU's compute than --gpus says.")
 @click.option("--gpu-model", "models", multiple=True, metavar="NAME",
@@ -78,8 +79,8 @@ def wishes(host: str | None, gpus: str | None, compute: int | None, models: tupl
     if gpus is not None:
         from rgpu.migrate.scheduling.snapshot import demand
 
-        if demand(gpus).gpus > 1:
-            raise UsageError(f"--gpus {gpus}: a session has one GPU, or a share of one; several are not there yet")
+        if demand(gpus).gpus > MAX_GPUS:
+            raise UsageError(f"--gpus {gpus}: a session has {MAX_GPUS} GPUs at most")
     found = {"host": host, "gpus": gpus, "compute": compute, "models": list(models), "priority": priority,
              "anti_affinity": anti_affinity, "queue": queue}
     return {key: value for key, value in found.items() if value}

@@ -22,7 +22,8 @@ from rgpu.session.errors import AlreadyExists, PoolUnavailable
 @click.command("up")
 @click.option("--nodes", default=1, show_default=True, type=click.IntRange(1, 64), help="How many node daemons.")
 @click.option("--device", "devices", multiple=True, metavar="DEV",
-              help="Device of each node: cpu (default), cuda:0 …; given N times, node i gets the i-th.")
+              help="Device of each node: cpu (default), cuda:0 …; cuda:0,cuda:1 for several. Given N times, node i "
+                   "gets the i-th.")
 @click.option("--device-memory", metavar="SIZE", default="8GiB", show_default=True,
               help="Device memory that a cpu device offers.")
 @common.module_cache_option
@@ -70,7 +71,8 @@ def start_daemon(root: Path, host: str, device: str, device_memory: str, lease: 
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(folder / "server.log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", str(root), "--host", host, "--device", device,
+            [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", str(root), "--host", host,
+             *(part for one in device.split(",") for part in ("--device", one)),
              "--device-memory", device_memory, "--lease", str(lease), "--registry", "embedded",
              "--module-cache-size", module_cache_size, *more],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

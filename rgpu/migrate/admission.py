@@ -72,7 +72,7 @@ class Order:
     def request(self) -> Request:
         wants = self.wants
         return Request(self.name, self.quota or 0, host=self.host, device=self.device, compute=wants.compute,
-                       models=tuple(wants.models), anti_affinity=wants.anti_affinity)
+                       models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus)
 
 
 @dataclass(frozen=True, slots=True)

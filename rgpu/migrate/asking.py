@@ -9,6 +9,7 @@ import msgspec
 from rgpu.migrate.admission import Order
 from rgpu.migrate.records import Program, Wants
 from rgpu.migrate.scheduling.snapshot import demand
+from rgpu.session.devices import MAX_GPUS
 from rgpu.session.errors import Refused, UsageError
 
 MAX_MODELS = 16
@@ -18,7 +19,7 @@ def read_order(args: dict[str, Any], agent: str) -> Order:
     """The order of a ``session.create``: {name, memory, recover, program, options: {host, gpus, compute, models,
     priority, anti_affinity}}.
 
-    Raises :class:`UsageError` for what makes no sense, :class:`Refused` for several GPUs in one session.
+    Raises :class:`UsageError` for what makes no sense, :class:`Refused` for more GPUs than a session can have.
     """
     options = args.get("options") or {}
     if not isinstance(options, dict):
@@ -42,17 +43,17 @@ def read_wants(options: dict[str, Any]) -> tuple[Wants, int]:
         raise UsageError("models must be a list of names")
     if compute is not None and (not isinstance(compute, int) or isinstance(compute, bool) or not 1 <= compute <= 100):
         raise UsageError(f"--compute takes 1 to 100 per cent of a GPU, not {compute!r}")
-    share = 0
+    share, count = 0, 1
     if gpus is not None:
         asked = demand(str(gpus), compute=compute)
-        if asked.gpus > 1:
-            raise Refused(f"a session of {asked.gpus} GPUs cannot be made yet: a session has one device, or a share "
-                          "of one", gpus=asked.gpus)
-        share, compute = demand(str(gpus)).compute, asked.compute
+        if asked.gpus > MAX_GPUS:
+            raise Refused(f"a session of {asked.gpus} GPUs cannot be made: {MAX_GPUS} at most, that is how many "
+                          "address ranges a program has room for", gpus=asked.gpus)
+        count, share, compute = asked.gpus, demand(str(gpus)).compute, asked.compute
     try:
         wants = msgspec.convert({
             "compute": compute or 0, "models": models, "priority": options.get("priority") or 0,
-            "anti_affinity": options.get("anti_affinity") or ""}, Wants)
+            "anti_affinity": options.get("anti_affinity") or "", "gpus": count}, Wants)
     except msgspec.ValidationError as error:
         raise UsageError(f"the request cannot be read: {error}") from error
     return wants, share

@@ -88,7 +88,7 @@ class Desk:
         self.placing = asyncio.Lock()
         #: Places kept for sessions that are about to come, by (session, for what). In memory: only the leader places,
         #: and what a next leader finds is on record (moves that have begun) or is planned anew.
-        self.reserved: dict[tuple[str, str], Claim] = {}
+        self.reserved: dict[tuple[str, str], tuple[Claim, ...]] = {}
         self._salt = secrets.token_hex(4)
         self._sessions = Decoded("a session's", _held)
         self._nodes = Decoded("a node's", lambda entry: decode(entry.value, NodeRecord, entry.key))
@@ -135,7 +135,8 @@ class Desk:
         nodes, sessions = await self._all_nodes(), await self._all_sessions()
         if self._records[0] is not sessions:
             self._records = sessions, tuple(held.record for held in sessions)
-        return Snapshot(nodes, self._records[1], tuple(self.reserved.values()), decider=self._kept)
+        reserved = tuple(claim for claims in self.reserved.values() for claim in claims)
+        return Snapshot(nodes, self._records[1], reserved, decider=self._kept)
 
     async def paused(self) -> str | None:
         """Why automation begins nothing now; None while it may."""

@@ -58,6 +58,7 @@ from rgpu.migrate.records import (
     session_key,
 )
 from rgpu.migrate.registry.base import Compare, Delete, Operation, Put, created, unchanged
+from rgpu.session.devices import parts
 from rgpu.session.errors import AlreadyExists, Fenced, Refused
 
 #: The states that each decision may start from; None stands for "there is no record".
@@ -134,12 +135,12 @@ def create(held: Held | None, *, name: str, node: Node, device: str, quota: int,
     if held is not None and held.record.state != "ended":
         hint = "; `rgpu kill` it to free the name" if held.record.state == "failed" else ""
         raise AlreadyExists(f"there is a session {name} already, it is {held.record.state}{hint}", session=name)
-    found = node.record.device(device)
-    if found is None:
+    found = node.record.all_of(device)
+    if not found:
         raise Refused(f"{node.record.host} has no device {device}")
     record = SessionRecord(
         name=name, state="starting", owner=node.record.host, incarnation=node.record.incarnation,
-        epoch=held.record.epoch + 1 if held else 1, quota=quota, agent=agent, device=device, needs=found.needs(),
+        epoch=held.record.epoch + 1 if held else 1, quota=quota, agent=agent, device=device, needs=found[0].needs(),
         recover=recover, program=program, created=now, changed=now, reason=reason, wants=wants or Wants())
     decision = _decide("create", held, record, leader, now, reason, nodes=[node])
     waited = (Delete(queue_key(name)),) if queued else ()
@@ -184,7 +185,7 @@ def recover(held: Held, *, epoch: int, node: Node, device: str, failure: Failure
         if len(failures) > MAX_LOSSES:
             raise Refused(f"{old.name} was lost {len(failures)} times in one place"
                           f"{_at(failure)}: {failure.reason}", losses=len(failures))
-    if (failure is not None or old.state == "recovering") and barred(failures) == (node.record.host, device):
+    if (failure is not None or old.state == "recovering") and _touches(barred(failures), node.record.host, device):
         raise Refused(f"the second loss in one place needs another device than {device} of {node.record.host}")
     record = old.replace(
         state="recovering", owner=node.record.host, incarnation=node.record.incarnation, epoch=old.epoch + 1,
@@ -359,6 +360,11 @@ def next_place(record: SessionRecord, new: Failure) -> str:
 def barred(failures: Sequence[Failure]) -> tuple[str, str] | None:
     """(host, device) that a session lost twice in one place must not be started on."""
     return (failures[-1].host, failures[-1].device) if len(failures) >= MAX_LOSSES else None
+
+
+def _touches(place: tuple[str, str] | None, host: str, device: str) -> bool:
+    """Whether one of the devices is one of the place's."""
+    return place is not None and place[0] == host and not set(parts(place[1])).isdisjoint(parts(device))
 
 
 def _at(failure: Failure) -> str:

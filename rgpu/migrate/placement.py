@@ -12,14 +12,16 @@ is the plain answer, most free memory, where nothing else decides.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 from rgpu.migrate.records import DeviceRecord, Needs, NodeRecord, SessionRecord
+from rgpu.session.devices import join, parts
 from rgpu.session.errors import NotFound, Refused
+from rgpu.session.facts import PEERS
 
 Place = tuple[str, str]  #: host, device
 WHOLE = 100  #: per cent of one device
@@ -87,12 +89,18 @@ def claims_of(session: SessionRecord) -> list[Claim]:
     if not session.live:
         return []
     wants = session.wants
-    found = [Claim(session.name, str(session.owner), session.device, session.quota, wants.compute, wants.anti_affinity)]
+    found = claims_on(session.name, str(session.owner), session.device, session.quota, wants.compute,
+                      wants.anti_affinity)
     move = session.open_move
     if move is not None:
-        found.append(Claim(session.name, move.destination, move.device, session.quota, wants.compute,
-                           wants.anti_affinity))
+        found += claims_on(session.name, move.destination, move.device, session.quota, wants.compute,
+                           wants.anti_affinity)
     return found
+
+
+def claims_on(session: str, host: str, device: str, quota: int, compute: int = 0, group: str = "") -> list[Claim]:
+    """One for each of the devices that ``device`` names."""
+    return [Claim(session, host, one, quota, compute, group) for one in parts(device)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,7 @@ class Request:
     """``needs`` None: any device will do. ``compute``: per cent of it. ``avoid``: where the session failed.
 
     ``kept``: places that wait for somebody else, and for whom. ``store``: only hosts that see it (or do not say).
+    ``gpus``: so many devices of one host; ``quota`` and ``compute`` are of each. ``device``: may name several.
     """
 
     session: str
@@ -114,13 +123,14 @@ class Request:
     anti_affinity: str = ""
     kept: Mapping[Place, str] = field(default_factory=dict)
     store: str = ""
+    gpus: int = 1
 
 
 def request_for(record: SessionRecord, **more: Any) -> Request:
     """The request that a session on record makes, wherever it is to go."""
     wants = record.wants
     return Request(record.name, record.quota, needs=record.needs, compute=wants.compute, models=tuple(wants.models),
-                   anti_affinity=wants.anti_affinity, **more)
+                   anti_affinity=wants.anti_affinity, gpus=wants.gpus, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +188,7 @@ class Room:
     most_bytes: int = 0
     compute: int = 0
     most_compute: int = 0
+    most_devices: int = 0  #: of one host that fit, for a request of several
 
 
 def place(snapshot: Snapshot, request: Request) -> Choice:
@@ -186,16 +197,31 @@ def place(snapshot: Snapshot, request: Request) -> Choice:
     Raises :class:`Refused` with a reason for every device, :class:`NotFound` for an unknown host.
     """
     found = candidates(snapshot, request)
-    best = rank(found)[0]
+    ranked = rank(found)
+    best = ranked[0]
+    chosen = [one for one in ranked if one.node.host == best.node.host][:request.gpus]
+    name = joint(best.node, [one.device for one in chosen])
     kind = "the host asked for" if request.host else f"most free memory of {len(found)} that fit"
-    return Choice(best.node.host, best.device.device,
-                  f"{best.device.device} of {best.node.host}: {kind} ({best.free} bytes free)", best.free)
+    free = chosen[-1].free
+    return Choice(best.node.host, name, f"{name} of {best.node.host}: {kind} ({free} bytes free)", free)
+
+
+def joint(node: NodeRecord, devices: Sequence[DeviceRecord]) -> str:
+    """The name of these devices of a node together, in the node's order."""
+    return join(device.device for device in node.devices if device in devices)
 
 
 def candidates(snapshot: Snapshot, request: Request) -> list[Candidate]:
-    """Every device that fits, one at least. Raises as :func:`place` does."""
+    """Every device that fits, one at least; of a request of several, those of hosts that have so many.
+
+    Raises as :func:`place` does.
+    """
     rivals = snapshot.rivals(request.anti_affinity, request.session)
     found = [one for one in _look(snapshot, _hosts(snapshot, request), request, rivals) if isinstance(one, Candidate)]
+    if request.gpus > 1:
+        together = {node.host: alike(request, [one.device for one in found if one.node is node])
+                    for node in snapshot.nodes}
+        found = [one for one in found if one.device in together[one.node.host]]
     if not found:
         raise no_place(snapshot, snapshot, request, rivals)
     return found
@@ -232,7 +258,11 @@ def no_place(promises: Promises, snapshot: Snapshot, request: Request, rivals: C
         if len(reasons) >= MOST_REASONS:
             reasons.append(f"nor does any of {len(hosts) - seen} hosts more take it")
             break
-        reasons += [one for one in _look(promises, (node,), request, rivals) if isinstance(one, str)]
+        looked = list(_look(promises, (node,), request, rivals))
+        reasons += [one for one in looked if isinstance(one, str)]
+        if request.gpus > 1:
+            fit = len(alike(request, [one.device for one in looked if isinstance(one, Candidate)], least=1))
+            reasons.append(f"{node.host} has {fit} of the {request.gpus} devices of one kind that it needs")
     detail = "; ".join(reasons) if reasons else "the pool has no nodes"
     return Refused(f"no place for {request.session}: {detail}", session=request.session)
 
@@ -245,12 +275,38 @@ def _look(promises: Promises, nodes: Iterable[NodeRecord], request: Request,
         if why is not None:
             yield why
             continue
-        devices = [d for d in node.devices if request.device in (None, d.device)]
+        devices = [d for d in node.devices if named(request, d)]
         if not devices:
             yield f"{node.host} has no device {request.device or 'at all'}"
         for device in devices:
             why = device_refuses(promises, node, device, request)
             yield Candidate(node, device, promises.free(node, device, request.session)) if why is None else why
+
+
+def alike(request: Request, devices: Sequence[DeviceRecord], least: int | None = None) -> list[DeviceRecord]:
+    """Of a host's devices those that a session may have together: of one kind, and each reaches the others' memory.
+
+    The most that there are of any kind; empty where they are fewer than ``least`` (default: the request's count).
+    """
+    kinds: defaultdict[object, list[DeviceRecord]] = defaultdict(list)
+    for device in devices:
+        group = kinds[device.kind, device.name, device.compute_capability, device.driver_version]
+        if all(reaches(device, other) and reaches(other, device) for other in group):
+            group.append(device)
+    most = max(kinds.values(), key=len, default=[])
+    return most if len(most) >= (request.gpus if least is None else least) else []
+
+
+def reaches(device: DeviceRecord, other: DeviceRecord) -> bool:
+    """Whether kernels on it reach the other's memory: as their node tells (:data:`rgpu.session.facts.PEERS`)."""
+    attributes = device.facts.get("attributes") or {}
+    mask = attributes.get(PEERS, attributes.get(str(PEERS), 0))
+    return bool(int(mask) >> int(other.device.rpartition(":")[2]) & 1)
+
+
+def named(request: Request, device: DeviceRecord) -> bool:
+    """Whether the request names the device, or none."""
+    return request.device is None or device.device in parts(request.device)
 
 
 def node_refuses(node: NodeRecord, request: Request, rivals: Collection[str] = ()) -> str | None:
@@ -324,36 +380,49 @@ def is_model(name: str, wanted: str) -> bool:
 
 def suitable(snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, DeviceRecord]]:
     """Devices that would take the session if they were empty, in whatever state they and their hosts are."""
-    if snapshot.decider is not None:
+    if snapshot.decider is not None and request.gpus == 1:
         return snapshot.decider.suitable(snapshot, request)
-    return [(node, device) for node in snapshot.nodes if request.host in (None, node.host) for device in node.devices
-            if request.device in (None, device.device) and unsuitable(node, device, request) is None
-            and device.memory >= request.quota]
+    found = []
+    for node in snapshot.nodes:
+        if request.host in (None, node.host):
+            here = [device for device in node.devices if named(request, device)
+                    and unsuitable(node, device, request) is None and device.memory >= request.quota]
+            found += [(node, device) for device in (alike(request, here) if request.gpus > 1 else here)]
+    return found
 
 
 def sizes(snapshot: Snapshot, request: Request) -> list[int]:
-    """Least and most memory of the devices that would do if they were empty, however much is asked; [] for none."""
-    if snapshot.decider is not None:
+    """Least and most memory of the devices that would do if they were empty, however much is asked; [] for none.
+
+    For a request of several: the most that some host has so many devices of.
+    """
+    if snapshot.decider is not None and request.gpus == 1:
         return snapshot.decider.sizes(snapshot, request)
-    found = [device.memory for _, device in suitable(snapshot, replace(request, quota=0))]
-    return [min(found), max(found)] if found else []
+    hosts: defaultdict[str, list[int]] = defaultdict(list)
+    for node, device in suitable(snapshot, replace(request, quota=0)):
+        hosts[node.host].append(device.memory)
+    least = [min(sizes) for sizes in hosts.values()]
+    most = [sorted(sizes, reverse=True)[request.gpus - 1] for sizes in hosts.values()]
+    return [min(least), max(most)] if hosts else []
 
 
 def room(snapshot: Snapshot, request: Request) -> Room:
     """What is free for a request that waits."""
-    if snapshot.decider is not None:
+    if snapshot.decider is not None and request.gpus == 1:
         return snapshot.decider.room(snapshot, request)
     places = [(node, device) for node, device in suitable(snapshot, request)
               if node.state == "ready" and device.healthy]
     before = {request.kept[node.host, device.device] for node, device in places
               if (node.host, device.device) in request.kept}
     free, compute = [], []
+    fit: Counter[str] = Counter()
     for node, device in places:
         if (node.host, device.device) not in request.kept:
             free.append(max(0, snapshot.free(node, device, request.session)))
             compute.append(max(0, WHOLE - snapshot.compute_promised(node.host, device.device, request.session)))
+            fit[node.host] += free[-1] >= request.quota and compute[-1] >= request.compute
     return Room(len(places), tuple(sorted(before)), len(free), sum(free), max(free, default=0), sum(compute),
-                max(compute, default=0))
+                max(compute, default=0), max(fit.values(), default=0) if request.gpus > 1 else 0)
 
 
 def never_fits(snapshot: Snapshot, request: Request) -> str | None:
@@ -362,8 +431,13 @@ def never_fits(snapshot: Snapshot, request: Request) -> str | None:
     if found and found[-1] >= request.quota:
         return None
     if found:
-        return (f"{request.session} can never fit: it wants {mebibytes(request.quota)} of one device, and the largest "
+        each = f"each of {request.gpus} devices of one host" if request.gpus > 1 else "one device"
+        return (f"{request.session} can never fit: it wants {mebibytes(request.quota)} of {each}, and the largest "
                 f"that would fit is {mebibytes(found[-1])}")
+    if request.gpus > 1 and sizes(snapshot, replace(request, gpus=1)):
+        most = Counter(node.host for node, _ in suitable(snapshot, replace(request, gpus=1, quota=0)))
+        return (f"{request.session} can never fit: it wants {request.gpus} devices of one host, and the host with the "
+                f"most that would do has {max(most.values())}")
     where = f"{request.host} has" if request.host else "the pool has"
     names = sorted({device.name or device.device for node in snapshot.nodes for device in node.devices
                     if request.host in (None, node.host)})

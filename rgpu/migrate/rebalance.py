@@ -18,7 +18,7 @@ import structlog
 
 from rgpu.migrate.checks import MoveCheck
 from rgpu.migrate.hosts import pool_record
-from rgpu.migrate.placement import Claim, device_refuses, request_for
+from rgpu.migrate.placement import Claim, alike, claims_on, device_refuses, request_for
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.migrate.scheduling.adapter import View
 from rgpu.migrate.scheduling.consolidating import consolidate
@@ -48,12 +48,12 @@ class Prepared:
     plan: Plan
     view: View
     head: Entry | None
-    claims: dict[tuple[str, str], Claim]
+    claims: dict[tuple[str, str], tuple[Claim, ...]]
 
     def moves(self) -> list[dict[str, Any]]:
         """As ``rgpu rebalance`` prints them."""
         return [{"session": move.session.name, "from": move.session.host, "to": move.to.host,
-                 "device": self.view.device(move.to.host, move.to.devices[0]), "gain": round(move.gain, 3),
+                 "device": self.view.device(move.to.host, move.to.devices), "gain": round(move.gain, 3),
                  "reason": move.reason} for move in self.plan.moves]
 
 
@@ -291,30 +291,33 @@ def _sound(seen: View, plan: Plan) -> bool:
     records = {record.name: record for record in seen.snapshot.sessions}
     for move in plan.moves:
         node = seen.snapshot.node(move.to.host)
-        device = node.device(seen.device(move.to.host, move.to.devices[0])) if node else None
+        devices = node.all_of(seen.device(move.to.host, move.to.devices)) if node else []
         record = records.get(move.session.name)
-        if node is None or device is None or record is None or move.to.host == move.session.host:
+        if node is None or not devices or record is None or move.to.host == move.session.host:
             return False
-        if device_refuses(seen.snapshot, node, device, request_for(record)) is not None:
+        request = request_for(record)
+        if any(device_refuses(seen.snapshot, node, device, request) is not None for device in devices):
+            return False
+        if request.gpus > 1 and len(alike(request, devices)) != len(devices):
             return False
     return True
 
 
-def _claims(seen: View, plan: Plan, head: Entry | None) -> dict[tuple[str, str], Claim]:
+def _claims(seen: View, plan: Plan, head: Entry | None) -> dict[tuple[str, str], tuple[Claim, ...]]:
     """What is reserved for a plan: a place for each session that moves, and the room for the one that waits."""
     records = {record.name: record for record in seen.snapshot.sessions}
-    found: dict[tuple[str, str], Claim] = {}
+    found: dict[tuple[str, str], tuple[Claim, ...]] = {}
     for move in plan.moves:
         record = records[move.session.name]
-        found[record.name, "move"] = Claim(
-            record.name, move.to.host, seen.device(move.to.host, move.to.devices[0]), record.quota,
-            record.wants.compute, record.wants.anti_affinity)
+        found[record.name, "move"] = tuple(claims_on(
+            record.name, move.to.host, seen.device(move.to.host, move.to.devices), record.quota,
+            record.wants.compute, record.wants.anti_affinity))
     if head is not None and plan.room is not None:
         found[head.name, "room"] = _room(seen, head, plan.room)
     return found
 
 
-def _room(seen: View, head: Entry, room: Place) -> Claim:
+def _room(seen: View, head: Entry, room: Place) -> tuple[Claim, ...]:
     request = head.request
-    return Claim(head.name, room.host, seen.device(room.host, room.devices[0]), request.quota, request.compute,
-                 request.anti_affinity)
+    return tuple(claims_on(head.name, room.host, seen.device(room.host, room.devices), request.quota, request.compute,
+                           request.anti_affinity))

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from rgpu.session.devices import MAX_GPUS, parts
 from rgpu.session.errors import Corrupt, UsageError, VersionMismatch
 
 SCHEMA = 1
@@ -78,13 +79,15 @@ class Wants(Record, frozen=True, kw_only=True):
 
     ``compute``: per cent of one device that are promised to it; 0: it counts by its memory alone.
     ``models``: names of acceptable devices (:func:`rgpu.migrate.placement.is_model`); none: any.
-    ``anti_affinity``: no two sessions of one group share a host.
+    ``anti_affinity``: no two sessions of one group share a host. ``gpus``: devices, all of one host; memory and
+    compute are of each of them.
     """
 
     compute: Annotated[int, Meta(ge=0, le=100)] = 0
     models: Annotated[list[Name], Meta(max_length=16)] = []
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     anti_affinity: Annotated[str, Meta(max_length=64)] = ""
+    gpus: Annotated[int, Meta(ge=1, le=MAX_GPUS)] = 1
 
 
 class DeviceRecord(Record, frozen=True, kw_only=True):
@@ -135,6 +138,11 @@ class NodeRecord(Record, frozen=True, kw_only=True):
 
     def device(self, name: str) -> DeviceRecord | None:
         return next((device for device in self.devices if device.device == name), None)
+
+    def all_of(self, name: str) -> list[DeviceRecord]:
+        """The devices of a session, in its order; empty where the node lacks one of them."""
+        found = [self.device(one) for one in parts(name)]
+        return [device for device in found if device is not None] if all(found) else []
 
 
 class ImageName(Record, frozen=True, kw_only=True):
@@ -194,7 +202,10 @@ class Parked(Record, frozen=True, kw_only=True):
 
 
 class SessionRecord(Record, frozen=True, kw_only=True):
-    """``sessions/NAME``. ``owner`` is None once it ended, and while it is parked; ``quota``: bytes on each device."""
+    """``sessions/NAME``. ``owner`` is None once it ended, and while it is parked; ``quota``: bytes on each device.
+
+    ``device``: one, or several of the owner's (:mod:`rgpu.session.devices`).
+    """
 
     v: int = SCHEMA
     name: Name

@@ -15,6 +15,7 @@ from rgpu.migrate.ownership import Decision, Held, Node, barred, count_failure, 
 from rgpu.migrate.placement import Choice, Place, Request, request_for
 from rgpu.migrate.records import MAX_TEXT, Failure, ImageName
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
+from rgpu.session.devices import parts
 from rgpu.session.errors import (
     Conflict,
     Corrupt,
@@ -164,7 +165,7 @@ class Recovery:
         record, snapshot = held.record, await self.desk.snapshot()
         failures = count_failure(record, attempt.failure) if attempt.failure else record.failures
         forbidden = barred(failures) if attempt.failure or record.state == "recovering" else None
-        avoid: set[Place] = {forbidden} if forbidden else set()
+        avoid: set[Place] = {(forbidden[0], one) for one in parts(forbidden[1])} if forbidden else set()
 
         def request(host: str | None, device: str | None) -> Request:
             return request_for(record, host=host, device=device, avoid=avoid, avoid_hosts=attempt.failed_hosts)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from rgpu.migrate.placement import (
     Choice,
-    Claim,
     Place,
     Request,
     Snapshot,
+    claims_on,
     mebibytes,
     never_fits,
     request_for,
@@ -80,7 +80,7 @@ def queued(record: QueueRecord, hold: str = "") -> Entry:
     """A request that waits."""
     wants = record.wants
     request = Request(record.name, record.quota, host=record.host or None, compute=wants.compute,
-                      models=tuple(wants.models), anti_affinity=wants.anti_affinity)
+                      models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus)
     return Entry(request, wants.priority, record.arrived, hold=hold)
 
 
@@ -120,8 +120,9 @@ def serve(snapshot: Snapshot, entries: Iterable[Entry]) -> Served:
                 kept.setdefault((node.host, device.device), entry.name)
             continue
         placed.append((entry, choice))
-        claim = Claim(entry.name, choice.host, choice.device, request.quota, request.compute, request.anti_affinity)
-        snapshot = replace(snapshot, reserved=(*snapshot.reserved, claim))
+        claims = claims_on(entry.name, choice.host, choice.device, request.quota, request.compute,
+                           request.anti_affinity)
+        snapshot = replace(snapshot, reserved=(*snapshot.reserved, *claims))
     return Served(tuple(placed), tuple(waiting))
 
 
@@ -140,6 +141,8 @@ def why_waits(snapshot: Snapshot, request: Request) -> str:
         return f"{', '.join(found.before[:3])}{others} wait before it for what it needs"
     said = f"{_wish(request)} fits nowhere now: {mebibytes(found.bytes)} are free in all, the largest piece is " \
            f"{mebibytes(found.most_bytes)}"
+    if request.gpus > 1:
+        said += f"; at most {found.most_devices} of one host have that much each"
     if request.compute:
         said += f"; {found.compute} % of a GPU's compute in all, at most {found.most_compute} % of one"
     if request.anti_affinity and snapshot.rivals(request.anti_affinity, request.session):
@@ -151,7 +154,8 @@ def _wish(request: Request) -> str:
     share = f" and {request.compute} % of one GPU" if request.compute else ""
     where = f" on {request.host}" if request.host else ""
     models = f" of {' or '.join(sorted(request.models))}" if request.models else ""
-    return f"{mebibytes(request.quota)}{share}{models}{where}"
+    of_each = f" of each of {request.gpus} GPUs of one host" if request.gpus > 1 else ""
+    return f"{mebibytes(request.quota)}{share}{models}{of_each}{where}"
 
 
 def row(record: QueueRecord | SessionRecord, told: Waiting | None, now: float) -> dict[str, object]:

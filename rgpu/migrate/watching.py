@@ -213,11 +213,13 @@ class Watching:
             if fresh.record.incarnation != node.record.incarnation and fresh.record.owner == host:
                 return Loss(f"{host} was restarted without it")
             return None
-        device = node.record.device(record.device)
-        if node.record.state == "unhealthy" or device is None or not device.healthy:
-            why = node.record.reason or (device.reason if device else "") or "marked so"
-            why = f"{record.device} of {host} is unhealthy: {why}"[:MAX_TEXT]
-            return Loss(why, Failure(host=host, device=record.device, when=now, epoch=record.epoch, reason=why))
+        devices = node.record.all_of(record.device)
+        sick = next((device for device in devices if not device.healthy), None)
+        if node.record.state == "unhealthy" or not devices or sick is not None:
+            why = node.record.reason or (sick.reason if sick else "") or "marked so"
+            which = sick.device if sick else record.device
+            why = f"{which} of {host} is unhealthy: {why}"[:MAX_TEXT]
+            return Loss(why, Failure(host=host, device=which, when=now, epoch=record.epoch, reason=why))
         return None
 
     async def worker_died(self, name: str, host: str, epoch: int, position: int | None, reason: str) -> None:

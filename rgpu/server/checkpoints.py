@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import structlog
 
 from rgpu.checkpoint.budget import UNLIMITED, need, shares
+from rgpu.session.devices import parts
 from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
@@ -36,7 +37,7 @@ class Handle(Protocol):
 
 @dataclass(eq=False)
 class Part:
-    """One checkpoint under way. ``room``: bytes of the device; ``rate``: bytes/s, 0: no limit."""
+    """One checkpoint under way. ``room``: bytes of each of its devices; ``rate``: bytes/s, 0: no limit."""
 
     session: str
     handle: Handle
@@ -57,7 +58,8 @@ class Checkpoints:
     @asynccontextmanager
     async def under_way(self, session: str, handle: Handle) -> AsyncIterator[Part]:
         """A checkpoint of ``session`` while the block lasts. A second one of it has no part: its worker refuses it."""
-        part = Part(session, handle, min(handle.quota, max(0, self._free(handle.device) - self._lent(handle.device))))
+        part = Part(session, handle, min([handle.quota, *(max(0, self._free(one) - self._lent(one))
+                                                          for one in parts(handle.device))]))
         mine = session not in self._parts
         if mine:
             self._parts[session] = part
@@ -72,13 +74,13 @@ class Checkpoints:
                     self._divider = None
 
     def _lent(self, device: str) -> int:
-        return sum(part.room for part in self._parts.values() if part.handle.device == device)
+        return sum(part.room for part in self._parts.values() if device in parts(part.handle.device))
 
     async def recall(self, device: str, quota: int) -> None:
         """A session of ``quota`` bytes begins on the device: cuts that stand on its memory give way."""
-        if self._lent(device) <= self._free(device) - quota:
-            return
-        for part in [part for part in self._parts.values() if part.handle.device == device and part.room]:
+        short = {one for one in parts(device) if self._lent(one) > self._free(one) - quota}
+        for part in [part for part in self._parts.values()
+                     if part.room and not short.isdisjoint(parts(part.handle.device))]:
             try:
                 await part.handle.request("give_way", reason=f"another session begins on {device}",
                                           timeout=ASK_SECONDS)

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import structlog
 
 from rgpu.migrate.records import SessionRecord
+from rgpu.session.devices import parts
 from rgpu.session.errors import Refused, RgpuError
 
 log = structlog.get_logger(__name__)
@@ -43,6 +44,11 @@ def limits(promised: Mapping[str, int], policy: str) -> dict[str, float]:
     rest = max(LEAST, WHOLE - sum(promised.values())) / max(1, without)
     shares = {session: (mine or rest) / WHOLE for session, mine in promised.items()}
     return {session: 0.0 if share >= 1.0 else share for session, share in shares.items()}
+
+
+def least_share(one: float, other: float) -> float:
+    """The smaller of two limits; 0 is none."""
+    return min(one, other) if one and other else one or other
 
 
 class Handle(Protocol):
@@ -77,11 +83,15 @@ class ComputeShares:
         devices: defaultdict[str, list[Handle]] = defaultdict(list)
         for handle in handles:
             if handle in self._promised or await self._ask(handle):
-                devices[handle.device].append(handle)
+                for device in parts(handle.device):
+                    devices[device].append(handle)
+        shares: dict[Handle, float] = {}  # of one on several devices: what the fullest leaves it
         for here in devices.values():
-            shares = limits({handle.session: self._promised[handle] for handle in here}, self._policy)
-            await asyncio.gather(*(self._tell(handle, shares[handle.session]) for handle in here
-                                   if self._told.get(handle) != shares[handle.session]))
+            found = limits({handle.session: self._promised[handle] for handle in here}, self._policy)
+            for handle in here:
+                shares[handle] = least_share(found[handle.session], shares.get(handle, 0.0))
+        await asyncio.gather(*(self._tell(handle, share) for handle, share in shares.items()
+                               if self._told.get(handle) != share))
 
     async def _ask(self, handle: Handle) -> bool:
         """Whether it is known now what the session was promised."""

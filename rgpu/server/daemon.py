@@ -41,6 +41,7 @@ from rgpu.server.operator_verbs import OperatorVerbs
 from rgpu.server.pool_verbs import PoolVerbs
 from rgpu.server.spares import Spares
 from rgpu.server.state_file import hold_name, update_endpoint, write_state
+from rgpu.session.devices import parts
 from rgpu.session.errors import DeviceError, NotFound, PoolUnavailable, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
@@ -271,12 +272,14 @@ class Daemon:
         handle = self.node.handle(session)
         if handle is None or handle.pid != pid:
             return  # it is on its way out
-        self.metrics.count("rgpu_hardware_faults_total", handle.device)
+        devices = parts(handle.device)
+        for device in devices:
+            self.metrics.count("rgpu_hardware_faults_total", device)
         self._faults[pid] = f" of {why} of {handle.device}"
         handle.kill()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
-        await self.examining.suspect(handle.device, f"{why} in session {session}")
+        await asyncio.gather(*(self.examining.suspect(device, f"{why} in session {session}") for device in devices))
         handle.give_up()  # a driver that hangs may hold the process for good, not the session
 
     async def _report_end(self, session: str, reason: str) -> None:

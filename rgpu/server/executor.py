@@ -21,6 +21,7 @@ import structlog
 
 from rgpu.checkpoint.device import Device, Launch
 from rgpu.session import graphs, module_table
+from rgpu.session.addresses import device_of
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import Corrupt, DeviceError
@@ -57,6 +58,7 @@ class Executor:
         self.loaded: Callable[[bytes], None] = lambda image: None  #: told every image that was loaded
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
         self.make_room: Callable[[], bool] = lambda: False  #: asked when the device has no memory left: try again?
+        self._contexts: dict[int, int] = {}  #: the session's number of each one's device
         self.restored = 0  #: the position that the session was rebuilt at: work up to there is over
 
     @property
@@ -136,10 +138,12 @@ class Executor:
         """Order only: the worker has waited already."""
 
     def context_create(self, record: Record, args: Any) -> None:
-        self.device.create_context(args.context, args.flags, bool(args.primary))
+        self.device.create_context(args.context, args.flags, bool(args.primary), args.device)
+        self._contexts[args.context] = args.device
 
     def context_destroy(self, record: Record, args: Any) -> None:
         self.device.destroy_context(args.context)
+        self._contexts.pop(args.context, None)
 
     def context_limit(self, record: Record, args: Any) -> None:
         self.device.set_limit(args.context, args.limit, args.value)
@@ -148,7 +152,10 @@ class Executor:
         """Scheduling flags concern the waiting thread, which is the client's."""
 
     def context_synchronize(self, record: Record, args: Any) -> None:
-        self.device.synchronize(record.seq, None, self._when_done(record))
+        device = self._contexts.get(args.context)
+        if device is None:
+            raise DeviceError(f"no context {args.context}", CUDA_ERROR_INVALID_CONTEXT)
+        self.device.synchronize_device(record.seq, device, self._when_done(record))
 
     # -- memory ---------------------------------------------------------------
     def memory_map(self, record: Record, args: Any) -> None:
@@ -176,7 +183,7 @@ class Executor:
                 result = result or error.result
             self._answer(seq, result, b"", None)
 
-        self.device.synchronize(record.seq, None, done)
+        self.device.synchronize_device(record.seq, device_of(address) or 0, done)
 
     def memset(self, record: Record, args: Any) -> None:
         self.device.fill(record.seq, args.stream, args.destination, args.pitch, args.width, args.height,
@@ -223,7 +230,8 @@ class Executor:
     def module_load(self, record: Record, args: Any) -> None:
         image = bytes(record.payload)  # the buffer that it came in may be used again
         try:
-            table, text = self.device.load(args.module, image, bytes(args.options), bool(args.library))
+            table, text = self.device.load(args.module, image, bytes(args.options), bool(args.library),
+                                           self._contexts.get(args.context, 0))
         except DeviceError as error:
             log.warning("an image does not load", seq=record.seq, bytes=len(record.payload), result=error.result,
                         reason=error.message[:400])

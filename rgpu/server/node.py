@@ -29,6 +29,7 @@ from rgpu.server.health import Health
 from rgpu.server.images import NodeImages
 from rgpu.server.spares import Spares
 from rgpu.server.workers import WorkerHandle
+from rgpu.session.devices import parts
 from rgpu.session.errors import (
     Fenced,
     LinkError,
@@ -120,7 +121,7 @@ class Node:
     # -- devices --------------------------------------------------------------
     def free(self, spec: str) -> int:
         """Bytes of the device that no session here was promised."""
-        used = sum(h.quota for h in self._handles() if h.device == spec)
+        used = sum(h.quota for h in self._handles() if spec in parts(h.device))
         return self.slots[spec].memory - used - (self.spares.memory(spec) if self.spares is not None else 0)
 
     def _handles(self) -> list[WorkerHandle]:
@@ -129,25 +130,32 @@ class Node:
 
     async def _wait_for_room(self, device: str | None, quota: int) -> None:
         """Workers that are on their way out may have the room that is asked for."""
-        for handle in [one for one in self.ending if device in (None, one.device)]:
-            if self.free(handle.device) < quota:
+        wanted = set(parts(device)) if device else None
+        for handle in [one for one in self.ending if wanted is None or not wanted.isdisjoint(parts(one.device))]:
+            if any(self.free(spec) < quota for spec in parts(handle.device)):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(handle.closed.wait(), 2 * END_SECONDS)
                 self.ending.discard(handle)
 
     def choose(self, device: str | None, quota: int) -> str:
-        """A healthy device with room. Raises :class:`Refused` with the reason."""
-        if device and device not in self.slots:
-            raise Refused(f"{self.host} has no device {device}; it has {', '.join(self.slots)}")
+        """A healthy device with room, or all that ``device`` names. Raises :class:`Refused` with the reason."""
+        for spec in parts(device) if device else ():
+            if spec not in self.slots:
+                raise Refused(f"{self.host} has no device {spec}; it has {', '.join(self.slots)}")
         reasons = []
-        for spec in [device] if device else list(self.slots):
-            if not self.slots[spec].healthy:
-                reasons.append(f"{spec} is unhealthy: {self.slots[spec].health.reason}")
-            elif self.free(spec) < quota:
-                reasons.append(f"{spec} has {mebibytes(self.free(spec))} free of the {mebibytes(quota)} asked for")
-            else:
-                return spec
+        for name in [device] if device else list(self.slots):
+            against = [why for spec in parts(name) if (why := self._refuses(spec, quota))]
+            if not against:
+                return name
+            reasons += against
         raise Refused(f"{self.host} is full: {'; '.join(reasons)}", host=self.host)
+
+    def _refuses(self, spec: str, quota: int) -> str:
+        if not self.slots[spec].healthy:
+            return f"{spec} is unhealthy: {self.slots[spec].health.reason}"
+        if self.free(spec) < quota:
+            return f"{spec} has {mebibytes(self.free(spec))} free of the {mebibytes(quota)} asked for"
+        return ""
 
     def check_deadline(self, what: str) -> None:
         """Nothing begins past the deadline; what runs goes on. Raises :class:`PoolUnavailable` (OWNERSHIP 3)."""
@@ -229,7 +237,8 @@ class Node:
                                          on_event=self.on_event, log_level=self.log_level,
                                          module_cache_size=self.module_cache_size, spares=self.spares)
         except TimedOut:
-            self.suspect(spec, f"a worker of {session} that did not start")
+            for device in parts(spec):
+                self.suspect(device, f"a worker of {session} that did not start")
             raise
         try:
             self._check_claim(session, claim)

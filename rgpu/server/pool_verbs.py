@@ -28,8 +28,10 @@ from rgpu.migrate.nodes import CHECKPOINT_SECONDS
 from rgpu.migrate.records import QUEUE, NodeRecord, QueueRecord, SessionRecord, decode
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation
 from rgpu.migrate.wishes import Wishes
+from rgpu.session.addresses import device_base
+from rgpu.session.devices import parts
 from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, Refused, RgpuError, UnknownOutcome
-from rgpu.session.facts import SessionFacts
+from rgpu.session.facts import PEER_ATOMICS, PEERS, SessionFacts
 
 if TYPE_CHECKING:
     from rgpu.server.daemon import Daemon
@@ -343,7 +345,8 @@ class PoolVerbs:
         infos = await asyncio.gather(*(self.info_of(node) for node in nodes.values()))
         rows = []
         for node, info in zip(nodes.values(), infos, strict=True):
-            names = [v.get("device") for v in info.get("sessions", {}).values() if v.get("worker_pid")]
+            names = [one for v in info.get("sessions", {}).values() if v.get("worker_pid")
+                     for one in parts(str(v.get("device")))]
             devices = [{"device": d.device, "name": d.name, "total_memory": d.memory, "free_memory": d.free_memory,
                         "healthy": d.healthy, "reason": d.reason, "sessions": names.count(d.device),
                         "compute_capability": list(d.compute_capability), "driver_version": d.driver_version}
@@ -355,15 +358,28 @@ class PoolVerbs:
 
 
 def _facts(node: NodeRecord, name: str, quota: int, session: str = "", recover: bool = True) -> dict[str, Any]:
-    """What the program may know of its device; fixed when the session is made."""
-    device = node.device(name)
-    if device is None:
+    """What the program may know of its devices; fixed when the session is made."""
+    devices = [device.facts for device in node.all_of(name)]
+    if not devices:
         raise NotFound(f"{node.host} has no device {name} any more")
-    facts = dict(device.facts)
     told = SessionFacts.from_dict({
-        "name": session, "number": 1, "driver_version": int(facts.pop("driver_version", 13000)), "quota": quota,
-        "journal_limit": JOURNAL_LIMIT, "recover": recover, "devices": [facts]})
-    return {"facts": told.as_dict(), "driver_release": str(facts.get("driver_release") or "")}
+        "name": session, "number": 1, "driver_version": int(devices[0].get("driver_version", 13000)), "quota": quota,
+        "journal_limit": JOURNAL_LIMIT, "recover": recover,
+        "devices": [as_session_sees(facts, index, name) for index, facts in enumerate(devices)]})
+    return {"facts": told.as_dict(), "driver_release": str(devices[0].get("driver_release") or "")}
+
+
+def as_session_sees(facts: dict[str, Any], index: int, name: str) -> dict[str, Any]:
+    """A node's device as the session's ``index``-th of those that ``name`` names: its range, and whom it reaches.
+
+    On the node it says by the node's ordinals whom its kernels reach; the program counts the session's.
+    """
+    attributes = {int(key): value for key, value in (facts.get("attributes") or {}).items()}
+    ordinals = [int(one.rpartition(":")[2]) for one in parts(name)]
+    for which in (PEERS, PEER_ATOMICS):
+        reached = attributes.get(which, 0)
+        attributes[which] = sum(1 << n for n, ordinal in enumerate(ordinals) if n != index and reached >> ordinal & 1)
+    return {**facts, "attributes": attributes, "range_base": device_base(index)}
 
 
 def last_words(statistics: Any) -> dict[str, Any]:

@@ -75,21 +75,23 @@ def without_randomisation() -> bool:
 
 
 def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = False) -> Device:
-    """``cpu:N`` or ``cuda:N``. Raises :class:`DeviceError`, :class:`Refused` for another kind.
+    """``cpu:N`` or ``cuda:N``, or several of one kind, ``cuda:N+M``.
 
-    ``own_stdout``: this process's standard output may become the device's, for what its kernels print.
+    Raises :class:`DeviceError`, :class:`Refused` for another kind. ``own_stdout``: this process's standard output
+    may become the device's, for what its kernels print.
     """
-    kind, _, ordinal = spec.partition(":")
+    kind, _, listed = spec.partition(":")
+    ordinal, *others = [int(number) for number in (listed or "0").split("+")]
     if kind == "cpu":
         from rgpu.server.device.cpu.device import CpuDevice
 
-        return CpuDevice(int(ordinal or 0), memory=memory, host=host)
+        return CpuDevice(ordinal, memory=memory, host=host, others=others)
     if kind == "cuda":
         from rgpu.server.device.cuda.device import CudaDevice
         from rgpu.server.device.cuda.printed import CapturedStdout
 
-        return CudaDevice(int(ordinal or 0), CapturedStdout() if own_stdout else None)
-    raise Refused(f"unknown device {spec!r}: use cpu:N or cuda:N")
+        return CudaDevice([ordinal, *others], CapturedStdout() if own_stdout else None)
+    raise Refused(f"unknown device {spec!r}: use cpu:N, cuda:N or several as cuda:N+M")
 
 
 def lost(spec: str, device: Device) -> str:
@@ -98,7 +100,8 @@ def lost(spec: str, device: Device) -> str:
         return ""
     from rgpu.server.device.cuda import nvml
 
-    return nvml.lost(device.facts.uuid)
+    every = getattr(device, "every_facts", (device.facts,))
+    return next((why for one in every if (why := nvml.lost(one.uuid))), "")
 
 
 def warm(spec: str) -> None:

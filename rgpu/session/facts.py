@@ -15,6 +15,9 @@ MAX_DEVICES = 64
 MAX_ATTRIBUTES = 4096
 #: Among a device's attributes, beyond every CUdevice_attribute; 1: it executes PTX and no machine code.
 ONLY_PTX = 1 << 24
+#: Likewise, bit n: its kernels reach the memory of device n; … with atomics, too. As a node tells it n counts the
+#: node's devices of that kind, as a program is told the session's.
+PEERS, PEER_ATOMICS = ONLY_PTX + 1, ONLY_PTX + 2
 
 #: version, driver version, session number, quota, journal limit, recover, devices
 _HEAD = Struct("<IIQQQII")

@@ -28,7 +28,7 @@ def test_what_is_not_asked_for_is_not_sent() -> None:
     assert read_wants(asked) == (Wants(compute=25, models=["H200", "B200"], priority=-1, anti_affinity="g"), 25)
 
 
-@pytest.mark.parametrize("gpus", ["2", "1.5", "0", "many"])
+@pytest.mark.parametrize("gpus", ["7", "1.5", "0", "many"])
 def test_what_cannot_be_had_is_refused_before_the_program_starts(gpus: str) -> None:
     with pytest.raises(UsageError):
         wishes(gpus=gpus)

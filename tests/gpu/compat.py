@@ -147,10 +147,12 @@ def main() -> int:
         print(report.line(result), flush=True)
         _write(folder, ended, about, options.docs)
 
-    with LocalPool(Path(tempfile.mkdtemp(prefix="rgpu-compat-")), nodes=1, device=options.device, lease=5.0) as pool:
+    most, here = max(row.gpus for row in rows), gpu_count()
+    device = options.device or ",".join(f"cuda:{number}" for number in range(max(1, min(most, here))))
+    with LocalPool(Path(tempfile.mkdtemp(prefix="rgpu-compat-")), nodes=1, device=device, lease=5.0) as pool:
         suite = Suite(Executor(folder / "compat-logs"), Pool(pool.environment, options.memory,
                                                              tuple(options.run_option)),
-                      options.native_jobs, options.jobs, time.monotonic() + options.budget, gpu_count())
+                      options.native_jobs, options.jobs, time.monotonic() + options.budget, here)
         suite.run(rows, after)
         (folder / "compat-logs" / "pool.log").write_text(pool.logs())
     print(f"\n{report.summary(ended)}; logs in {folder / 'compat-logs'}")
@@ -185,7 +187,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="name, pattern or framework")
     parser.add_argument("--skip", action="append", default=[], metavar="ROW")
     parser.add_argument("--list", action="store_true", help="show the rows and end")
-    parser.add_argument("--device", default="cuda:0", help="the node's device")
+    parser.add_argument("--device", help="the node's devices, with commas (default: as many GPUs as a row needs)")
     parser.add_argument("--memory", help="device memory of every session (default: as the row says, mostly 16GiB)")
     parser.add_argument("--jobs", type=int, default=1, help="remote runs at a time")
     parser.add_argument("--native-jobs", type=int, default=4, help="native runs at a time")

@@ -217,6 +217,7 @@ def test_what_was_asked_for() -> None:
     assert read_wants({}) == (Wants(), 0)
     assert read_wants({"gpus": "0.25"}) == (Wants(compute=25), 25)
     assert read_wants({"gpus": "1", "compute": 40}) == (Wants(compute=40), 100)
+    assert read_wants({"gpus": "6"}) == (Wants(compute=100, gpus=6), 100)
     assert read_wants({"compute": 40, "priority": -3, "models": ["H200"], "anti_affinity": "g"}) == (
         Wants(compute=40, priority=-3, models=["H200"], anti_affinity="g"), 0)
     order = read_order({"name": "s", "memory": 5, "program": {"pid": 3}, "options": {"host": "a"}}, "key")
@@ -224,7 +225,7 @@ def test_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("options, error", [
-    ({"gpus": "2"}, Refused), ({"gpus": "1.5"}, UsageError), ({"gpus": "x"}, UsageError), ({"gpus": "-1"}, UsageError),
+    ({"gpus": "7"}, Refused), ({"gpus": "1.5"}, UsageError), ({"gpus": "x"}, UsageError), ({"gpus": "-1"}, UsageError),
     ({"compute": 101}, UsageError), ({"compute": "5"}, UsageError), ({"compute": True}, UsageError),
     ({"models": "H200"}, UsageError), ({"models": [3]}, UsageError), ({"models": ["m"] * 17}, UsageError),
     ({"priority": 1001}, UsageError), ({"priority": "1"}, UsageError), ({"anti_affinity": "g" * 65}, UsageError)])

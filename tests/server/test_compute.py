@@ -274,3 +274,15 @@ def test_workers_are_told_what_changes() -> None:
         assert a.told == [0.3]
 
     asyncio.run(test())
+
+
+def test_a_worker_on_several_devices_has_what_the_fullest_leaves_it() -> None:
+    """Shares are of each device; a limit holds the worker as a whole."""
+    handles = [Handle("both", "cuda:0+1"), Handle("beside", "cuda:1"), Handle("alone", "cuda:2")]
+    promised = {"both": 60, "beside": 0, "alone": 50}
+
+    async def record(session: str) -> Any:
+        return SimpleNamespace(wants=SimpleNamespace(compute=promised[session]))
+
+    asyncio.run(ComputeShares("shared", lambda: handles, record).look())
+    assert [handle.told for handle in handles] == [[0.6], [0.4], [0.0]]

@@ -11,7 +11,7 @@ import pytest
 
 from rgpu.server import node, workers
 from rgpu.server.node import DeviceSlot, Node
-from rgpu.session.errors import Fenced, LinkError, RgpuError
+from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
 
 
 class Handle:
@@ -194,3 +194,18 @@ def test_a_process_that_does_not_go_is_ended(monkeypatch: pytest.MonkeyPatch, tm
         assert source.closed.is_set() and here.node.ending == set()
 
     asyncio.run(test())
+
+
+def test_several_devices_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = Here(monkeypatch, tmp_path)
+    facts: Any = SimpleNamespace()
+    here.node.slots["cpu:1"] = DeviceSlot("cpu:1", facts, 60)
+    both = Handle(1, {})
+    both.device, both.quota = "cpu:0+1", 50
+    here.node.running["s"] = both  # type: ignore[assignment]
+    assert (here.node.free("cpu:0"), here.node.free("cpu:1")) == (50, 10)
+    assert here.node.choose("cpu:0+1", 10) == "cpu:0+1" and here.node.choose(None, 30) == "cpu:0"
+    with pytest.raises(Refused, match="cpu:1 has 10 bytes free of the 20"):
+        here.node.choose("cpu:0+1", 20)
+    with pytest.raises(Refused, match="no device cpu:2; it has cpu:0, cpu:1"):
+        here.node.choose("cpu:0+2", 1)

@@ -169,7 +169,6 @@ CUresult collect(std::uint16_t call, Waiter& waiter, std::uint64_t seq, const St
   if (answer.result == CUDA_ERROR_SYSTEM_NOT_READY && session().gone) return answer.result;
   if (observes(call) && is_fatal(answer.result)) set_sticky(answer.result);
   const bool teaches = observes(call) && !answer.result;
-  if (call == wire::ContextSynchronize::id && teaches) learned(0, seq, true);
   if (step && !answer.result) step(seq, true);
   observed(seq);
   if (teaches) after_observation();

@@ -122,6 +122,7 @@ CUresult destroy_context(Context& context) {
     {
         const std::lock_guard hold(context.lock);
         context.limits.clear();
+        extras(context).peers.clear();
     }
     const CUresult sent = submit(wire::ContextDestroy{.context = context.number});
     {

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "core.hpp"
@@ -17,6 +18,7 @@ namespace rgpu {
 // What this side keeps with a context, in Context::extension.
 struct ContextExtras {
     std::atomic<int> cache_config{0};
+    std::set<std::uint64_t> peers;  // contexts, by number, whose memory it was given access to; guarded by Context::lock
     std::thread::id ending;  // the thread that destroys it now, else none; guarded by the contexts' lock
 };
 

@@ -5,6 +5,7 @@
 #include "api.hpp"
 #include "context.hpp"
 #include "device.hpp"
+#include "memory.hpp"
 
 using namespace rgpu;
 
@@ -175,7 +176,7 @@ CUresult cuCtxSynchronize() {
     Context* context = nullptr;
     if (CUresult r = current(context); r) return r;
     if (CUresult r = context_asked(*context); r) return r;
-    if (CUresult r = await(wire::ContextSynchronize{.context = context->number}); r) return r;
+    if (CUresult r = wait_for_device(*context); r) return r;
     return require();  // an execution error that the wait brought to light
 }
 
@@ -188,13 +189,19 @@ CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) {
     if (Flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (peer->device == context->device) return CUDA_ERROR_INVALID_DEVICE;
-    return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;  // as cuDeviceCanAccessPeer says
+    if (!can_access_peer(context->device, peer->device)) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    // The server gives every device of a session access to the memory of those that it reaches: nothing to send.
+    const std::lock_guard hold(context->lock);
+    return extras(*context).peers.insert(peer->number).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }
 
 CUresult cuCtxDisablePeerAccess(CUcontext peerContext) {
     Context* context = nullptr;
     if (CUresult r = current(context); r) return r;
-    return find(peerContext) == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+    const Context* peer = find(peerContext);
+    if (peer == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    const std::lock_guard hold(context->lock);
+    return extras(*context).peers.erase(peer->number) != 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
 }
 
 }  // extern "C"

@@ -29,6 +29,8 @@ namespace rgpu {
 // Beyond every CUdevice_attribute, so that no program can ask for it; 1: the device
 // executes PTX and no machine code (rgpu/session/facts.py, ONLY_PTX).
 inline constexpr int kOnlyPtxAttribute = 1 << 24;
+// Bit n: its kernels reach the memory of the session's device n (PEERS); … also with atomics (PEER_ATOMICS).
+inline constexpr int kPeersAttribute = (1 << 24) + 1, kPeerAtomicsAttribute = (1 << 24) + 2;
 
 struct DeviceFacts {
   std::uint8_t uuid[16] = {};
@@ -214,9 +216,14 @@ bool complete_on(std::uint64_t stream, std::uint64_t seq);  // that stream is co
 // No ordered work (launches, copies, memsets, …) of the session is unfinished,
 // as far as is known here.
 bool idle();
-// The program is about to learn that calls <= seq of the stream (or, with
-// everything = true, all calls <= seq) are complete.
-void learned(std::uint64_t stream, std::uint64_t seq, bool everything = false);
+// The same of one device (the session's number, as below) …
+bool idle_on(int device);
+// … and whether all its calls <= seq are complete. kEveryDevice: of all.
+inline constexpr int kEveryDevice = -1;
+bool complete_on_device(int device, std::uint64_t seq);
+// The program is about to learn that calls <= seq of the stream, or of all streams of the device, are complete.
+void learned(std::uint64_t stream, std::uint64_t seq);
+void learned_on(int device, std::uint64_t seq);
 // Publishes completed(seq) from reserved space: the program has learned it.
 CUresult observed(std::uint64_t seq);
 void flush();  // wakes the agent now (a NOT_READY answer)
@@ -231,7 +238,7 @@ void print_device_text();
 
 struct Context;
 struct Module;
-// Waits for all work, then frees the context's memory, streams and events on
+// Waits for all work of its device, then frees the context's memory, streams and events on
 // both sides. To be called before context_destroy is published.
 CUresult release_context_objects(Context& context);
 // Makes a module's variables known to pointer checks and UVA deduction (and back).

@@ -159,6 +159,13 @@ const DeviceFacts* device_facts(CUdevice device) {
     return index < 0 ? nullptr : &facts().devices[static_cast<std::size_t>(index)];
 }
 
+bool can_access_peer(CUdevice device, CUdevice peer, bool atomics) {
+    const DeviceFacts* from = device_facts(device);
+    const int to = session_device(peer);
+    if (from == nullptr || to < 0 || device == peer) return false;
+    return (from->attribute(atomics ? kPeerAtomicsAttribute : kPeersAttribute) >> to & 1) != 0;
+}
+
 bool device_attribute(const DeviceFacts& device, int attribute, int* value) {
     if (attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return false;
     switch (attribute) {
@@ -299,7 +306,7 @@ CUresult cuDeviceCanAccessPeer(int* canAccessPeer, CUdevice dev, CUdevice peerDe
     if (CUresult r = look_up(dev, one); r) return r;
     if (CUresult r = look_up(peerDev, other); r) return r;
     if (canAccessPeer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *canAccessPeer = 0;  // a session's devices do not map each other's memory
+    *canAccessPeer = can_access_peer(dev, peerDev) ? 1 : 0;
     return CUDA_SUCCESS;
 }
 
@@ -310,6 +317,9 @@ CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attrib, CUdev
     if (value == nullptr || attrib < CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK) return CUDA_ERROR_INVALID_VALUE;
     if (srcDevice == dstDevice) return CUDA_ERROR_INVALID_DEVICE;
     *value = 0;
+    if (attrib == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) *value = can_access_peer(srcDevice, dstDevice) ? 1 : 0;
+    if (attrib == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)
+        *value = can_access_peer(srcDevice, dstDevice, true) ? 1 : 0;
     return CUDA_SUCCESS;
 }
 

@@ -26,6 +26,9 @@ int session_device(CUdevice device);
 // What the server said of the program's device; nullptr for none.
 const DeviceFacts* device_facts(CUdevice device);
 
+// Whether kernels on the program's device `device` reach the memory of `peer`, another one; `atomics`: so, too.
+bool can_access_peer(CUdevice device, CUdevice peer, bool atomics = false);
+
 // A CUdevice_attribute as this library answers it: what it refuses is never
 // claimed, whatever the server's driver supports. False for no attribute.
 bool device_attribute(const DeviceFacts& device, int attribute, int* value);

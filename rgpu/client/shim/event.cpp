@@ -54,6 +54,7 @@ CUresult elapsed(float* milliseconds, CUevent start_handle, CUevent end_handle) 
   Event *start = find(start_handle), *end = find(end_handle);
   if (!start || !end) return CUDA_ERROR_INVALID_HANDLE;
   if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+  if (start->context->device != end->context->device) return CUDA_ERROR_INVALID_HANDLE;
   for (Event* event : {start, end}) {
     if (CUresult r = event_asked(*event); r) return r;
     std::lock_guard guard(event->lock);

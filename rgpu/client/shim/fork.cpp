@@ -18,12 +18,8 @@
 namespace rgpu {
 namespace {
 
-// Ranges of further devices would reach into where position-independent
-// programs are loaded (0x55…): a session of more devices is refused at cuInit.
-constexpr unsigned RESERVED_DEVICES = 6;
-
-int pinned_error = 0;                    // errno of the pinned range's reservation
-int device_error[RESERVED_DEVICES] = {};  // … of each device's
+int pinned_error = 0;                   // errno of the pinned range's reservation
+int device_error[kSessionDevices] = {};  // … of each device's
 
 int reserve(std::uint64_t base, std::uint64_t size) {
   void* wanted = reinterpret_cast<void*>(base);
@@ -74,7 +70,7 @@ void in_child() {
 
 __attribute__((constructor)) void loaded() {
   pinned_error = reserve(kPinnedBase, kPinnedSize);
-  for (unsigned d = 0; d < RESERVED_DEVICES; ++d) device_error[d] = reserve(kDeviceBase + d * kDeviceStride, kDeviceStride);
+  for (unsigned d = 0; d < kSessionDevices; ++d) device_error[d] = reserve(kDeviceBase + d * kDeviceStride, kDeviceStride);
   ::pthread_atfork(before_fork, in_parent, in_child);
 }
 
@@ -92,8 +88,8 @@ __attribute__((destructor)) void unloaded() {
 }  // namespace
 
 bool address_ranges_reserved(unsigned devices, std::string& why) {
-  if (devices > RESERVED_DEVICES) {
-    why = "a session of more than " + std::to_string(RESERVED_DEVICES) + " devices has no room in this address space";
+  if (devices > kSessionDevices) {
+    why = "a session of more than " + std::to_string(kSessionDevices) + " devices has no room in this address space";
     return false;
   }
   int error = pinned_error;

@@ -26,6 +26,21 @@ void index_nodes(const Graph& graph, std::unordered_map<std::uint64_t, Node*>& n
   }
 }
 
+// The context of the last node that names one, embedded graphs too. False: they are on several devices.
+bool context_of_nodes(const Graph& graph, Context*& found) {
+  for (const Node* node : graph.nodes) {
+    Context* its = nullptr;
+    if (auto* child = std::get_if<ChildWork>(&node->work); child && !context_of_nodes(*child->graph, found)) return false;
+    if (auto* kernel = std::get_if<KernelWork>(&node->work)) its = kernel->context;
+    if (auto* copy = std::get_if<CopyWork>(&node->work)) its = copy->context;
+    if (auto* set = std::get_if<MemsetWork>(&node->work)) its = find(set->set.ctx);
+    if (!its || !its->alive) continue;
+    if (found && found->device != its->device) return false;
+    found = its;
+  }
+  return true;
+}
+
 // Publishes the sections of a program that has none on the server yet. exec.lock held.
 CUresult publish_sections(GraphExec& exec, Program& program) {
   std::vector<std::vector<std::uint8_t>> encoded;
@@ -79,8 +94,6 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Prob
   auto made = std::make_unique<GraphExec>();
   GraphExec* exec = made.get();
   exec->flags = flags;
-  exec->context = context;
-  exec->context_number = context->number;
   {
     std::lock_guard guard(graph_lock());
     Graph* graph = find(handle);
@@ -89,6 +102,13 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Prob
       problem.result = CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE;
       return CUDA_ERROR_INVALID_VALUE;
     }
+    Context* of_nodes = nullptr;
+    if (!context_of_nodes(*graph, of_nodes)) {
+      log_once("graph of devices", "cuGraphInstantiate: graphs with nodes on several devices are not supported");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    exec->context = of_nodes && of_nodes->device != context->device ? of_nodes : context;
+    exec->context_number = exec->context->number;
     exec->graph = clone_graph(*graph);
     if (!exec->graph) return CUDA_ERROR_OUT_OF_MEMORY;
     index_nodes(*exec->graph, exec->nodes);
@@ -176,6 +196,11 @@ CUresult order_behind_last(GraphExec& exec, const StreamRef& stream) {
 
 CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle) {
   const bool several = exec.program.steps.size() > 1;
+  if (several && stream.context->device != exec.context->device) {
+    log_once("graph elsewhere", "cuGraphLaunch: a graph with work of the host, in a stream of another device, is not "
+                                "supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   if (several)
     if (CUresult r = order_behind_last(exec, stream); r) return r;
   for (const LaunchStep& step : exec.program.steps) {

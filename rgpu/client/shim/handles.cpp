@@ -6,6 +6,7 @@
 
 #include <deque>
 
+#include "device.hpp"
 #include "session.hpp"
 
 namespace rgpu {
@@ -214,12 +215,14 @@ CUresult resolve_stream(CUstream handle, StreamRef& stream) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   if (value == 2 || (value == 0 && per_thread_default_stream)) return per_thread_stream(context, stream);
-  stream = {LEGACY_STREAM_NUMBER, nullptr, context};
+  stream = {legacy_stream(*context), nullptr, context};
   return CUDA_SUCCESS;
 }
 
+std::uint64_t legacy_stream(const Context& context) { return static_cast<std::uint64_t>(session_device(context.device)); }
+
 void note_work(const StreamRef& stream, std::uint64_t seq) {
-  given(stream.number, seq);
+  given(stream.number, seq, session_device(stream.context->device));
   if (!stream.object) return;
   std::uint64_t before = stream.object->last.load();
   while (before < seq && !stream.object->last.compare_exchange_weak(before, seq)) {

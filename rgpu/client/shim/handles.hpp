@@ -160,11 +160,12 @@ bool in_host_function();
 
 // ---------------------------------------------------------------- streams
 
-constexpr std::uint64_t LEGACY_STREAM_NUMBER = 0;
+// Each device has a legacy stream, numbered as the session numbers the device.
+std::uint64_t legacy_stream(const Context& context);
 
-// A stream as a call names it. `object` is nullptr for the legacy stream.
+// A stream as a call names it. `object` is nullptr for a legacy stream.
 struct StreamRef {
-  std::uint64_t number = LEGACY_STREAM_NUMBER;
+  std::uint64_t number = 0;
   Stream* object = nullptr;
   Context* context = nullptr;
 };

@@ -144,6 +144,7 @@ CUresult prepare(CUfunction handle, const Config& c, const Context& context, voi
   }
   const DeviceFacts* device = device_facts(context.device);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
+  if (function->module->context->device != context.device) return CUDA_ERROR_INVALID_HANDLE;
   if (CUresult r = check(c, *function, *device); r) return r;
   if (CUresult r = check_cooperative(c, handle, *device); r) return r;
   if (CUresult r = check_cluster(c, *function); r) return r;
@@ -182,6 +183,7 @@ CUresult launch(CUfunction handle, const Config& c, void** kernel_params, void**
   if (CUresult r = current(context); r) return r;
   StreamRef stream;
   if (CUresult r = resolve_stream(c.stream, stream); r) return r;
+  if (stream.context->device != context->device) return CUDA_ERROR_INVALID_HANDLE;  // as no copy is
   Function* function = nullptr;
   std::vector<std::uint8_t> parameters;
   if (CUresult r = prepare(handle, c, *context, kernel_params, extra, function, parameters); r) return r;

@@ -32,6 +32,7 @@ struct End {
   std::uint64_t address = 0;
   std::uint64_t pitch = 0;
   bool host = false;  // resolve() found: the bytes are the program's own memory
+  int device = 0;     // … or this device's, by the session's number
 };
 
 struct Copy {
@@ -53,6 +54,7 @@ CUresult resolve(End& end, const Copy& copy) {
   switch (place.kind) {
     case Place::Kind::device:
       end.host = false;
+      end.device = place.device;
       return end.type != CU_MEMORYTYPE_HOST && place.holds(end.address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case Place::Kind::pinned:
     case Place::Kind::registered:
@@ -205,7 +207,13 @@ CUresult to_host(const Copy& c, const StreamRef& stream) {
   return CUDA_SUCCESS;
 }
 
-CUresult on_device(const Copy& c, const StreamRef& stream) {
+CUresult await_stream(const StreamRef& stream) {
+  wire::StreamSynchronize call{};
+  call.stream = stream.number;
+  return await_work(stream, call);
+}
+
+CUresult give_on_device(const Copy& c, const StreamRef& stream) {
   if (c.packed(c.source) && c.packed(c.destination)) {
     wire::MemcpyD2d call{};
     call.destination = c.destination.address;
@@ -225,10 +233,17 @@ CUresult on_device(const Copy& c, const StreamRef& stream) {
   return submit_work(stream, call);
 }
 
-CUresult await_stream(const StreamRef& stream) {
-  wire::StreamSynchronize call{};
-  call.stream = stream.number;
-  return await_work(stream, call);
+// In a legacy stream such a copy begins when all that either device was given before is complete, and all that they
+// are given later comes behind it (CUDA C++ Programming Guide, "Peer-to-Peer Memory Copy").
+CUresult between_devices(const Copy& c, const StreamRef& stream) {
+  for (int device : {c.source.device, c.destination.device})
+    if (CUresult r = wait_for_device_number(device); r) return r;
+  if (CUresult r = give_on_device(c, stream); r) return r;
+  return await_stream(stream);
+}
+
+CUresult on_device(const Copy& c, const StreamRef& stream) {
+  return c.source.device != c.destination.device && !stream.object ? between_devices(c, stream) : give_on_device(c, stream);
 }
 
 // In stream order, by this thread: when the stream is there.

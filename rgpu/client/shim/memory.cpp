@@ -104,7 +104,7 @@ bool charge_quota(int device, std::uint64_t size) {
       tell_used(device, *allocator);
       return true;
     }
-  } while (reclaim_deferred());
+  } while (reclaim_deferred(device));
   return false;
 }
 
@@ -133,10 +133,40 @@ Place place_of(std::uint64_t address) {
   }
   if (place = virtual_place(address); place.kind != Place::Kind::host) return place;
   if (place = pinned_place(address); place.kind != Place::Kind::host) return place;
-  const bool device = address >= kDeviceBase && address < kDeviceBase + facts().devices.size() * kDeviceStride;
   const bool pinned = address >= kPinnedBase && address < kPinnedBase + kPinnedSize;
-  if (device || pinned) place.kind = Place::Kind::invalid;
+  if (device_of(address) != kEveryDevice || pinned) place.kind = Place::Kind::invalid;
   return place;
+}
+
+int device_of(std::uint64_t address) {
+  const auto& devices = facts().devices;
+  for (std::size_t d = 0; d < devices.size(); ++d)
+    if (address >= devices[d].range_base && address - devices[d].range_base < devices[d].range_size)
+      return static_cast<int>(d);
+  return kEveryDevice;
+}
+
+CUresult wait_for_device(const Context& context) {
+  wire::ContextSynchronize call{};
+  call.context = context.number;
+  Answer answer;
+  Payload none;
+  const int device = session_device(context.device);
+  return await_view(view(call), none, answer, nullptr, 0, [&](std::uint64_t seq, bool answered) {
+    if (answered) learned_on(device, seq);
+  });
+}
+
+CUresult wait_for_device_number(int device) {
+  std::map<int, Context*> found;
+  for_each_object(Kind::context, [&](Object* object) {
+    auto* context = static_cast<Context*>(object);
+    if (context->alive.load(std::memory_order_acquire)) found[session_device(context->device)] = context;
+  });
+  for (auto [number, context] : found)
+    if ((device == kEveryDevice || device == number) && !idle_on(number))
+      if (CUresult r = wait_for_device(*context); r) return r;
+  return CUDA_SUCCESS;
 }
 
 CUresult check_device(std::uint64_t address, std::uint64_t n, Place* place) {
@@ -182,7 +212,7 @@ CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& ad
         return section.publish(call);
       }
     }
-    if (!reclaim_deferred()) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!reclaim_deferred(device)) return CUDA_ERROR_OUT_OF_MEMORY;
   }
 }
 
@@ -205,14 +235,14 @@ CUresult free_device(std::uint64_t address) {
   {
     Section section;
     if (section.status()) return section.status();
-    if (idle()) return free_now(section, address);
+    if (idle_on(device_of(address))) return free_now(section, address);
   }
   wire::MemoryFreeWait call{};
   call.address = address;
   Answer answer;
   Payload none;
-  CUresult r = await_view(view(call), none, answer, nullptr, 0, [](std::uint64_t seq, bool answered) {
-    if (answered) learned(0, seq, true);
+  CUresult r = await_view(view(call), none, answer, nullptr, 0, [&](std::uint64_t seq, bool answered) {
+    if (answered) learned_on(device_of(address), seq);
   });
   if (r) return r;
   Section section;
@@ -237,10 +267,8 @@ void untrack_globals(const Module& module) {
 }
 
 CUresult release_context_objects(Context& context) {
-  wire::ContextSynchronize wait{};
-  wait.context = context.number;
-  CUresult result = require() ? CUDA_SUCCESS : await(wait);
-  reclaim_deferred();
+  CUresult result = require() ? CUDA_SUCCESS : wait_for_device(context);
+  reclaim_deferred(session_device(context.device));
   Memory& m = memory();
   std::vector<std::uint64_t> left;
   {

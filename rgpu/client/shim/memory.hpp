@@ -59,10 +59,18 @@ void refund_quota(int device, std::uint64_t size);
 // vmm.cpp
 Place virtual_place(std::uint64_t address);  // Kind::host when nothing is mapped there by cuMemMap
 
+// Waits for all work of the context's device, as cuCtxSynchronize does.
+CUresult wait_for_device(const Context& context);
+// … by the session's number of the device: one without a context has none. kEveryDevice: of all of them.
+CUresult wait_for_device_number(int device);
+// The device, by the session's number, whose range an address lies in; kEveryDevice for none.
+int device_of(std::uint64_t address);
+
 // pool.cpp
 // Frees an allocation when all that is published now is complete.
 void free_when_complete(std::uint64_t address);
-bool reclaim_deferred();  // waits for the work that deferred frees wait for; false: there were none
+// Waits for the work that deferred frees of the device's memory wait for; false: none of it came free.
+bool reclaim_deferred(int device);
 
 // pinned.cpp
 Place pinned_place(std::uint64_t address);  // Kind::host when it is not pinned memory

@@ -22,6 +22,10 @@ namespace {
 
 constexpr std::size_t BLOCK = 4096;  // of host memory that is uploaded as a whole
 
+struct Upload {
+  std::uint64_t seq = 0, context = 0;  // the stream's context, by its number
+};
+
 struct Pinned {
   std::uint64_t address = 0, size = 0;
   unsigned flags = 0;
@@ -31,7 +35,7 @@ struct Pinned {
   std::mutex lock;                                   // guards what follows
   std::vector<std::uint8_t> twin;                    // empty until a kernel is given the range
   std::map<std::uint64_t, std::uint64_t> writers;    // stream -> last call that may write the shadow
-  std::map<std::uint64_t, std::uint64_t> uploads;    // stream -> last upload
+  std::map<std::uint64_t, Upload> uploads;           // stream -> last upload
 };
 
 struct Pins {
@@ -82,7 +86,7 @@ CUresult upload_run(Pinned& range, const StreamRef& stream, std::uint64_t from, 
   std::uint64_t seq = 0;
   Payload payload(range.twin.data() + from, to - from);
   if (CUresult r = submit_work(stream, call, payload, &seq); r) return r;
-  range.uploads[stream.number] = seq;
+  range.uploads[stream.number] = {seq, stream.context->number};
   return CUDA_SUCCESS;
 }
 
@@ -122,17 +126,17 @@ CUresult upload(Pinned& range, const StreamRef& stream) {
 // An upload on another stream that may still be under way must be seen by what follows on this one.
 CUresult join_uploads(Pinned& range, const StreamRef& stream) {
   for (auto it = range.uploads.begin(); it != range.uploads.end();) {
-    const auto [other, seq] = *it;
+    const auto [other, upload] = *it;
     if (other == stream.number) {
       ++it;
       continue;
     }
-    if (!complete_on(other, seq)) {
+    if (!complete_on(other, upload.seq)) {
       Section section;
       if (section.status()) return section.status();
       wire::EventCreate create{};
       create.event = next_number();
-      create.context = stream.context->number;
+      create.context = upload.context;  // an event belongs to the device that records it
       create.flags = CU_EVENT_DISABLE_TIMING;
       wire::EventRecord record{};
       record.event = create.event;
@@ -250,13 +254,6 @@ std::vector<std::shared_ptr<Pinned>> all_ranges() {
   return found;
 }
 
-CUresult wait_for_all(Context& context) {
-  if (idle()) return CUDA_SUCCESS;
-  wire::ContextSynchronize call{};
-  call.context = context.number;
-  return await(call);
-}
-
 CUresult allocate_pinned(void** pp, std::size_t size, unsigned flags) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
@@ -368,8 +365,13 @@ CUresult settle_source(std::uint64_t address, std::uint64_t) {
   for (auto [stream, seq] : writers) {
     wire::StreamSynchronize call{};
     call.stream = stream;
-    StreamRef ref{stream, nullptr, range->context};
-    if (CUresult r = await_work(ref, call); r) return r;
+    Answer answer;
+    Payload none;
+    const std::uint64_t waited = stream;
+    if (CUresult r = await_view(view(call), none, answer, nullptr, 0, [&](std::uint64_t seq, bool answered) {
+          if (answered) learned(waited, seq);
+        }); r)
+      return r;
   }
   // Only what is about to be read: other ranges come back when the program learns of a completion.
   if (!writers.empty()) bring_back({range});
@@ -408,7 +410,7 @@ CUresult cuMemFreeHost(void* p) {
   if (CUresult r = unsafe_call(); r) return r;
   auto range = range_of(reinterpret_cast<std::uint64_t>(p));
   if (!range || range->registered || range->address != reinterpret_cast<std::uint64_t>(p)) return CUDA_ERROR_INVALID_VALUE;
-  if (CUresult r = wait_for_all(*range->context); r) return r;
+  if (CUresult r = wait_for_device_number(kEveryDevice); r) return r;
   return drop(range);
 }
 

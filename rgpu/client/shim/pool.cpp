@@ -1,10 +1,13 @@
 // Stream-ordered allocation. cuMemAllocAsync allocates at once; cuMemFreeAsync
 // hides the allocation and frees it when the work given to the stream before
 // is known to be complete. Memory pools are names for that: they keep nothing.
+#include <algorithm>
 #include <cstring>
 #include <deque>
+#include <set>
 
 #include "capturing.hpp"
+#include "context.hpp"
 #include "device.hpp"
 #include "memory.hpp"
 #include "session.hpp"
@@ -19,11 +22,21 @@ struct Pool : Object {
   std::mutex lock;        // guards the attributes
   int reuse[3] = {1, 1, 1};
   std::uint64_t threshold = 0;
+  std::map<CUdevice, CUmemAccess_flags> access;  // of other devices
 };
 
+// An address whose free waits for a stream, or (kEveryStream) for all work of a device, up to `seq` (0: for nothing).
 struct Deferred {
   std::uint64_t address, stream, seq;
+  int device;  // of that work; kEveryDevice: of all
 };
+
+constexpr std::uint64_t kEveryStream = ~0ull;
+
+bool may_go(const Deferred& d) {
+  if (!d.seq) return true;
+  return d.stream == kEveryStream ? complete_on_device(d.device, d.seq) : complete_on(d.stream, d.seq);
+}
 
 struct Pools {
   std::mutex lock;
@@ -63,7 +76,8 @@ CUresult pool_of_device(CUmemoryPool* out, CUdevice device, std::vector<Pool*> P
 
 Pool* find_pool(CUmemoryPool handle) { return static_cast<Pool*>(find_object(handle, Kind::pool)); }
 
-CUresult allocate_async(CUdeviceptr* out, std::size_t size, CUstream handle) {
+// `pool`: whose device the memory is on; none: the stream's.
+CUresult allocate_async(CUdeviceptr* out, std::size_t size, CUstream handle, const Pool* pool = nullptr) {
   if (CUresult r = require(); r) return r;
   StreamRef stream;
   if (CUresult r = resolve_stream(handle, stream); r) return r;
@@ -77,7 +91,9 @@ CUresult allocate_async(CUdeviceptr* out, std::size_t size, CUstream handle) {
     if (CUresult r = capture_allocate(stream, size, out, taken); r || taken) return r;
   }
   std::uint64_t address = 0;
-  if (CUresult r = allocate_device(*stream.context, size, address); r) return r;
+  Context* owner = stream.context;
+  if (pool && pool->device != owner->device && !(owner = primary_context(pool->device))) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (CUresult r = allocate_device(*owner, size, address); r) return r;
   *out = address;
   return CUDA_SUCCESS;
 }
@@ -91,7 +107,7 @@ void free_deferred() {
     std::lock_guard guard(p.lock);
     if (p.deferred.empty()) return;
     std::erase_if(p.deferred, [&](const Deferred& d) {
-      const bool done = !d.seq || complete_on(d.stream, d.seq);
+      const bool done = may_go(d);
       if (done) ready.push_back(d.address);
       return done;
     });
@@ -104,25 +120,31 @@ void free_when_complete(std::uint64_t address) {
   Pools& p = pools();
   {
     std::lock_guard guard(p.lock);
-    p.deferred.push_back({address, ~0ull, idle() ? 0 : published()});
+    p.deferred.push_back({address, kEveryStream, idle() ? 0 : published(), kEveryDevice});
   }
   free_deferred();
 }
 
-bool reclaim_deferred() {
-  free_deferred();
-  Context* context = nullptr;
+bool reclaim_deferred(int device) {
+  Pools& p = pools();
+  std::set<std::uint64_t> wanted;
+  std::set<int> busy;
   {
-    Pools& p = pools();
     std::lock_guard guard(p.lock);
-    if (p.deferred.empty()) return false;
+    for (const Deferred& d : p.deferred) {
+      if (device_of(d.address) != device) continue;
+      wanted.insert(d.address);
+      if (!may_go(d)) busy.insert(d.device);
+    }
   }
-  if (current(context)) return false;
-  wire::ContextSynchronize call{};
-  call.context = context->number;
-  if (await(call)) return false;
+  if (wanted.empty()) return false;
+  for (int other : busy)
+    if (wait_for_device_number(other)) return false;
   free_deferred();
-  return true;
+  std::lock_guard guard(p.lock);
+  return std::any_of(wanted.begin(), wanted.end(), [&](std::uint64_t address) {
+    return std::none_of(p.deferred.begin(), p.deferred.end(), [&](const Deferred& d) { return d.address == address; });
+  });
 }
 
 }  // namespace rgpu
@@ -138,8 +160,10 @@ CUresult cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream) {
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) {
   if (CUresult r = require(); r) return r;
-  if (!find_pool(pool)) return CUDA_ERROR_INVALID_VALUE;
-  return cuMemAllocAsync(dptr, bytesize, hStream);
+  const Pool* found = find_pool(pool);
+  if (!found) return CUDA_ERROR_INVALID_VALUE;
+  free_deferred();
+  return allocate_async(dptr, bytesize, hStream, found);
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
@@ -158,10 +182,11 @@ CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) {
     // The legacy stream waits for blocking ones: there, everything published so far counts.
     const std::uint64_t seq = stream.object ? stream.object->last.load() : 0;
     std::lock_guard guard(p.lock);
+    const int device = session_device(stream.context->device);
     if (stream.object)
-      p.deferred.push_back({dptr, stream.number, seq});
+      p.deferred.push_back({dptr, stream.number, seq, device});
     else
-      p.deferred.push_back({dptr, ~0ull, idle() ? 0 : published()});
+      p.deferred.push_back({dptr, kEveryStream, idle_on(device) ? 0 : published(), device});
   }
   free_deferred();
   return CUDA_SUCCESS;
@@ -272,10 +297,14 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* map, size_
   for (size_t i = 0; i < count; ++i) {
     if (map[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_facts(map[i].location.id))
       return CUDA_ERROR_INVALID_VALUE;
-    // The device's own access cannot be taken away; devices do not map each other's memory.
-    if ((map[i].location.id == found->device) != (map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
+    // The device's own access cannot be taken away.
+    const bool own = map[i].location.id == found->device, none = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (own ? map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            : !none && !can_access_peer(map[i].location.id, found->device))
       return CUDA_ERROR_INVALID_DEVICE;
   }
+  std::lock_guard guard(found->lock);
+  for (size_t i = 0; i < count; ++i) found->access[map[i].location.id] = map[i].flags;
   return CUDA_SUCCESS;
 }
 
@@ -284,7 +313,11 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool memPool, CUme
   Pool* found = find_pool(memPool);
   if (!found || !flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_facts(location->id))
     return CUDA_ERROR_INVALID_VALUE;
-  *flags = location->id == found->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  std::lock_guard guard(found->lock);
+  const auto set = found->access.find(location->id);
+  *flags = location->id == found->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+           : set != found->access.end()  ? set->second
+                                         : CU_MEM_ACCESS_FLAGS_PROT_NONE;
   return CUDA_SUCCESS;
 }
 

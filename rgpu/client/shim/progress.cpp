@@ -9,6 +9,7 @@ namespace rgpu {
 namespace {
 
 struct Mark {
+  int device = 0;           // the session's number
   std::uint64_t given = 0;  // last ordered call published on the stream
   std::uint64_t done = 0;   // the stream is complete up to this call
 };
@@ -44,22 +45,30 @@ void watermark(std::uint64_t all_done, const std::vector<std::pair<std::uint64_t
   std::erase_if(p.streams, [&](auto& entry) { return entry.second.given <= p.all_done; });
 }
 
-void given(std::uint64_t stream, std::uint64_t seq) {
+void given(std::uint64_t stream, std::uint64_t seq, int device) {
   Progress& p = progress();
   std::lock_guard guard(p.lock);
   Mark& mark = p.streams[stream];
+  mark.device = device;
   mark.given = std::max(mark.given, seq);
 }
 
-void learned(std::uint64_t stream, std::uint64_t seq, bool everything) {
+void learned(std::uint64_t stream, std::uint64_t seq) {
   Progress& p = progress();
   std::lock_guard guard(p.lock);
-  if (everything) {
+  auto it = p.streams.find(stream);
+  if (it != p.streams.end()) it->second.done = std::max(it->second.done, seq);
+}
+
+void learned_on(int device, std::uint64_t seq) {
+  Progress& p = progress();
+  std::lock_guard guard(p.lock);
+  if (facts().devices.size() == 1) {
     p.all_done = std::max(p.all_done, seq);
     return;
   }
-  auto it = p.streams.find(stream);
-  if (it != p.streams.end()) it->second.done = std::max(it->second.done, seq);
+  for (auto& [stream, mark] : p.streams)
+    if (mark.device == device) mark.done = std::max(mark.done, seq);
 }
 
 std::uint64_t last_given(std::uint64_t stream) {
@@ -81,11 +90,25 @@ bool complete_on(std::uint64_t stream, std::uint64_t seq) {
   return covers(p, stream, seq);
 }
 
-bool idle() {
+bool idle() { return idle_on(kEveryDevice); }
+
+bool idle_on(int device) {
   Progress& p = progress();
   std::lock_guard guard(p.lock);
   for (auto& [stream, mark] : p.streams)
-    if (mark.given > p.all_done && mark.given > mark.done) return false;
+    if ((device == kEveryDevice || mark.device == device) && mark.given > p.all_done && mark.given > mark.done)
+      return false;
+  return true;
+}
+
+bool complete_on_device(int device, std::uint64_t seq) {
+  Progress& p = progress();
+  std::lock_guard guard(p.lock);
+  if (seq <= p.all_done) return true;
+  for (auto& [stream, mark] : p.streams)
+    if ((device == kEveryDevice || mark.device == device) && mark.given > p.all_done && mark.given > mark.done &&
+        mark.done < seq)
+      return false;
   return true;
 }
 

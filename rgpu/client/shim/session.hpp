@@ -126,7 +126,7 @@ void fail_waiters(Session& s, CUresult result);
 
 // progress.cpp
 void watermark(std::uint64_t all_done, const std::vector<std::pair<std::uint64_t, std::uint64_t>>& streams);
-void given(std::uint64_t stream, std::uint64_t seq);  // ordered work was given to a stream
+void given(std::uint64_t stream, std::uint64_t seq, int device);  // ordered work was given to a stream of a device
 std::uint64_t last_given(std::uint64_t stream);       // 0: none that could be unfinished
 
 // Called when completions have just been recorded as observed, before the

@@ -11,17 +11,18 @@ namespace {
 constexpr int GREATEST_PRIORITY = -5;  // as cuCtxGetStreamPriorityRange says; 0 is the least
 
 // The streams whose work a wait for `stream` covers, with the last call given
-// to each: itself, and for the legacy stream every blocking stream.
+// to each: itself, and for a legacy stream every blocking stream of its device.
 std::vector<std::pair<Stream*, std::pair<std::uint64_t, std::uint64_t>>> covered(const StreamRef& stream) {
   std::vector<std::pair<Stream*, std::pair<std::uint64_t, std::uint64_t>>> found;
   if (stream.object) {
     found.push_back({stream.object, {stream.number, stream.object->last.load()}});
     return found;
   }
-  found.push_back({nullptr, {LEGACY_STREAM_NUMBER, last_given(LEGACY_STREAM_NUMBER)}});
+  found.push_back({nullptr, {stream.number, last_given(stream.number)}});
   for_each_object(Kind::stream, [&](Object* object) {
     auto* other = static_cast<Stream*>(object);
-    if (!(other->flags & CU_STREAM_NON_BLOCKING)) found.push_back({other, {other->number, other->last.load()}});
+    if (!(other->flags & CU_STREAM_NON_BLOCKING) && other->context->device == stream.context->device)
+      found.push_back({other, {other->number, other->last.load()}});
   });
   return found;
 }
@@ -34,8 +35,8 @@ bool finished(const StreamRef& stream) {
     if (mark.second && !complete_on(mark.first, mark.second)) return false;
   bool news = false;
   for (auto& [object, mark] : streams) {
-    static std::atomic<std::uint64_t> legacy_seen{0};
-    std::atomic<std::uint64_t>& seen = object ? object->seen : legacy_seen;
+    static std::atomic<std::uint64_t> legacy_seen[wire::kFirstHandle];
+    std::atomic<std::uint64_t>& seen = object ? object->seen : legacy_seen[mark.first];
     std::uint64_t before = seen.load();
     while (before < mark.second && !seen.compare_exchange_weak(before, mark.second)) {
     }

@@ -193,11 +193,12 @@ CUresult move_kept(Physical& physical, std::uint64_t to) {
     wire::MemcpyD2d copy{};
     copy.destination = to;
     copy.source = from;
-    copy.size = size;  // on the legacy stream
+    copy.size = size;
+    copy.stream = static_cast<std::uint64_t>(physical.device);  // its legacy stream
     if (!r) r = section.publish(copy);
     if (r) return r;
   }
-  if (CUresult r = await(wire::StreamSynchronize{}); r) return r;
+  if (CUresult r = await(wire::StreamSynchronize{.stream = static_cast<std::uint64_t>(physical.device)}); r) return r;
   Section section;
   if (section.status()) return section.status();
   std::unique_lock guard(v.lock);
@@ -242,18 +243,13 @@ CUresult clear_of_kept(std::uint64_t address, std::uint64_t size, const Physical
 
 // Work that could still use memory which is about to go; a driver does not wait here.
 CUresult wait_for_work(const Physical& physical) {
-  if (idle()) return CUDA_SUCCESS;
-  const Context* context = primary_context(physical.prop.location.id);
-  if (!context) return CUDA_SUCCESS;
-  wire::ContextSynchronize call{};
-  call.context = context->number;
-  return await(call);
+  return idle_on(physical.device) ? CUDA_SUCCESS : wait_for_device_number(physical.device);
 }
 
 CUresult unmap_one(std::uint64_t address) {
   Virtual& v = virtual_memory();
   bool freed = false;
-  if (!idle()) {  // a driver does not wait here: a program that unmaps what is in use is broken
+  if (!idle_on(device_of(address))) {  // a driver does not wait here: a program that unmaps what is in use is broken
     wire::MemoryFreeWait call{};
     call.address = address;
     if (CUresult r = await(call); r) return r;

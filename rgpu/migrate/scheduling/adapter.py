@@ -20,6 +20,8 @@ from rgpu.migrate.placement import (
     Snapshot,
     candidates,
     claims_of,
+    joint,
+    named,
     place,
     request_for,
     unsuitable,
@@ -31,6 +33,7 @@ from rgpu.migrate.scheduling.shares import MIB, mix_of, node_of, reason_of
 from rgpu.migrate.scheduling.snapshot import MAX_MEMORY_MIB, WHOLE, Demand, Device, Node, Placed
 from rgpu.migrate.scheduling.snapshot import Request as Wanted
 from rgpu.migrate.scheduling.snapshot import Snapshot as Pool
+from rgpu.session.devices import join, parts
 
 
 def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
@@ -39,7 +42,7 @@ def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
     By the snapshot's decider where it has one (:mod:`.kept`: the same answer, sooner), else worked out from the
     records alone. Raises what :func:`rgpu.migrate.placement.place` raises, with the same reasons.
     """
-    if snapshot.decider is not None:
+    if snapshot.decider is not None and request.gpus == 1:
         return snapshot.decider.place(snapshot, request)
     fitting = candidates(snapshot, request)  # raises with a reason for each device when there is none
     index = _index(snapshot, request)
@@ -47,14 +50,14 @@ def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
     for found in fitting:
         allowed[index.rows[found.node.host], found.node.devices.index(found.device)] = True
     # What fits was decided above, to the byte; here a quota of a broken MiB must not say otherwise.
-    wanted = Wanted(request.session, Demand(1, request.compute, request.quota // MIB))
+    wanted = Wanted(request.session, Demand(request.gpus, request.compute, request.quota // MIB))
     chosen = placing.place(index, wanted, allowed=allowed)
     if chosen is None:
         return place(snapshot, request)
     node = snapshot.nodes[index.rows[chosen.host]]
-    device = node.devices[chosen.devices[0]]
-    free = snapshot.free(node, device, request.session)
-    return Choice(node.host, device.device, reason_of(node, device, len(fitting), free), free)
+    devices = [node.devices[column] for column in chosen.devices]
+    free, name = min(snapshot.free(node, device, request.session) for device in devices), joint(node, devices)
+    return Choice(node.host, name, reason_of(node, name, len(fitting), free), free)
 
 
 def _index(snapshot: Snapshot, request: Request) -> Index:
@@ -85,9 +88,9 @@ class View:
         return Wanted(request.session, self.demands.of(request), priority, arrived,
                       anti_affinity=request.anti_affinity)
 
-    def device(self, host: str, column: int) -> str:
-        """The device's name."""
-        return self.index.nodes[self.index.rows[host]].devices[column].name
+    def device(self, host: str, columns: Sequence[int]) -> str:
+        """The name of these devices together, in the host's order."""
+        return join(self.index.nodes[self.index.rows[host]].devices[column].name for column in sorted(columns))
 
 
 def view(snapshot: Snapshot, pinned: Mapping[str, str]) -> View:
@@ -113,14 +116,19 @@ def pool_of(nodes: Iterable[NodeRecord]) -> Pool:
 
 def session_places(demands: Demands, session: SessionRecord, claims: Sequence[Claim], why: str) -> list[Placed]:
     """A session's places, as planners count them; the second is where it moves to. ``why`` it stays, or empty."""
-    return [one for n, claim in enumerate(claims) for one in _placed(demands, claim, session, why, reserved=n > 0)]
+    count = len(parts(session.device))
+    return [one for claimed, reserved in ((claims[:count], False), (claims[count:], True)) if claimed
+            for one in _placed(demands, claimed, session, why, reserved)]
 
 
 def reserved_places(demands: Demands, reserved: Iterable[Claim],
                     known: Collection[tuple[str, str, str]]) -> list[Placed]:
     """Places kept for somebody; ``known``: (session, host, device) that session records have already."""
-    return [one for claim in reserved if (claim.session, claim.host, claim.device) not in known
-            for one in _placed(demands, claim, None, "", reserved=True)]
+    together: dict[tuple[str, str], list[Claim]] = {}
+    for claim in reserved:
+        if (claim.session, claim.host, claim.device) not in known:
+            together.setdefault((claim.session, claim.host), []).append(claim)
+    return [one for claims in together.values() for one in _placed(demands, claims, None, "", reserved=True)]
 
 
 class Demands:
@@ -135,11 +143,11 @@ class Demands:
         key = (request.needs, request.host, request.device, tuple(request.models))
         if key not in self._hosts:
             hosts = frozenset(node.host for node in self.nodes.values() if request.host in (None, node.host) and any(
-                unsuitable(node, device, request) is None and request.device in (None, device.device)
+                unsuitable(node, device, request) is None and named(request, device)
                 for device in node.devices))
             self._hosts[key] = frozenset() if len(hosts) == len(self.nodes) else hosts or frozenset({"(no host)"})
         # Memory rounded up: a plan must not count on a byte too many. (One absurd record must not stop all plans.)
-        return Demand(1, request.compute, min(-(-request.quota // MIB), MAX_MEMORY_MIB), self._hosts[key])
+        return Demand(request.gpus, request.compute, min(-(-request.quota // MIB), MAX_MEMORY_MIB), self._hosts[key])
 
 
 def stays(session: SessionRecord, node: NodeRecord | None) -> str:
@@ -151,16 +159,19 @@ def stays(session: SessionRecord, node: NodeRecord | None) -> str:
     return ""
 
 
-def _placed(demands: Demands, claim: Claim, session: SessionRecord | None, pinned: str,
+def _placed(demands: Demands, claims: Sequence[Claim], session: SessionRecord | None, pinned: str,
             reserved: bool) -> list[Placed]:
-    """The claim as planners count it; nothing where the pool does not have that device."""
+    """The claims of one place as planners count it; nothing where the pool does not have one of the devices."""
+    claim = claims[0]
     node = demands.nodes.get(claim.host)
-    column = next((n for n, d in enumerate(node.devices) if d.device == claim.device), None) if node else None
-    if node is None or column is None:
+    known = {device.device: column for column, device in enumerate(node.devices)} if node else {}
+    columns = tuple(known[one.device] for one in claims if one.device in known)
+    if node is None or len(columns) != len(claims):
         return []
-    request = request_for(session) if session else Request(claim.session, claim.quota, compute=claim.compute)
-    share = max(claim.compute / WHOLE, claim.quota / max(node.devices[column].memory, 1))
-    found = Placed(claim.session, demands.of(request), claim.host, (column,), pinned=pinned, anti_affinity=claim.group,
+    request = replace(request_for(session) if session else Request(claim.session, claim.quota, compute=claim.compute),
+                      gpus=len(columns))
+    share = sum(max(claim.compute / WHOLE, claim.quota / max(node.devices[column].memory, 1)) for column in columns)
+    found = Placed(claim.session, demands.of(request), claim.host, columns, pinned=pinned, anti_affinity=claim.group,
                    reserved=reserved, share=share)
     if session is not None:
         found = replace(found, priority=session.wants.priority, started=session.created,

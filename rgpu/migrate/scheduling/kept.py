@@ -51,7 +51,7 @@ class Kept:
             node = pool.nodes[int(rows[best])]
             device = node.devices[int(columns[best])]
             free = device.memory - pool.promised((node.host, device.device), request.session)[0]
-            return Choice(node.host, device.device, reason_of(node, device, len(rows), free), free)
+            return Choice(node.host, device.device, reason_of(node, device.device, len(rows), free), free)
 
     def suitable(self, snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, DeviceRecord]]:
         """As ``placement.suitable``."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rgpu.migrate.placement import Snapshot
-from rgpu.migrate.records import DeviceRecord, NodeRecord, SessionRecord
+from rgpu.migrate.records import NodeRecord, SessionRecord
 from rgpu.migrate.scheduling.mix import Mix, share_mix
 from rgpu.migrate.scheduling.snapshot import WHOLE, Device, Node
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class Shares:
-    """``counts[p]``: live sessions that hold p per cent of a device, by compute or memory, whichever is more."""
+    """``counts[p]``: pieces of p per cent of a device that live sessions hold, by compute or memory: the larger."""
 
     def __init__(self) -> None:
         self.counts: npt.NDArray[np.int64] = np.zeros(WHOLE + 1, np.int64)
@@ -51,7 +51,7 @@ class Shares:
         if not session.live or session.quota <= 0:
             return False
         held = max(session.wants.compute, -(-session.quota * WHOLE // self.usual))
-        self.counts[max(1, min(WHOLE, held))] += sign
+        self.counts[max(1, min(WHOLE, held))] += sign * session.wants.gpus
         return True
 
 
@@ -70,6 +70,6 @@ def node_of(node: NodeRecord) -> Node:
     return Node(node.host, tuple(Device(d.device, d.memory // MIB, d.healthy) for d in node.devices))
 
 
-def reason_of(node: NodeRecord, device: DeviceRecord, fitting: int, free: int) -> str:
+def reason_of(node: NodeRecord, device: str, fitting: int, free: int) -> str:
     """The sentence that a placement by fragmentation is recorded with."""
-    return f"{device.device} of {node.host}: fragments the pool least of {fitting} that fit ({free >> 20} MiB free)"
+    return f"{device} of {node.host}: fragments the pool least of {fitting} that fit ({free >> 20} MiB free)"

@@ -87,7 +87,7 @@ CALLS: tuple[Call, ...] = (
          doc="Also primary-context reset or last release: destroys the context's objects."),
     Call(5, "context_limit", A, E.CONFIGURES, _args("context:context limit:i32 value:u64"), object_kind="context"),
     Call(6, "context_flags", A, E.CONFIGURES, _args("context:context flags:u32"), object_kind="context"),
-    Call(7, "context_synchronize", W, E.NONE, _args("context:context")),
+    Call(7, "context_synchronize", W, E.NONE, _args("context:context"), doc="Waits for all work of its device."),
     Call(8, "memory_map", A, E.CREATES, _args("address:addr size:u64 device:i32"), object_kind="mapping",
          doc="Back [address, address+size) with zeroed physical memory; both multiples of 2 MiB."),
     Call(9, "memory_unmap", A, E.DESTROYS, _args("address:addr size:u64"), object_kind="mapping"),
@@ -96,7 +96,7 @@ CALLS: tuple[Call, ...] = (
     Call(11, "memory_free", A, E.DESTROYS, _args("address:addr"), object_kind="memory",
          doc="Only when no unfinished work is left (SEMANTICS 2)."),
     Call(12, "memory_free_wait", W, E.DESTROYS, _args("address:addr"), object_kind="memory",
-         doc="Waits for all work of the session, then frees."),
+         doc="Waits for all work of the device whose range it is in, then frees."),
     Call(13, "memset", A, E.WRITES, _args(
         "destination:addr pitch:u64 width:u64 height:u64 element:u8 value:u32 stream:stream"),
          doc="width counts elements of `element` (1, 2, 4) bytes; height 1 for the plain forms."),
@@ -167,7 +167,7 @@ CALLS: tuple[Call, ...] = (
 BY_ID: dict[int, Call] = {call.id: call for call in CALLS}
 BY_NAME: dict[str, Call] = {call.name: call for call in CALLS}
 
-#: Stream numbers that need no stream_create.
+#: Streams that need no stream_create: the legacy stream of the session's device n has the number n.
 LEGACY_STREAM = 0
 #: The first number that the shim hands out to a created object.
 FIRST_HANDLE = 16

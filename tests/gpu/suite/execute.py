@@ -63,8 +63,9 @@ class Executor:
                 self._sessions += 1
                 name = f"{row.name}-{self._sessions}"
             names.append(name)
+            several = ["--gpus", str(row.gpus)] if row.gpus > 1 else []
             command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", name, "--memory",
-                       pool.memory or row.memory, *pool.options, "--", *self.command(part), *part.arguments,
+                       pool.memory or row.memory, *several, *pool.options, "--", *self.command(part), *part.arguments,
                        *part.remote]
             jobs.append((part, command, {**pool.environment, **self._environment(row, "remote", pool.environment)}))
         runs = self._together(row, jobs, "remote")

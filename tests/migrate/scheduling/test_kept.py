@@ -24,6 +24,7 @@ from rgpu.migrate.scheduling.snapshot import Demand
 from rgpu.migrate.scheduling.views import Views
 from rgpu.migrate.waiting import Entry, serve
 from rgpu.session.errors import RgpuError
+from rgpu.session.facts import PEERS
 from tests.migrate.test_placement import node, session
 
 HOSTS, NAMES, GROUPS = ("a", "b", "c", "d", "e"), tuple(f"s{n}" for n in range(9)), ("", "", "g", "h")
@@ -34,15 +35,17 @@ SHARES = (0, 25, 50, 60, 100)
 class Pools(random.Random):
     """Pools, what happens to them, and what is asked of them."""
 
-    def device_name(self) -> str:
-        return f"{self.choice(['cpu', 'cuda'])}:{self.randrange(3)}"
+    def device_name(self, count: int = 1) -> str:
+        numbers = self.sample(range(3), count)
+        return f"{self.choice(['cpu', 'cuda'])}:{'+'.join(map(str, numbers))}"
 
     def device(self, number: int) -> DeviceRecord:
         return DeviceRecord(device=f"{self.choice(['cpu', 'cuda'])}:{number}",
                             memory=min(self.choice(SIZES) * 4, 1 << 61),
                             name=self.choice(["", "NVIDIA H200", "NVIDIA A100"]),
                             compute_capability=(self.choice([7, 9]), 0),
-                            driver_version=self.choice([12000, 13000]), healthy=self.random() > 0.2)
+                            driver_version=self.choice([12000, 13000]), healthy=self.random() > 0.2,
+                            facts={"attributes": {PEERS: self.choice([0, 7, 7])}})
 
     def node(self, host: str) -> NodeRecord:
         devices = [self.device(number) for number in range(self.randrange(4))]
@@ -50,14 +53,15 @@ class Pools(random.Random):
         return node(host, devices=devices, state=state, store=self.choice(["", "x", "y"]))
 
     def session(self, name: str) -> SessionRecord:
-        wants = Wants(compute=self.choice(SHARES), anti_affinity=self.choice(GROUPS))
-        record = session(name, self.choice(HOSTS), self.choice(SIZES), self.device_name()).replace(wants=wants)
+        gpus = self.choice([1, 1, 1, 2, 3])
+        wants = Wants(compute=self.choice(SHARES), anti_affinity=self.choice(GROUPS), gpus=gpus)
+        record = session(name, self.choice(HOSTS), self.choice(SIZES), self.device_name(gpus)).replace(wants=wants)
         what = self.choice(["running", "running", "moving", "ended"])
         if what == "ended":
             return record.replace(state="ended", owner=None)
         if what == "moving":
             move = MoveRecord(id="m", source=str(record.owner), destination=self.choice(HOSTS),
-                              destination_incarnation=1, device=self.device_name())
+                              destination_incarnation=1, device=self.device_name(gpus))
             return record.replace(state="moving", move=move)
         return record
 
@@ -70,7 +74,8 @@ class Pools(random.Random):
             host=self.choice([None, None, None, *HOSTS]), models=self.choice([(), (), ("H200",)]), kept=kept,
             device=self.device_name() if self.random() < 0.2 else None, store=self.choice(["", "x"]),
             anti_affinity=self.choice(GROUPS), avoid_hosts=self.choice([(), (), ("a",)]),
-            avoid={(self.choice(HOSTS), "cpu:0")} if self.random() < 0.3 else ())
+            avoid={(self.choice(HOSTS), "cpu:0")} if self.random() < 0.3 else (),
+            gpus=self.choice([1, 1, 1, 1, 2, 3]))
 
     def claim(self) -> Claim:
         return Claim(self.choice(NAMES), self.choice(HOSTS), self.device_name(), self.choice(SIZES),

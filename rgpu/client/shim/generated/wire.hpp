@@ -19,6 +19,7 @@ inline constexpr uint64_t kPinnedFirst = 0x18539e370000;
 inline constexpr uint64_t kGranule = 0x200000;
 inline constexpr uint64_t kAlignment = 0x200;
 inline constexpr uint64_t kPage = 0x10000;
+inline constexpr uint64_t kSessionDevices = 0x6;
 
 namespace wire {
 

@@ -38,7 +38,7 @@ from rgpu.session.graphs import Node
 
 log = structlog.get_logger(__name__)
 
-INVALID_VALUE, INVALID_HANDLE, INVALID_CONTEXT, NOT_READY = 1, 400, 201, 600
+INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE, INVALID_CONTEXT, NOT_READY = 1, 101, 400, 201, 600
 ILLEGAL_ADDRESS, ECC_UNCORRECTABLE = 700, 214
 CLOSE_SECONDS = 5.0
 #: Copies out up to this size come as bytes, larger ones as a memoryview (one copy less).
@@ -52,24 +52,29 @@ class CpuDevice:
     ``memory``: bytes for mappings and globals. ``threads``: host threads a
     kernel may use. ``host``: the node's name, part of the uuid. ``index``: the
     session's own number for the device, which decides the address range.
+    ``others``: further devices of the host that the session has; all of them
+    are this machine's cores and memory, and reach each other's.
     ``engine``: the PTX engine. ``text``: what kernels print.
     """
 
     shares_processors = True  #: kernels run where pages are hashed and copied
 
     def __init__(self, ordinal: int = 0, memory: int = 4 << 30, threads: int = 2, *, host: str = "", index: int = 0,
-                 engine: Engine | None = None) -> None:
+                 engine: Engine | None = None, others: Sequence[int] = ()) -> None:
         self.facts = make_facts(ordinal, memory, host)
+        count = 1 + len(others)
         self.threads = threads
         self._engine: Any = engine or importlib.import_module("rgpu.server.device.cpu.ptx")
-        self._memory = Memory(memory, index)
+        self._memory = Memory(memory, index, count)
+        self._first, self._count = index, count
         self.peer = CpuPeer(self._memory)
         self._modules = Modules(self._memory, self._engine)
         self._staged: dict[int, np.ndarray[Any, Any]] = {}
         self._staged_lock = threading.Lock()
-        self._streams = Streams()
+        self._streams = Streams(count)
         self._graphs = Graphs(self)
         self._contexts: dict[int, dict[int, int]] = {}
+        self._device_of: dict[int, int] = {}  #: of each context
         self._clock_offset = -time.monotonic_ns()
         self._ranges: tuple[RangeTable | None, Any] = (None, None)
         self.text = Printed()
@@ -118,15 +123,21 @@ class CpuDevice:
         self.copy_out(seq, stream, address, size, size, 1, done)
 
     # -- objects ----------------------------------------------------------------------
-    def create_context(self, context: int, flags: int, primary: bool) -> None:
+    def create_context(self, context: int, flags: int, primary: bool, device: int = 0) -> None:
         if context in self._contexts:
             raise DeviceError(f"context {context} exists", INVALID_CONTEXT)
-        self._contexts[context] = {}
+        self._check_device(device)
+        self._contexts[context], self._device_of[context] = {}, device
+
+    def _check_device(self, device: int) -> None:
+        if not 0 <= device < self._count:
+            raise DeviceError(f"the session has {self._count} devices, and no device {device}", INVALID_DEVICE)
 
     def destroy_context(self, context: int) -> None:
         """Its streams and events; with the last context also every module and allocation."""
         if self._contexts.pop(context, None) is None:
             raise DeviceError(f"no context {context}", INVALID_CONTEXT)
+        del self._device_of[context]
         with self._streams.schedule.mutex:
             self._streams.schedule.destroy_context(context)
         self._graphs.destroy_context(context)
@@ -143,7 +154,7 @@ class CpuDevice:
 
     def create_stream(self, stream: int, context: int, flags: int, priority: int) -> None:
         with self._streams.schedule.mutex:
-            self._streams.schedule.create_stream(stream, context, flags)
+            self._streams.schedule.create_stream(stream, context, flags, self._device_of.get(context, 0))
 
     def destroy_stream(self, stream: int) -> None:
         with self._streams.schedule.mutex:
@@ -157,8 +168,10 @@ class CpuDevice:
         with self._streams.schedule.mutex:
             self._streams.schedule.destroy_event(event)
 
-    def load(self, module: int, image: bytes, options: bytes, library: bool) -> tuple[ModuleTable, str]:
-        return self._modules.load(module, bytes(image))
+    def load(self, module: int, image: bytes, options: bytes, library: bool,
+             device: int = 0) -> tuple[ModuleTable, str]:
+        self._check_device(device)
+        return self._modules.load(module, bytes(image), self._first + device)
 
     def unload(self, module: int) -> None:
         self._modules.unload(module)
@@ -308,6 +321,10 @@ class CpuDevice:
 
     def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
         self._streams.await_stream(Op(seq, done=done), stream)
+
+    def synchronize_device(self, seq: int, device: int, done: Done) -> None:
+        self._check_device(device)
+        self._streams.await_device(Op(seq, done=done), device)
 
     def synchronize_event(self, seq: int, event: int, done: Done) -> None:
         self._streams.await_event(Op(seq, done=done), event)

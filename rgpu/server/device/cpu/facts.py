@@ -14,7 +14,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from rgpu.checkpoint.device import DeviceFacts
-from rgpu.session.facts import ONLY_PTX
+from rgpu.session.facts import ONLY_PTX, PEER_ATOMICS, PEERS
 
 COMPUTE_CAPABILITY = (7, 5)
 DRIVER_VERSION = 13000
@@ -63,6 +63,7 @@ _TURING: dict[int, int] = {
     131: -1,
 }
 _LAST_ATTRIBUTE = 148
+MOST_PEERS = 30  #: devices that a mask in an attribute speaks of
 
 #: Texture and surface limits: 7.5's, so that a program which only prints them is not surprised.
 _TEXTURE: dict[int, int] = {
@@ -92,7 +93,8 @@ def make_facts(ordinal: int, memory: int, host: str = "") -> DeviceFacts:
     """Facts of device ``ordinal`` of ``host`` (default: this machine's name); ``memory`` in bytes."""
     pci = (0, ordinal + 1, 0)
     attributes = dict.fromkeys(range(1, _LAST_ATTRIBUTE + 1), 0) | _TEXTURE | _TURING
-    attributes |= {50: pci[0], 33: pci[1], 34: pci[2], ONLY_PTX: 1}
+    everyone = (1 << MOST_PEERS) - 1  # all of them are this machine's memory
+    attributes |= {50: pci[0], 33: pci[1], 34: pci[2], ONLY_PTX: 1, PEERS: everyone, PEER_ATOMICS: everyone}
     return DeviceFacts(
         name="rgpu CPU device (sm_75)", uuid=device_uuid(host or socket.gethostname(), ordinal),
         total_memory=memory, pci=pci, compute_capability=COMPUTE_CAPABILITY, driver_version=driver_version(),

@@ -4,7 +4,7 @@ Four tables, one rule: nothing touches memory that :meth:`Memory.check` did
 not find valid. ``valid`` (allocations, globals, pinned shadows) is what
 kernels and copies may use; a mapping alone is not.
 
-Module globals are bump-allocated in load order in the device's last 1 TiB and
+Module globals are bump-allocated in load order in their device's last 1 TiB and
 never reused, so that the same loads and unloads put every variable at the
 same address in every worker (SEMANTICS 12).
 """
@@ -52,21 +52,26 @@ def _edges(address: int, size: int) -> set[int]:
 class Memory:
     """See the module docstring.
 
-    ``total``: bytes that mappings may take together, rounded up to a granule
-    (it is the session's quota, which the client keeps; module variables come
-    on top of it, with a limit of their own).
+    ``total``: bytes that mappings of one device may take together, rounded up to
+    a granule (it is the session's quota, which the client keeps; module variables
+    come on top of it, with a limit of their own). ``index``, ``count``: the
+    session's numbers of its devices are index to index + count - 1.
     """
 
-    def __init__(self, total: int, index: int = 0) -> None:
+    def __init__(self, total: int, index: int = 0, count: int = 1) -> None:
         self.total = round_up(total, addresses.GRANULE)
-        self.used = 0
+        self._first = index
+        self._used = [0] * count
         self._globals_used = 0
-        self._base = addresses.device_base(index)
-        self._device = addressspace.Reservation(self._base, addresses.DEVICE_STRIDE)
+        self._bases = [addresses.device_base(index + number) for number in range(count)]
+        self._devices: list[addressspace.Reservation] = []
         try:
+            for base in self._bases:
+                self._devices.append(addressspace.Reservation(base, addresses.DEVICE_STRIDE))
             self._pinned_space = addressspace.Reservation(addresses.PINNED_BASE, addresses.PINNED_SIZE)
         except DeviceError:
-            self._device.close()
+            for device in self._devices:
+                device.close()
             raise
         self._lock = threading.Lock()
         self._mappings: dict[int, int] = {}
@@ -77,18 +82,28 @@ class Memory:
         self._pinned: dict[int, int] = {}
         self._pinned_edges: Counter[int] = Counter()
         self._globals: dict[int, tuple[int, int, tuple[PlacedGlobal, ...]]] = {}
-        self._next_global = self._base + addresses.GLOBALS_OFFSET
+        self._next_global = [base + addresses.GLOBALS_OFFSET for base in self._bases]
         self.valid = RangeTable()  #: swapped whole at each change
 
     # -- mappings ---------------------------------------------------------------
     def resize(self, total: int) -> None:
         """Another total. Raises :class:`DeviceError` once something is mapped."""
-        if self.used:
+        if any(self._used):
             raise DeviceError("the device is in use: its memory cannot be changed", INVALID_VALUE)
         self.total = round_up(total, addresses.GRANULE)
 
+    @property
+    def used(self) -> int:
+        """Bytes that are mapped, of all devices."""
+        return sum(self._used)
+
+    def _of(self, address: int) -> int:
+        """Whose range it is in, as an index into what is kept of each device; the first where it is in none."""
+        return next((n for n, base in enumerate(self._bases) if base <= address < base + addresses.DEVICE_STRIDE), 0)
+
     def map(self, address: int, size: int) -> None:
-        low, high = self._base, self._base + addresses.ALLOCATION_SIZE
+        device = self._of(address)
+        low, high = self._bases[device], self._bases[device] + addresses.ALLOCATION_SIZE
         if size <= 0 or address % addresses.GRANULE or size % addresses.GRANULE:
             raise DeviceError(f"mapping {address:#x}+{size:#x} is not made of {addresses.GRANULE:#x}-byte granules", 1)
         if address < low or address + size > high:
@@ -96,11 +111,11 @@ class Memory:
         with self._lock:
             if self._mapped.overlaps(address, size):
                 raise DeviceError(f"mapping {address:#x}+{size:#x} overlaps another", INVALID_VALUE)
-            if self.used + size > self.total:
-                raise DeviceError(f"{size} bytes more than the device has left ({self.total - self.used})",
+            if self._used[device] + size > self.total:
+                raise DeviceError(f"{size} bytes more than the device has left ({self.total - self._used[device]})",
                                   OUT_OF_MEMORY)
-            self._device.back(address, size)
-            self.used += size
+            self._devices[device].back(address, size)
+            self._used[device] += size
             self._mappings[address] = size
             self._mapped_ever += 1
             self._serials[address] = self._mapped_ever
@@ -114,8 +129,9 @@ class Memory:
                 raise DeviceError(f"mapping {address:#x}+{size:#x} still holds allocations", INVALID_VALUE)
             del self._mappings[address], self._serials[address]
             self._mapped = self._mapped.removed(address, size)
-            self.used -= size
-            self._device.release(address, size)
+            device = self._of(address)
+            self._used[device] -= size
+            self._devices[device].release(address, size)
 
     def serial(self, address: int, size: int) -> int | None:
         """Tells one mapping from others that were at the same address; None if nothing is mapped so."""
@@ -183,16 +199,16 @@ class Memory:
         return begin, end
 
     # -- module globals -----------------------------------------------------------
-    def plan_globals(self, module: int, sizes: list[tuple[str, int, int]]) -> tuple[PlacedGlobal, ...]:
-        """Where (name, size, alignment) … of the next module go; changes nothing."""
-        at = self._next_global
+    def plan_globals(self, module: int, sizes: list[tuple[str, int, int]], device: int = 0) -> tuple[PlacedGlobal, ...]:
+        """Where (name, size, alignment) … of the device's next module go; changes nothing."""
+        base = at = self._next_global[device - self._first]
         placed = []
         for name, size, alignment in sizes:
             at = round_up(at, max(alignment, GLOBAL_ALIGNMENT))
             placed.append(PlacedGlobal(name, at, size, module))
             at += size
-        if at > self._base + addresses.DEVICE_STRIDE:
-            raise DeviceError(f"module globals of {at - self._next_global} bytes do not fit", OUT_OF_MEMORY)
+        if at > self._bases[device - self._first] + addresses.DEVICE_STRIDE:
+            raise DeviceError(f"module globals of {at - base} bytes do not fit", OUT_OF_MEMORY)
         return tuple(placed)
 
     def place_globals(self, module: int, placed: tuple[PlacedGlobal, ...]) -> None:
@@ -200,14 +216,15 @@ class Memory:
         if not placed:
             return
         with self._lock:
-            base = self._next_global
+            device = self._of(placed[0].address)
+            base = self._next_global[device]
             end = round_up(placed[-1].address + placed[-1].size, addresses.PAGE)
             if self._globals_used + end - base > GLOBALS_LIMIT:
                 raise DeviceError(f"{end - base} bytes of module globals more than the {GLOBALS_LIMIT} allowed",
                                   OUT_OF_MEMORY)
             end = max(end, base + addresses.PAGE)
-            self._device.back(base, end - base)
-            self._next_global = end
+            self._devices[device].back(base, end - base)
+            self._next_global[device] = end
             self._globals[module] = (base, end - base, placed)
             self._globals_used += end - base
             for variable in placed:
@@ -225,7 +242,7 @@ class Memory:
                 if variable.size:
                     self.valid = self.valid.removed(variable.address, variable.size)
             self._globals_used -= size
-            self._device.release(base, size)
+            self._devices[self._of(base)].release(base, size)
 
     # -- access -------------------------------------------------------------------
     def check(self, address: int, size: int, what: str) -> None:
@@ -258,5 +275,6 @@ class Memory:
 
     def close(self) -> None:
         self.valid = self._mapped = RangeTable()
-        self._device.close()
+        for device in self._devices:
+            device.close()
         self._pinned_space.close()

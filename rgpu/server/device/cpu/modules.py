@@ -80,7 +80,7 @@ class Modules:
         self._modules: dict[int, Module] = {}
 
     # -- loading ------------------------------------------------------------------
-    def load(self, handle: int, image: bytes) -> tuple[ModuleTable, str]:
+    def load(self, handle: int, image: bytes, device: int = 0) -> tuple[ModuleTable, str]:
         """Compile, place and initialise. Raises DeviceError: 200, 209, 218, 222, 2 (see the message)."""
         if handle in self._modules:
             raise DeviceError(f"module {handle} exists", INVALID_HANDLE)
@@ -91,7 +91,7 @@ class Modules:
             raise
         check_version(text)
         try:
-            module, table = self._build(handle, text)
+            module, table = self._build(handle, text, device)
         except self._engine.PtxError as error:
             line = getattr(error, "line", None)
             reason = f"{'' if line is None else f'line {line}: '}{getattr(error, 'reason', error)}"
@@ -100,11 +100,11 @@ class Modules:
         self._modules[handle] = module
         return table, ""
 
-    def _build(self, handle: int, text: str) -> tuple[Module, ModuleTable]:
+    def _build(self, handle: int, text: str, device: int) -> tuple[Module, ModuleTable]:
         parsed = self._engine.parse_module(text, max_target=MAX_TARGET)
         wanted = [(name, info.size, info.align) for name, info in parsed.globals.items()
                   if info.space in ("global", "const")]
-        placed = self._memory.plan_globals(handle, wanted)
+        placed = self._memory.plan_globals(handle, wanted, device)
         addresses = {variable.name: variable.address for variable in placed}
         images = parsed.initial_image(addresses)
         linked = parsed.link(addresses)

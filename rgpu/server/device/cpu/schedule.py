@@ -5,8 +5,8 @@ CUDA's stream semantics put before it and for nothing else, so streams run
 independently and no thread is parked behind a wait:
 
     op in stream s                 waits for the last op of s
-    …s is the legacy stream        and the last op of every blocking stream
-    …s is a blocking stream        and the last op of the legacy stream
+    …s is a legacy stream          and the last op of every blocking stream of its device
+    …s is a blocking stream        and the last op of its device's legacy stream
     wait for an event              and the op that recorded it, as of now
     synchronize                    the last ops as of now; follows no stream
 
@@ -51,10 +51,12 @@ class Op:
 
 
 class Stream:
-    __slots__ = ("number", "context", "blocking", "tail", "done_seq")
+    """``device``: the session's number."""
 
-    def __init__(self, number: int, context: int, blocking: bool) -> None:
-        self.number, self.context, self.blocking = number, context, blocking
+    __slots__ = ("number", "context", "blocking", "device", "tail", "done_seq")
+
+    def __init__(self, number: int, context: int, blocking: bool, device: int = 0) -> None:
+        self.number, self.context, self.blocking, self.device = number, context, blocking, device
         self.tail: Op | None = None
         self.done_seq = 0
 
@@ -74,11 +76,12 @@ class Event:
 class Schedule:
     """See the module docstring."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int = 1) -> None:
         self.mutex = threading.Lock()
-        self._legacy = Stream(LEGACY_STREAM, 0, blocking=False)
-        self._streams: dict[int, Stream] = {LEGACY_STREAM: self._legacy}
-        self._blocking: set[Stream] = set()  #: blocking streams, and destroyed ones that still have work
+        self._legacy = [Stream(LEGACY_STREAM + device, 0, blocking=False, device=device) for device in range(devices)]
+        self._streams: dict[int, Stream] = {stream.number: stream for stream in self._legacy}
+        #: by device: blocking streams, and destroyed ones that still have work
+        self._blocking: list[set[Stream]] = [set() for _ in range(devices)]
         self._events: dict[int, Event] = {}
         self.pending: dict[int, Op] = {}
         self.held: dict[int, Op] = {}
@@ -86,21 +89,21 @@ class Schedule:
         self.detail = ""
 
     # -- objects ----------------------------------------------------------------
-    def create_stream(self, number: int, context: int, flags: int) -> None:
+    def create_stream(self, number: int, context: int, flags: int, device: int = 0) -> None:
         if number in self._streams:
             raise DeviceError(f"stream {number} exists", INVALID_HANDLE)
-        stream = Stream(number, context, blocking=not flags & STREAM_NON_BLOCKING)
+        stream = Stream(number, context, not flags & STREAM_NON_BLOCKING, device)
         self._streams[number] = stream
         if stream.blocking:
-            self._blocking.add(stream)
+            self._blocking[device].add(stream)
 
     def destroy_stream(self, number: int) -> None:
         stream = self.stream(number)
-        if stream is self._legacy:
+        if stream in self._legacy:
             raise DeviceError("the legacy stream cannot be destroyed", INVALID_HANDLE)
         del self._streams[number]
         if stream.tail is None:
-            self._blocking.discard(stream)
+            self._blocking[stream.device].discard(stream)
 
     def create_event(self, number: int, context: int, flags: int) -> None:
         if number in self._events:
@@ -113,7 +116,7 @@ class Schedule:
 
     def destroy_context(self, context: int) -> None:
         """Streams and events of the context; their work still runs to its end."""
-        for number in [s.number for s in self._streams.values() if s.context == context and s is not self._legacy]:
+        for number in [s.number for s in self._streams.values() if s.context == context and s not in self._legacy]:
             self.destroy_stream(number)
         self._events = {n: e for n, e in self._events.items() if e.context != context}
 
@@ -136,10 +139,10 @@ class Schedule:
     def submit(self, op: Op, stream: Stream, after: Op | None = None) -> bool:
         """Append to a stream; True when it is ready now. ``after``: one more op to wait for."""
         before = [stream.tail, after]
-        if stream is self._legacy:
-            before += [other.tail for other in self._blocking]
+        if stream in self._legacy:
+            before += [other.tail for other in self._blocking[stream.device]]
         elif stream.blocking:
-            before.append(self._legacy.tail)
+            before.append(self._legacy[stream.device].tail)
         op.stream = stream
         stream.tail = op
         return self._enter(op, before)
@@ -147,8 +150,8 @@ class Schedule:
     def await_stream(self, op: Op, stream: Stream) -> bool:
         """``op`` waits for the stream's work as of now; no stream waits for ``op``. True when ready now."""
         before = [stream.tail]
-        if stream is self._legacy:
-            before += [other.tail for other in self._blocking]
+        if stream in self._legacy:
+            before += [other.tail for other in self._blocking[stream.device]]
         return self._enter(op, before)
 
     def await_event(self, op: Op, event: Event) -> bool:
@@ -158,6 +161,11 @@ class Schedule:
     def await_everything(self, op: Op) -> bool:
         """The same for all pending work of the session, whatever its stream."""
         return self._enter(op, list(self.pending.values()))
+
+    def await_device(self, op: Op, device: int) -> bool:
+        """The same for the work of one device."""
+        return self._enter(op, [other for other in self.pending.values()
+                                if other.stream is not None and other.stream.device == device])
 
     def _enter(self, op: Op, before: Sequence[Op | None]) -> bool:
         self.pending[op.seq] = op
@@ -182,7 +190,7 @@ class Schedule:
             if stream.tail is op:
                 stream.tail = None
                 if stream.number not in self._streams:
-                    self._blocking.discard(stream)
+                    self._blocking[stream.device].discard(stream)
         ready = []
         for follower in op.followers:
             follower.waiting -= 1

@@ -38,8 +38,8 @@ class Fault(Exception):
 class Streams:
     """See the module docstring. ``cancel`` is set when nothing more may execute."""
 
-    def __init__(self) -> None:
-        self.schedule = Schedule()
+    def __init__(self, devices: int = 1) -> None:
+        self.schedule = Schedule(devices)
         self.cancel = threading.Event()
         self._mutex = self.schedule.mutex
         self._changed = threading.Condition(self._mutex)
@@ -68,6 +68,12 @@ class Streams:
                 ready = self.schedule.await_everything(op)
             else:
                 ready = self.schedule.await_stream(op, self.schedule.stream(stream))
+        self._start([op] if ready else [])
+
+    def await_device(self, op: Op, device: int) -> None:
+        """The same for every stream of a device."""
+        with self._mutex:
+            ready = self.schedule.await_device(op, device)
         self._start([op] if ready else [])
 
     def await_event(self, op: Op, event: int) -> None:

@@ -1,7 +1,8 @@
 """The ``cuda`` device: a session's calls on a real GPU, through ``cuda.bindings``.
 
-One context (the device's primary one) for each worker process, the session's
-own addresses for its memory (:mod:`.memory`). Ordered work and completion are
+One context (the device's primary one) for each worker process, or one for each of
+the session's GPUs (:mod:`.gpus`), the session's own addresses for its memory
+(:mod:`.memory`). Ordered work and completion are
 the native engine's (:mod:`.engine`): the methods here serve calls from Python;
 the record stream goes to the engine directly, as :attr:`CudaDevice.fast_path`.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,10 +27,10 @@ from rgpu.server.device.cuda.engine import Engine
 from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.server.device.cuda.facts import facts
 from rgpu.server.device.cuda.frames import CudaFrames
+from rgpu.server.device.cuda.gpus import Gpu, open_gpus
 from rgpu.server.device.cuda.graphs import Graphs
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.inplace import InPlace
-from rgpu.server.device.cuda.memory import Memory
 from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
 from rgpu.server.device.cuda.peer import CudaPeer
 from rgpu.server.device.cuda.placing import Placing, one_heap
@@ -38,73 +39,106 @@ from rgpu.server.device.cuda.ring import CudaRing
 from rgpu.server.device.cuda.staging import Staging
 from rgpu.server.device.cuda.streams import Completion
 from rgpu.server.device.cuda.zeroing import Zeroing
+from rgpu.session.addresses import device_of
 from rgpu.session.calls import decoders
-from rgpu.session.calls.wire import BY_NAME
+from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM
 from rgpu.session.errors import DeviceError
 from rgpu.session.graphs import Node
 from rgpu.session.module_table import ModuleTable
 
 CUDA_ERROR_INVALID_VALUE = 1
+CUDA_ERROR_INVALID_DEVICE = 101
 CUDA_ERROR_INVALID_HANDLE = 400
 CUDA_ERROR_NOT_READY = 600
 CUDA_ERROR_NOT_SUPPORTED = 801
 FOREVER = 1e9  #: seconds
-LEGACY = 0
 #: By the kind of a stream_memory_operation.
 _MEMORY_OPERATIONS = ("cuStreamWriteValue32", "cuStreamWriteValue64", "cuStreamWaitValue32", "cuStreamWaitValue64")
 NON_BLOCKING = 1
 
 
 class CudaDevice:
-    """Implements :class:`rgpu.checkpoint.device.Device` on GPU ``ordinal``.
+    """Implements :class:`rgpu.checkpoint.device.Device` on the GPUs with these ordinals, mostly one.
 
     ``stdout``: where the driver writes what kernels print, captured before; without it that goes where this
     process's standard output goes.
     """
 
-    def __init__(self, ordinal: int = 0, stdout: CapturedStdout | None = None) -> None:
+    def __init__(self, ordinals: int | Sequence[int] = 0, stdout: CapturedStdout | None = None) -> None:
         one_heap()
         pinned.reserve()
         check(driver.cuInit(0), "cuInit")
-        self.ordinal = ordinal
-        self._device = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
-        self._context = check(driver.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
+        self.gpus = open_gpus([ordinals] if isinstance(ordinals, int) else ordinals)
+        ordinal, self._context = self.gpus[0].ordinal, self.gpus[0].context
         self._use()
-        self.facts = facts(ordinal)
+        self.every_facts = tuple(facts(gpu.ordinal) for gpu in self.gpus)
+        self.facts = self.every_facts[0]
         self.hasher = PageHasher(self._context, self.facts.compute_capability, self.facts.attributes.get(16, 1))
         self._ring = CudaRing(self._context)
         self.engine = Engine(int(self._context))
         self._closing, self._closed = threading.Lock(), False  #: who counts its time may outlive the device
         self.fast_path = self.engine
-        self.text = Printed(stdout, self._context, self.engine) if stdout is not None else None
-        self.zeroing = Zeroing(lambda: [state.handle for state in list(self.completion.streams.values())])
-        self.memory = Memory(ordinal, self.engine, self.zeroing)
+        self.text = Printed(stdout, [gpu.context for gpu in self.gpus], self.engine) if stdout is not None else None
+        for gpu in self.gpus:
+            gpu.use()
+            gpu.open_memory(self.engine, Zeroing(self._every_stream), self.gpus)
+        self._use()
         self.staging = Staging(ordinal)
-        self.peer = CudaPeer(self._use, ordinal, self.memory, self.zeroing)
-        self._frames = CudaFrames(self._context, self._ring, self.hasher, self.zeroing.fence)
+        #: pages of several GPUs go by the connection
+        self.peer = CudaPeer(self._use, ordinal, self.gpus[0].memory, self.gpus[0].zeroing) if len(self.gpus) == 1 \
+            else None
+        self._frames = CudaFrames(self._context, self._ring, self.hasher, self._fence)
         self._in_place = InPlace(self._gone)
         self.shadows = pinned.Shadows()
         self._detail = ""
         self._lock = threading.RLock()
         self.completion = Completion(self.engine)
-        self.completion.add(LEGACY, driver.CUstream(driver.CU_STREAM_LEGACY))
+        for gpu in self.gpus:
+            self.completion.add(LEGACY_STREAM + gpu.number, driver.CUstream(driver.CU_STREAM_LEGACY),
+                                int(gpu.context), gpu.number)
+        self._homes: dict[int, int] = {}  #: the number of each context's GPU
         self._events: dict[int, Any] = {}
         self._restored: dict[int, int | None] = {}
         self._modules: dict[int, modules.Module] = {}
-        self._unloaded: list[modules.Module] = []  #: by the program, not yet by the driver
+        self._module_homes: dict[int, int] = {}
+        self._unloaded: list[tuple[int, modules.Module]] = []  #: by the program, not yet by the driver; on which GPU
         self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._failed)
-        self._graphs = Graphs(self._context, self._kernel)
+        self._graphs = Graphs(self._use_context, self._kernel)
         self._clock_offset = -time.monotonic_ns()
-        self._reference = self._timing_event()
-        check(driver.cuEventRecord(self._reference, 0), "cuEventRecord")
-        check(driver.cuEventSynchronize(self._reference), "cuEventSynchronize")
-        self._reference_time = self.clock()
+        for gpu in reversed(self.gpus):
+            gpu.use()
+            gpu.refer()
+            gpu.reference_time = self.clock()
         self.completion.start()
         self._placing = Placing()
 
-    def _use(self) -> None:
-        """Make the context current in this thread; costs a look at the driver's thread state."""
-        check(driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
+    def _use(self, number: int = 0) -> None:
+        """Make a GPU's context current in this thread."""
+        self.gpus[number].use()
+
+    def _use_context(self, context: int) -> Any:
+        """The same for the GPU of one of the program's contexts; returns the driver's."""
+        gpu = self.gpus[self._homes.get(context, 0)]
+        gpu.use()
+        return gpu.context
+
+    def _at(self, address: int) -> Gpu:
+        """The GPU whose range it is in, its context current."""
+        number = device_of(address) or 0
+        gpu = self.gpus[number if number < len(self.gpus) else 0]
+        gpu.use()
+        return gpu
+
+    def _every_stream(self) -> Iterator[Any]:
+        """Each stream's handle, its context current."""
+        for state in list(self.completion.streams.values()):
+            self._use(state.device)
+            yield state.handle
+
+    def _fence(self, stream: Any) -> None:
+        """Work given to ``stream`` from now on comes after all zeros so far."""
+        for gpu in self.gpus:
+            gpu.zeroing.fence(stream)
 
     def _failed(self, result: int, detail: str) -> None:
         """A sticky error that Python saw; the first one stays."""
@@ -134,27 +168,27 @@ class CudaDevice:
         self.completion.submitted(stream, seq)
 
     def _stream(self, number: int) -> Any:
+        """Its handle; its context is current."""
         state = self.completion.streams.get(number)
         if state is None:
             raise DeviceError(f"stream {number} does not exist", CUDA_ERROR_INVALID_HANDLE)
+        self._use(state.device)
         return state.handle
 
     # -- memory ---------------------------------------------------------------
     def map(self, address: int, size: int) -> None:
-        self._use()
-        self.memory.map(address, size)
+        self._at(address).memory.map(address, size)
         self.hasher.wrote()
 
     def unmap(self, address: int, size: int) -> None:
-        self._use()
         with self._in_place.going():
-            self.memory.unmap(address, size)
+            self._at(address).memory.unmap(address, size)
 
     def allocate(self, address: int, size: int) -> None:
-        self.memory.allocate(address, size)
+        self._at(address).memory.allocate(address, size)
 
     def free(self, address: int) -> None:
-        self.memory.free(address)
+        self._at(address).memory.free(address)
 
     def host_allocate(self, address: int, size: int) -> None:
         self._use()
@@ -189,58 +223,64 @@ class CudaDevice:
             raise DeviceError(f"0x{address:x} + {size} is not in one allocation", CUDA_ERROR_INVALID_VALUE)
 
     # -- objects ----------------------------------------------------------------
-    def create_context(self, context: int, flags: int, primary: bool) -> None:
-        """Contexts of a session share the worker's one context."""
+    def create_context(self, context: int, flags: int, primary: bool, device: int = 0) -> None:
+        """Contexts of a session share the worker's one context on their GPU."""
+        if not 0 <= device < len(self.gpus):
+            raise DeviceError(f"the session has {len(self.gpus)} GPUs, and no device {device}",
+                              CUDA_ERROR_INVALID_DEVICE)
+        self._homes[context] = device
+        self.engine.add_context(context, int(self.gpus[device].context))
 
     def destroy_context(self, context: int) -> None:
         """Its streams, events and memory are destroyed by their own calls."""
-        self._use()
         self._graphs.destroy_context(context)
+        self.engine.remove_context(context)
+        self._homes.pop(context, None)
 
     def set_limit(self, context: int, limit: int, value: int) -> None:
-        self._use()
+        self._use_context(context)
         check(driver.cuCtxSetLimit(driver.CUlimit(limit), value), "cuCtxSetLimit")
 
     def create_stream(self, stream: int, context: int, flags: int, priority: int) -> None:
-        self._use()
+        self._use_context(context)
         handle = check(driver.cuStreamCreateWithPriority(flags & NON_BLOCKING, priority), "cuStreamCreateWithPriority")
-        self.zeroing.fence(handle)
-        self.completion.add(stream, handle)
+        self._fence(handle)
+        number = self._homes.get(context, 0)
+        self.completion.add(stream, handle, int(self.gpus[number].context), number)
 
     def destroy_stream(self, stream: int) -> None:
-        self._use()
-        handle = self._stream(stream)
+        handle, home = self._stream(stream), self.completion.streams[stream].device
         self.completion.remove(stream)
+        self._use(home)
         check(driver.cuStreamDestroy(handle), "cuStreamDestroy")
 
-    def _timing_event(self) -> Any:
-        return check(driver.cuEventCreate(0), "cuEventCreate")
-
     def create_event(self, event: int, context: int, flags: int) -> None:
-        self._use()
+        self._use_context(context)
         keep = flags & int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         handle = check(driver.cuEventCreate(keep), "cuEventCreate")
-        self._events[event] = (handle, not keep)
+        self._events[event] = (handle, not keep, self._homes.get(context, 0))
         self.engine.add_event(event, int(handle))
 
     def destroy_event(self, event: int) -> None:
-        self._use()
-        handle, _ = self._event(event)
+        handle, _, home = self._event(event)
+        self._use(home)
         self.engine.remove_event(event)
         del self._events[event]
         self._restored.pop(event, None)
         check(driver.cuEventDestroy(handle), "cuEventDestroy")
 
-    def _event(self, event: int) -> tuple[Any, bool]:
+    def _event(self, event: int) -> tuple[Any, bool, int]:
+        """Its handle, whether it takes the time, the number of its GPU."""
         if event not in self._events:
             raise DeviceError(f"event {event} does not exist", CUDA_ERROR_INVALID_HANDLE)
         return self._events[event]
 
-    def load(self, module: int, image: bytes, options: bytes, library: bool) -> tuple[ModuleTable, str]:
-        self._use()
+    def load(self, module: int, image: bytes, options: bytes, library: bool,
+             device: int = 0) -> tuple[ModuleTable, str]:
+        self._use(device)
         with self._placing.still():
             loaded, text = modules.load(image, options, library, self.facts.compute_capability)
-        self._modules[module] = loaded
+        self._modules[module], self._module_homes[module] = loaded, device
         if loaded.prints and self.text is not None:
             self.text.loaded()
         sizes = [max((offset + size for offset, size in layout), default=0) for layout in loaded.layouts]
@@ -250,14 +290,13 @@ class CudaDevice:
         return loaded.table, text
 
     def unload(self, module: int) -> None:
-        self._use()
         if module not in self._modules:
             raise DeviceError(f"module {module} does not exist", CUDA_ERROR_INVALID_HANDLE)
         unloaded = self._modules.pop(module)
         self.engine.remove_module(module)
         for variable in unloaded.table.globals:
             self.engine.remove_range(variable.address)
-        self._unloaded.append(unloaded)
+        self._unloaded.append((self._module_homes.pop(module), unloaded))
         self._end_modules()
 
     def _end_modules(self) -> None:
@@ -268,7 +307,9 @@ class CudaDevice:
         """
         while self._unloaded and not self._host_functions.open:
             with self._in_place.going():
-                modules.unload(self._unloaded.pop(0))
+                home, unloaded = self._unloaded.pop(0)
+                self._use(home)
+                modules.unload(unloaded)
 
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
         self._use()
@@ -284,7 +325,6 @@ class CudaDevice:
             driver.cuLinkDestroy(state)
 
     def function_attributes(self, module: int, function: int) -> tuple[int, ...]:
-        self._use()
         handle = self._function(module, function)
         check(driver.cuFuncLoad(handle), "cuFuncLoad")
         return modules.attributes(handle)
@@ -295,18 +335,18 @@ class CudaDevice:
 
     def cluster_occupancy(self, module: int, function: int, form: int, grid: tuple[int, int, int],
                           block: tuple[int, int, int], shared: int, cluster: tuple[int, int, int]) -> int:
-        self._use()
         return clusters.occupancy(int(self._function(module, function)), form, grid, block, shared, cluster)
 
     def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None:
-        self._use()
         number = driver.CUfunction_attribute(attribute)
         check(driver.cuFuncSetAttribute(self._function(module, function), number, value), "cuFuncSetAttribute")
 
     def _function(self, module: int, function: int) -> Any:
+        """Its handle; its context is current."""
         loaded = self._modules.get(module)
         if loaded is None or function >= len(loaded.functions):
             raise DeviceError(f"module {module} has no function {function}", CUDA_ERROR_INVALID_HANDLE)
+        self._use(self._module_homes[module])
         return loaded.functions[function]
 
     def _kernel(self, module: int, function: int) -> tuple[Any, tuple[tuple[int, int], ...]]:
@@ -314,15 +354,12 @@ class CudaDevice:
         return self._function(module, function), self._modules[module].layouts[function]
 
     def instantiate_graph(self, graph: int, context: int, flags: int, nodes: list[Node]) -> None:
-        self._use()
         self._graphs.instantiate(graph, context, flags, nodes)
 
     def update_graph(self, graph: int, changes: dict[int, Node]) -> None:
-        self._use()
         self._graphs.update(graph, changes)
 
     def destroy_graph(self, graph: int) -> None:
-        self._use()
         self._graphs.destroy(graph)
 
     # -- ordered work -------------------------------------------------------------
@@ -347,7 +384,6 @@ class CudaDevice:
                       attributes=launch.attributes)
 
     def launch_graph(self, seq: int, graph: int, stream: int) -> None:
-        self._use()
         with self.text.launch() if self.text is not None else nullcontext():
             result = driver.cuGraphLaunch(self._graphs.handle(graph), self._stream(stream))
             self._run(seq, stream, result, "cuGraphLaunch")
@@ -375,7 +411,6 @@ class CudaDevice:
                       element=element, value=value, stream=stream)
 
     def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
-        self._use()
         if not 0 <= kind < len(_MEMORY_OPERATIONS):
             raise DeviceError(f"stream memory operation {kind}", CUDA_ERROR_INVALID_VALUE)
         self._check_range(address, 8 if kind & 1 else 4, 8 if kind & 1 else 4, 1)
@@ -392,18 +427,20 @@ class CudaDevice:
         if self.error:
             reached(self.error, None)
             return
-        self._use()
         handle = self._stream(stream)
         self.engine.boundary(stream)
         self._run(seq, stream, self._host_functions.enqueue(seq, handle, reached), "cuStreamWaitValue32")
 
     def host_function_done(self, seq: int) -> None:
         self._host_functions.done(seq)
-        self._use()
         self._end_modules()
 
     def synchronize(self, seq: int, stream: int | None, done: Done) -> None:
         self.completion.mark(stream, seq, lambda result: done(result, None))
+
+    def synchronize_device(self, seq: int, device: int, done: Done) -> None:
+        context = int(self.gpus[device if device < len(self.gpus) else 0].context)
+        self.completion.mark_context(context, seq, lambda result: done(result, None))
 
     def synchronize_event(self, seq: int, event: int, done: Done) -> None:
         self._answered("event_synchronize", seq, lambda result, data: done(result, None), event=event)
@@ -428,13 +465,15 @@ class CudaDevice:
     def drain(self, timeout: float) -> bool:
         drained = bool(self.engine.drain(int(timeout * 1e9)))
         if drained and not self.error:
-            self._use()
-            self.zeroing.settle()
+            for gpu in self.gpus:
+                gpu.use()
+                gpu.zeroing.settle()
         return drained
 
     # -- state ------------------------------------------------------------------------
     def regions(self) -> list[Region]:
-        found = [Region(address, size, "mapped") for address, (size, _) in sorted(self.memory.maps.items())]
+        found = [Region(address, size, "mapped") for gpu in self.gpus
+                 for address, (size, _) in sorted(gpu.memory.maps.items())]
         for number, module in sorted(self._modules.items()):
             found.extend(Region(g.address, g.size, "global", number, g.name) for g in module.table.globals)
         found.extend(Region(address, size, "pinned") for address, size in sorted(self.shadows.ranges.items()))
@@ -468,10 +507,10 @@ class CudaDevice:
             return hash_regions(self.hasher, self.shadows, regions, key)
 
     def _gone(self, regions: Sequence[Region]) -> Region | None:
-        mapped = self.memory.inside()
+        inside = [gpu.memory.inside() for gpu in self.gpus]
         for region in regions:
             if region.kind == "mapped":
-                there = mapped(region.address, region.size)
+                there = any(mapped(region.address, region.size) for mapped in inside)
             elif region.kind == "global":
                 there = not region.owner or region.owner in self._modules
             else:
@@ -497,7 +536,7 @@ class CudaDevice:
             else:
                 on_device.append((address, size, data))
         if on_device:
-            self._ring.write(on_device, self.zeroing.fence)
+            self._ring.write(on_device, self._fence)
 
     def free_memory(self) -> int:
         self._use()
@@ -524,7 +563,7 @@ class CudaDevice:
 
     def _time(self, event: int) -> int:
         """Session-clock ns of the event's last completed record."""
-        handle, timing = self._event(event)
+        handle, timing, home = self._event(event)
         if not timing:
             raise DeviceError(f"event {event} was made without timing", CUDA_ERROR_INVALID_HANDLE)
         restored = self._restored.get(event)
@@ -532,19 +571,21 @@ class CudaDevice:
             return restored
         if not self._recorded(event):
             raise DeviceError(f"event {event} was never recorded", CUDA_ERROR_INVALID_HANDLE)
-        milliseconds = check(driver.cuEventElapsedTime(self._reference, handle), "cuEventElapsedTime")
-        return self._reference_time + int(milliseconds * 1e6)
+        gpu = self.gpus[home]
+        gpu.use()
+        milliseconds = check(driver.cuEventElapsedTime(gpu.reference, handle), "cuEventElapsedTime")
+        return gpu.reference_time + int(milliseconds * 1e6)
 
     def elapsed(self, start: int, end: int) -> float:
-        self._use()
-        if self._recorded(start) and self._recorded(end):
-            return float(check(driver.cuEventElapsedTime(self._event(start)[0], self._event(end)[0]),
-                               "cuEventElapsedTime"))
+        (first, _, home), (last, _, other) = self._event(start), self._event(end)
+        if self._recorded(start) and self._recorded(end) and home == other:
+            self._use(home)
+            return float(check(driver.cuEventElapsedTime(first, last), "cuEventElapsedTime"))
         return (self._time(end) - self._time(start)) / 1e6
 
     def event_states(self) -> dict[int, int | None]:
         states: dict[int, int | None] = {}
-        for event, (_, timing) in self._events.items():
+        for event, (_, timing, _) in self._events.items():
             if event in self._restored or self._recorded(event):
                 states[event] = self._time(event) if timing else 0
             else:
@@ -560,7 +601,8 @@ class CudaDevice:
     def set_clock(self, now: int) -> None:
         shift = now - self.clock()
         self._clock_offset += shift
-        self._reference_time += shift
+        for gpu in self.gpus:
+            gpu.reference_time += shift
 
     def close(self) -> None:
         self.drain(1.0)  # copies under way read and write memory that is given back below
@@ -576,7 +618,7 @@ class CudaDevice:
             self._closed = True
             self.engine.close()
         self.staging.close()
-        self.peer.close()
-        self.memory.close()
-        self.zeroing.close()
-        driver.cuDevicePrimaryCtxRelease(self._device)
+        if self.peer is not None:
+            self.peer.close()
+        for gpu in self.gpus:
+            gpu.close()

@@ -40,16 +40,17 @@ class _Exec:
 
 
 class Graphs:
-    """The executable graphs of a device; the context is current in calls.
+    """The executable graphs of a device.
 
+    ``use(context)``: makes the driver's context for the program's one current, and returns it.
     ``kernel(module, index)``: a function's handle and the (offset, size) of each of its parameters.
     """
 
-    def __init__(self, context: Any, kernel: Callable[[int, int], tuple[Any, Layout]]) -> None:
-        self._context = context
+    def __init__(self, use: Callable[[int], Any], kernel: Callable[[int, int], tuple[Any, Layout]]) -> None:
+        self._use = use
         self._kernel = kernel
         self._execs: dict[int, _Exec] = {}
-        self._stream: Any = None  #: where launches are captured
+        self._streams: dict[int, Any] = {}  #: by the driver's context: where launches are captured
 
     def instantiate(self, number: int, context: int, flags: int, nodes: list[Node]) -> None:
         """Raises :class:`DeviceError` with the driver's code; then nothing is left of it."""
@@ -91,6 +92,7 @@ class Graphs:
 
     # -- building ---------------------------------------------------------------
     def _build(self, made: _Exec) -> None:
+        self._use(made.context)
         made.graph = check(driver.cuGraphCreate(0), "cuGraphCreate")
         made.handles = []
         try:
@@ -105,31 +107,33 @@ class Graphs:
                 check(driver.cuGraphNodeSetEnabled(made.executable, made.handles[index], 0), "cuGraphNodeSetEnabled")
 
     def _dispose(self, made: _Exec) -> None:
+        self._use(made.context)
         check(driver.cuGraphExecDestroy(made.executable), "cuGraphExecDestroy")
         check(driver.cuGraphDestroy(made.graph), "cuGraphDestroy")
 
     def _add(self, made: _Exec, node: Node) -> Any:
-        before = [made.handles[index] for index in node.dependencies]
+        before, context = [made.handles[index] for index in node.dependencies], self._use(made.context)
         if isinstance(node, KernelNode):
-            return self._add_kernel(made, node, before)
+            return self._add_kernel(made, node, before, context)
         if isinstance(node, CopyNode):
-            return check(driver.cuGraphAddMemcpyNode(made.graph, before, len(before), _copy(node), self._context),
+            return check(driver.cuGraphAddMemcpyNode(made.graph, before, len(before), _copy(node), context),
                          "cuGraphAddMemcpyNode")
         if isinstance(node, MemsetNode):
-            return check(driver.cuGraphAddMemsetNode(made.graph, before, len(before), _memset(node), self._context),
+            return check(driver.cuGraphAddMemsetNode(made.graph, before, len(before), _memset(node), context),
                          "cuGraphAddMemsetNode")
         return check(driver.cuGraphAddEmptyNode(made.graph, before, len(before)), "cuGraphAddEmptyNode")
 
-    def _add_kernel(self, made: _Exec, node: KernelNode, before: list[Any]) -> Any:
-        if self._stream is None:
-            self._stream = check(driver.cuStreamCreate(_NON_BLOCKING), "cuStreamCreate")
+    def _add_kernel(self, made: _Exec, node: KernelNode, before: list[Any], context: Any) -> Any:
+        stream = self._streams.get(int(context))
+        if stream is None:
+            stream = self._streams[int(context)] = check(driver.cuStreamCreate(_NON_BLOCKING), "cuStreamCreate")
         function, layout = self._kernel(node.module, node.function)
-        return capture(made.graph, self._stream, before, function, layout, node)
+        return capture(made.graph, stream, before, function, layout, node)
 
     # -- updates ------------------------------------------------------------------
     def _set(self, found: _Exec, index: int, before: Node) -> bool:
         """Give one node its new parameters; False: that needs a new graph."""
-        node, handle = found.nodes[index], found.handles[index]
+        node, handle, context = found.nodes[index], found.handles[index], self._use(found.context)
         if isinstance(node, KernelNode) and isinstance(before, KernelNode):
             if (node.module, node.function, node.cooperative, node.attributes) != (
                     before.module, before.function, before.cooperative, before.attributes):
@@ -137,10 +141,10 @@ class Graphs:
             function, layout = self._kernel(node.module, node.function)
             set_parameters(found.executable, handle, function, layout, node)
         elif isinstance(node, CopyNode):
-            check(driver.cuGraphExecMemcpyNodeSetParams(found.executable, handle, _copy(node), self._context),
+            check(driver.cuGraphExecMemcpyNodeSetParams(found.executable, handle, _copy(node), context),
                   "cuGraphExecMemcpyNodeSetParams")
         elif isinstance(node, MemsetNode):
-            check(driver.cuGraphExecMemsetNodeSetParams(found.executable, handle, _memset(node), self._context),
+            check(driver.cuGraphExecMemsetNodeSetParams(found.executable, handle, _memset(node), context),
                   "cuGraphExecMemsetNodeSetParams")
         if node.disabled != before.disabled:
             check(driver.cuGraphNodeSetEnabled(found.executable, handle, int(not node.disabled)),

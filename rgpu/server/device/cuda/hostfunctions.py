@@ -55,7 +55,9 @@ class HostFunctions:
         self._thread: threading.Thread | None = None
 
     def enqueue(self, seq: int, stream: Any, reached: Done) -> tuple[Any, ...]:
-        """Stop the stream at call ``seq``; returns the driver's result for the wait. The context is current."""
+        """Stop the stream at call ``seq``; returns the driver's result for the wait. The stream's context is
+        current.
+        """
         with self._changed:
             self._prepare()
             word = self._take()
@@ -112,7 +114,7 @@ class HostFunctions:
 
     def _prepare(self) -> None:
         if self._words is None:
-            memory = check(driver.cuMemHostAlloc(4 * WORDS, 0), "cuMemHostAlloc")
+            memory = check(driver.cuMemHostAlloc(4 * WORDS, driver.CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc")
             self._words = (ctypes.c_uint32 * WORDS).from_address(int(memory))
             for index in range(WORDS):
                 self._words[index] = 0

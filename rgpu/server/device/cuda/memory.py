@@ -9,8 +9,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from cuda.bindings import driver
 
@@ -29,11 +29,22 @@ class Ranges(Protocol):
     def remove_range(self, address: int) -> int: ...
 
 
+def _access(ordinal: int) -> Any:
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = ordinal
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access
+
+
 class Memory:
     """The mapped ranges of one session on one GPU."""
 
-    def __init__(self, ordinal: int, ranges: Ranges, zeroing: Zeroing, session_ordinal: int = 0) -> None:
+    def __init__(self, ordinal: int, ranges: Ranges, zeroing: Zeroing, session_ordinal: int = 0,
+                 users: Sequence[int] = ()) -> None:
+        """``users``: further GPUs that reach the memory."""
         self.ordinal = ordinal
+        self.users = (ordinal, *users)
         self.ranges = ranges
         self.zeroing = zeroing
         self.base = device_base(session_ordinal)
@@ -61,10 +72,8 @@ class Memory:
         handle = check(driver.cuMemCreate(size, prop, 0), "cuMemCreate")
         try:
             check(driver.cuMemMap(address, size, 0, handle, 0), "cuMemMap")
-            access = driver.CUmemAccessDesc()
-            access.location = prop.location
-            access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-            check(driver.cuMemSetAccess(address, size, [access], 1), "cuMemSetAccess")
+            check(driver.cuMemSetAccess(address, size, [_access(user) for user in self.users], len(self.users)),
+                  "cuMemSetAccess")
         except DeviceError:
             driver.cuMemRelease(handle)
             raise

@@ -20,7 +20,7 @@ import fcntl
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,11 +79,14 @@ class Printed:
 
     holds_stdout = True
 
-    def __init__(self, stdout: CapturedStdout, context: Any, engine: Engine) -> None:
-        """The context is current in this thread. Raises :class:`DeviceError`."""
-        self._stdout, self._context, self._engine = stdout, context, engine
+    def __init__(self, stdout: CapturedStdout, contexts: Sequence[Any], engine: Engine) -> None:
+        """The first context is current in this thread, then too. Raises :class:`DeviceError`."""
+        self._stdout, self._engine = stdout, engine
         self.former = stdout.former
-        self._stream = check(driver.cuStreamCreate(NON_BLOCKING), "cuStreamCreate")
+        self._streams: list[tuple[Any, Any]] = []  #: (context, stream) of each GPU
+        for context in reversed(contexts):
+            check(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+            self._streams.insert(0, (context, check(driver.cuStreamCreate(NON_BLOCKING), "cuStreamCreate")))
         # Through ctypes: other threads run while these calls wait.
         self._libcuda = ctypes.CDLL("libcuda.so.1")
         self._changed = threading.Condition()
@@ -144,8 +147,6 @@ class Printed:
             return not self._stuck
 
     def _run(self) -> None:
-        self._libcuda.cuCtxSetCurrent(ctypes.c_void_p(int(self._context)))
-        stream = ctypes.c_void_p(int(self._stream))
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._asked > self._done)
@@ -153,11 +154,15 @@ class Printed:
                     return
                 asked = self._asked
             before = self._stdout.waiting
-            self._libcuda.cuStreamSynchronize(stream)
-            self._stdout.flush()
-            if self._stdout.waiting == before and self._idle():
-                self._libcuda.cuCtxSynchronize()  # the widest of the calls that print; nothing is left to wait for
+            for context, stream in self._streams:
+                self._libcuda.cuCtxSetCurrent(ctypes.c_void_p(int(context)))
+                self._libcuda.cuStreamSynchronize(ctypes.c_void_p(int(stream)))
                 self._stdout.flush()
+            if self._stdout.waiting == before and self._idle():
+                for context, _ in self._streams:
+                    self._libcuda.cuCtxSetCurrent(ctypes.c_void_p(int(context)))
+                    self._libcuda.cuCtxSynchronize()  # the widest of the calls that print; nothing is left to wait for
+                    self._stdout.flush()
             with self._changed:
                 self._done, self._stuck = asked, False
                 self._changed.notify_all()
@@ -171,4 +176,5 @@ class Printed:
             self._thread.join(5)
             if self._thread.is_alive():
                 return
-        driver.cuStreamDestroy(self._stream)
+        for _, stream in self._streams:
+            driver.cuStreamDestroy(stream)

@@ -26,9 +26,10 @@ CALLBACK_POLL = 1.0  #: seconds between two looks whether the device closes
 
 @dataclass
 class StreamState:
-    """One stream of the driver."""
+    """One stream of the driver. ``device``: the session's number."""
 
     handle: Any
+    device: int = 0
 
 
 class Completion:
@@ -46,9 +47,10 @@ class Completion:
     def start(self) -> None:
         self._thread.start()
 
-    def add(self, number: int, handle: Any) -> None:
-        self.streams[number] = StreamState(handle)
-        self._engine.add_stream(number, int(handle))
+    def add(self, number: int, handle: Any, context: int, device: int = 0) -> None:
+        """``context``: the driver's, in which the stream was made; ``device``: the session's number."""
+        self.streams[number] = StreamState(handle, device)
+        self._engine.add_stream(number, int(handle), context)
 
     def remove(self, number: int) -> None:
         """Its work still runs to its end."""
@@ -81,6 +83,11 @@ class Completion:
         if result := self._engine.mark(stream or 0, seq, stream is None):
             self.unexpect(seq)
             raise DeviceError(f"stream {stream} does not exist", result)
+
+    def mark_context(self, context: int, seq: int, action: Callable[[int], None]) -> None:
+        """The same for all streams of one of the driver's contexts."""
+        self.expect(seq, lambda result, data: action(result))
+        self._engine.mark_context(context, seq)
 
     def on_progress(self, notify: Callable[[], None]) -> None:
         """``notify()`` whenever progress was made; for those who do not take the engine's answers themselves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rgpu.session.calls.emit.types import BANNER
 from rgpu.session.calls.emit.wire import camel, record_layout, struct_fields
 from rgpu.session.calls.hot import HOT
-from rgpu.session.calls.wire import CALLS, Answer, Call
+from rgpu.session.calls.wire import CALLS, FIRST_HANDLE, Answer, Call
 
 _HEAD = """#pragma once
 
@@ -17,6 +17,9 @@ namespace rgpu {
 namespace wire {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are little-endian");
+
+// Numbers below are of legacy streams.
+inline constexpr uint64_t kFirstHandle = @FIRST@;
 
 """
 
@@ -41,7 +44,8 @@ def _switch(name: str, doc: str, calls: list[Call]) -> str:
 
 def hot_calls() -> str:
     """The text of hot_calls.hpp."""
-    return (BANNER + _HEAD + record_layout() + "".join(_decoder(call) for call in HOT)
+    head = _HEAD.replace("@FIRST@", str(FIRST_HANDLE))
+    return (BANNER + head + record_layout() + "".join(_decoder(call) for call in HOT)
             + _switch("hot", "Applied by the engine itself.", list(HOT))
             + _switch("awaited", "The program waits for the answer.",
                       [call for call in CALLS if call.answer is not Answer.ASYNC])

@@ -250,7 +250,7 @@ def _reader(name: str, args: tuple[Arg, ...]) -> str:
 
 def _addresses() -> str:
     names = ("DEVICE_BASE", "DEVICE_STRIDE", "ALLOCATION_SIZE", "GLOBALS_OFFSET", "GLOBALS_SIZE", "PINNED_BASE",
-             "PINNED_SIZE", "PINNED_FIRST", "GRANULE", "ALIGNMENT", "PAGE")
+             "PINNED_SIZE", "PINNED_FIRST", "GRANULE", "ALIGNMENT", "PAGE", "SESSION_DEVICES")
     return "".join(f"inline constexpr uint64_t k{camel(name.lower())} = {getattr(addresses, name):#x};\n"
                    for name in names)
 

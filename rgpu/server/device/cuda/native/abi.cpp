@@ -9,7 +9,7 @@
 using rgpu::Engine;
 
 // Changed with the layouts of Step and Out and the functions below.
-RGPU_API int rge_version() { return 2; }
+RGPU_API int rge_version() { return 3; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -28,7 +28,11 @@ RGPU_API void rge_close(Engine *engine) {
     delete engine;
 }
 
-RGPU_API void rge_add_stream(Engine *e, uint64_t number, void *handle) { e->add_stream(number, handle); }
+RGPU_API void rge_add_context(Engine *e, uint64_t number, void *handle) { e->add_context(number, handle); }
+RGPU_API void rge_remove_context(Engine *e, uint64_t number) { e->remove_context(number); }
+RGPU_API void rge_add_stream(Engine *e, uint64_t number, void *handle, void *context) {
+    e->add_stream(number, handle, context);
+}
 RGPU_API int rge_remove_stream(Engine *e, uint64_t number) { return e->remove_stream(number); }
 RGPU_API void rge_add_event(Engine *e, uint64_t number, void *handle) { e->add_event(number, handle); }
 RGPU_API void rge_remove_event(Engine *e, uint64_t number) { e->remove_event(number); }
@@ -61,6 +65,7 @@ RGPU_API int rge_apply(Engine *e, uint32_t call, uint64_t seq, const uint8_t *ar
 RGPU_API void rge_boundary(Engine *e, uint64_t stream) { e->boundary(stream); }
 RGPU_API void rge_submitted(Engine *e, uint64_t stream, uint64_t seq) { e->submitted(stream, seq); }
 RGPU_API int rge_mark(Engine *e, uint64_t stream, uint64_t seq, int all) { return e->mark(stream, seq, all); }
+RGPU_API int rge_mark_context(Engine *e, void *context, uint64_t seq) { return e->mark_context(context, seq); }
 
 RGPU_API int rge_is_complete(Engine *e, uint64_t seq) { return e->is_complete(seq); }
 RGPU_API int rge_wait_complete(Engine *e, uint64_t seq, uint64_t ns) { return e->wait_complete(seq, ns); }

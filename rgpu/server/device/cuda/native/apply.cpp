@@ -7,7 +7,9 @@ namespace rgpu {
 
 Stream *Engine::stream(uint64_t number) {
     auto found = streams_.find(number);
-    return found == streams_.end() ? nullptr : found->second.get();
+    if (found == streams_.end()) return nullptr;
+    use(found->second->context);  // what follows are calls for it
+    return found->second.get();
 }
 
 void Engine::argument_error(uint16_t call, uint64_t seq, CUresult result) {
@@ -122,7 +124,7 @@ CUresult Engine::copy_out(uint64_t seq, uint64_t stream_number, CUdeviceptr sour
     Stream *on = stream(stream_number);
     if (!on) return kInvalidHandle;
     if (!rectangle(source, pitch, width, height)) return kInvalidValue;
-    if (!width || !height) return synchronize(seq, stream_number, false, callback);
+    if (!width || !height) return synchronize(seq, stream_number, callback);
     if (height > 1 && pitch == width) {
         width *= height;
         height = 1;
@@ -212,16 +214,26 @@ CUresult Engine::wait_event(const wire::StreamWaitEvent &call, uint64_t seq) {
     return keep(*on, driver_.stream_wait_event(on->handle, found->second.handle, 0), seq);
 }
 
-// An answer when all work given so far to the stream (or to any) is complete.
-CUresult Engine::synchronize(uint64_t seq, uint64_t number, bool all, bool callback) {
-    Stream *one = all ? nullptr : stream(number);
-    if (!all && !one) return kInvalidHandle;
+// An answer when all work given so far to the stream is complete.
+CUresult Engine::synchronize(uint64_t seq, uint64_t number, bool callback) {
+    Stream *one = stream(number);
+    if (!one) return kInvalidHandle;
     std::lock_guard lock(mutex_);
+    // A legacy stream waits for the blocking ones: a marker in it does so, too.
+    if (is_legacy(number) && !active_.empty()) ++one->tick;
+    return await_streams(seq, one->done != one->tick ? std::vector<Stream *>{one} : std::vector<Stream *>{}, callback);
+}
+
+CUresult Engine::synchronize_all(uint64_t seq, CUcontext context, bool callback) {
+    std::lock_guard lock(mutex_);
+    std::vector<Stream *> those = active_;
+    if (context) std::erase_if(those, [&](Stream *stream) { return stream->context != context; });
+    return await_streams(seq, those, callback);
+}
+
+// The caller holds the mutex.
+CUresult Engine::await_streams(uint64_t seq, const std::vector<Stream *> &those, bool callback) {
     Answer *answer = expect(seq, callback);
-    // The legacy stream waits for the blocking ones: a marker in it does so, too.
-    if (one && number == kLegacy && !active_.empty()) ++one->tick;
-    std::vector<Stream *> those = all ? active_ : std::vector<Stream *>{};
-    if (one && one->done != one->tick) those.push_back(one);
     for (Stream *stream : those) {
         stream->pending.emplace_back(stream->tick, seq);
         ++pending_;
@@ -293,10 +305,13 @@ CUresult Engine::call(const RecordView &view, bool callback, bool &decoded) {
             if (wire::StreamWaitEvent call; read(call)) return wait_event(call, seq);
             break;
         case wire::StreamSynchronize::id:
-            if (wire::StreamSynchronize call; read(call)) return synchronize(seq, call.stream, false, callback);
+            if (wire::StreamSynchronize call; read(call)) return synchronize(seq, call.stream, callback);
             break;
         case wire::ContextSynchronize::id:
-            if (wire::ContextSynchronize call; read(call)) return synchronize(seq, 0, true, callback);
+            if (wire::ContextSynchronize call; read(call)) {
+                auto found = contexts_.find(call.context);
+                return synchronize_all(seq, found == contexts_.end() ? nullptr : found->second, callback);
+            }
             break;
         case wire::EventSynchronize::id:
             if (wire::EventSynchronize call; read(call)) return synchronize_event(seq, call.event, callback);
@@ -357,17 +372,24 @@ void Engine::submitted(uint64_t number, uint64_t seq) {
 
 CUresult Engine::mark(uint64_t stream, uint64_t seq, bool all) {
     use();
-    return synchronize(seq, stream, all, true);
+    return all ? synchronize_all(seq, nullptr, true) : synchronize(seq, stream, true);
+}
+
+CUresult Engine::mark_context(CUcontext context, uint64_t seq) {
+    use();
+    return synchronize_all(seq, context, true);
 }
 
 // -- tables -----------------------------------------------------------------------
 
-void Engine::add_stream(uint64_t number, CUstream handle) {
+void Engine::add_stream(uint64_t number, CUstream handle, CUcontext context) {
     remove_stream(number);  // one of that number may still be at work
     std::lock_guard lock(mutex_);
     auto stream = std::make_unique<Stream>();
     stream->number = number;
     stream->handle = handle;
+    stream->context = context;
+    several_ = several_ || context != context_;
     streams_[number] = std::move(stream);
 }
 
@@ -450,7 +472,8 @@ std::string Engine::open(size_t ring, size_t arena) {
 void Engine::close() {
     stop();
     use();
-    for (CUevent event : spare_) driver_.event_destroy(event);
+    for (auto &[context, events] : spare_)
+        for (CUevent event : events) driver_.event_destroy(event);
     spare_.clear();
     for (auto &[data, size] : windows_) driver_.host_unregister(const_cast<uint8_t *>(data));
     windows_.clear();

@@ -34,9 +34,13 @@ void backoff(uint64_t waited_ns) {
 
 void Engine::use() {
     thread_local Engine *here = nullptr;
-    if (here == this) return;
+    if (here == this && !several_) return;  // else whoever called may have made another one current
     driver_.ctx_set_current(context_);
     here = this;
+}
+
+void Engine::use(CUcontext context) {
+    if (several_) driver_.ctx_set_current(context);
 }
 
 void Engine::fail(CUresult result) {
@@ -81,9 +85,11 @@ void Engine::mark_stream(Stream &stream) {
     if (stream.marked == stream.tick) return;
     CUevent event = nullptr;
     CUresult result = kSuccess;
-    if (!spare_.empty()) {
-        event = spare_.back();
-        spare_.pop_back();
+    use(stream.context);
+    auto &spare = spare_[stream.context];
+    if (!spare.empty()) {
+        event = spare.back();
+        spare.pop_back();
     } else {
         result = driver_.event_create(&event, kEventDisableTiming);
     }
@@ -93,7 +99,7 @@ void Engine::mark_stream(Stream &stream) {
         stream.markers.emplace_back(stream.tick, event);
         return;
     }
-    if (event) spare_.push_back(event);
+    if (event) spare.push_back(event);
     if (sticks(result)) fail(result);
     stream.markers.emplace_back(stream.tick, nullptr);  // nothing will tell any more: it counts as reached
 }
@@ -112,7 +118,7 @@ bool Engine::collect() {
             if (result == kNotReady) break;
             if (result && sticks(result)) fail(result);
             stream.markers.pop_front();
-            if (event) spare_.push_back(event);
+            if (event) spare_[stream.context].push_back(event);
             reach(stream, tick, result);
             moved = true;
         }

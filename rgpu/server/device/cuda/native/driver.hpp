@@ -23,6 +23,7 @@ inline constexpr CUresult kInvalidHandle = 400;
 inline constexpr CUresult kNotReady = 600;
 inline constexpr CUresult kNotSupported = 801;
 inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kHostPortable = 1;  // pinned for all contexts
 inline constexpr unsigned kRegisterPortable = 1;
 inline constexpr unsigned kRegisterReadOnly = 8;
 inline constexpr unsigned kMemoryHost = 1;

@@ -1,4 +1,4 @@
-// One session's hot path on one GPU: records in, driver calls, completions,
+// One session's hot path on its GPU, or GPUs: records in, driver calls, completions,
 // answers out. rgpu/server/device/cuda/engine.py is the Python side of it.
 //
 // Threads: one applies (feed, apply and every table change); one sends (take);
@@ -29,7 +29,8 @@ inline constexpr size_t kPiece = 1u << 20;  // longest piece of an answer's payl
 inline constexpr size_t kLongPiece = 2u << 20, kLong = 32u << 20;  // and of one beyond kLong bytes: fewer of them
 inline constexpr size_t kShortPiece = 256u << 10, kShort = 4u << 20;  // and of one up to kShort bytes: it is soon there
 inline constexpr size_t kHeadroom = 64;     // before each piece: the sender writes the message's head there
-inline constexpr uint64_t kLegacy = 0;
+// Each GPU of the session has a legacy stream, numbered as the session numbers the GPU.
+inline constexpr bool is_legacy(uint64_t stream) { return stream < wire::kFirstHandle; }
 inline constexpr int kMarkEvery = 32;  // submissions between two markers of a stream
 
 uint64_t now_ns();
@@ -63,6 +64,7 @@ struct Action {  // due when its stream has reached the tick
 struct Stream {
     uint64_t number = 0;
     CUstream handle = nullptr;
+    CUcontext context = nullptr;
     uint64_t tick = 0;    // submissions
     uint64_t marked = 0;  // the last marker stands behind this one
     uint64_t done = 0;    // reached
@@ -153,7 +155,9 @@ class Engine {
     void close();
 
     // -- tables: the applying thread only ------------------------------------
-    void add_stream(uint64_t number, CUstream handle);
+    void add_context(uint64_t number, CUcontext handle) { contexts_[number] = handle; }
+    void remove_context(uint64_t number) { contexts_.erase(number); }
+    void add_stream(uint64_t number, CUstream handle, CUcontext context);
     bool remove_stream(uint64_t number);  // when its work is complete
     void add_event(uint64_t number, CUevent handle);
     void remove_event(uint64_t number);
@@ -183,6 +187,7 @@ class Engine {
     void boundary(uint64_t stream);                         // work that may stop the stream comes next
     void submitted(uint64_t stream, uint64_t seq);          // the caller gave work to the stream itself
     CUresult mark(uint64_t stream, uint64_t seq, bool all);  // a callback when that point is reached
+    CUresult mark_context(CUcontext context, uint64_t seq);   // … by all streams of a GPU
 
     // -- progress (completion.cpp) -----------------------------------------------
     bool is_complete(uint64_t seq);
@@ -216,6 +221,7 @@ class Engine {
     uint8_t *take_frame();
     void give_frame(uint8_t *data);
     void use();  // the context in this thread
+    void use(CUcontext context);  // of one of several GPUs
 
    private:
     // feed.cpp
@@ -235,7 +241,9 @@ class Engine {
                   CUdeviceptr source, uint64_t source_pitch, uint64_t width, uint64_t height);
     CUresult record_event(const wire::EventRecord &call, uint64_t seq);
     CUresult wait_event(const wire::StreamWaitEvent &call, uint64_t seq);
-    CUresult synchronize(uint64_t seq, uint64_t stream, bool all, bool callback);
+    CUresult synchronize(uint64_t seq, uint64_t stream, bool callback);
+    CUresult synchronize_all(uint64_t seq, CUcontext context, bool callback);  // null: of every GPU
+    CUresult await_streams(uint64_t seq, const std::vector<Stream *> &those, bool callback);
     CUresult synchronize_event(uint64_t seq, uint64_t event, bool callback);
     bool rectangle(CUdeviceptr address, uint64_t pitch, uint64_t width, uint64_t height);
     Stream *stream(uint64_t number);
@@ -280,6 +288,8 @@ class Engine {
     void fill(Out &out, Answer *answer, uint32_t index);
 
     CUcontext context_;
+    bool several_ = false;  // there are streams of other contexts
+    std::unordered_map<uint64_t, CUcontext> contexts_;  // the program's, by number
     Driver driver_;
     std::mutex mutex_;
     Staging staging_;
@@ -292,7 +302,7 @@ class Engine {
     std::vector<std::unique_ptr<Stream>> leaving_;  // destroyed, with work left
     std::vector<Stream *> active_;
     std::vector<EventWait> event_waits_;
-    std::vector<CUevent> spare_;
+    std::unordered_map<CUcontext, std::vector<CUevent>> spare_;
 
     std::map<const uint8_t *, size_t> windows_;  // pinned: where each begins, its bytes
     std::atomic<uint64_t> applied_{0};

@@ -168,6 +168,7 @@ void Engine::submit_slot() {
 CUresult Engine::put(const void *from, size_t size) {
     Inflow &in = inflow_;
     CUresult result;
+    use(in.stream->context);
     if (in.height == 1) {
         result = driver_.copy_in(in.destination + in.sent, from, size, in.stream->handle);
     } else {

@@ -44,7 +44,7 @@ CUresult Staging::open_arena(size_t size) {
         area_ = -1;
     }
     void *memory = nullptr;
-    const CUresult result = driver_.host_alloc(&memory, size, 0);
+    const CUresult result = driver_.host_alloc(&memory, size, kHostPortable);
     arena_ = static_cast<uint8_t *>(memory);
     return result;
 }
@@ -52,7 +52,7 @@ CUresult Staging::open_arena(size_t size) {
 CUresult Staging::open(size_t ring, size_t arena) {
     ring = std::max(ring, size_t{16} << 20);
     void *memory = nullptr;
-    if (CUresult result = driver_.host_alloc(&memory, ring, 0)) return result;
+    if (CUresult result = driver_.host_alloc(&memory, ring, kHostPortable)) return result;
     base_ = static_cast<uint8_t *>(memory);
     if (CUresult result = open_arena(arena)) return result;
     holes_[0] = arena_size_;
@@ -137,7 +137,7 @@ CUresult Staging::take_buffer(size_t size, HostBuffer &buffer) {
         return kSuccess;
     }
     void *memory = nullptr;
-    if (CUresult result = driver_.host_alloc(&memory, size, 0)) return result;
+    if (CUresult result = driver_.host_alloc(&memory, size, kHostPortable)) return result;
     buffer = {static_cast<uint8_t *>(memory), size, true};
     return kSuccess;
 }

@@ -14,6 +14,10 @@
 // page is the sum of its bytes plus the key's first word, and its length.
 // After fake_loads_wait(1) loading a module and unregistering memory wait for
 // all streams, as they may on a real driver. FAKE_DRIVER_DELAY_US: each piece of work takes that long.
+//
+// There are two devices, which reach each other's memory. What is made belongs to the context that was current, and a
+// call for a stream of another context than the current one, or with an event or a kernel of another than the stream's,
+// is refused: stricter than a real driver, which lets some of it pass.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -41,10 +45,13 @@ using Ptr = uint64_t;
 
 namespace {
 
+thread_local void *current = nullptr;
+
 struct Kernel {
     std::string name;
     unsigned size;
     int max_dynamic = 49152;
+    void *context = current;
 };
 struct Node {
     Kernel *kernel;
@@ -59,6 +66,7 @@ struct Module {
 };
 struct Stream;
 struct Event {
+    void *context = current;
     uint64_t wanted = 0, reached = 0;
     std::atomic<double> when{0};
 };
@@ -85,11 +93,12 @@ void print_out() {
 struct Stream {
     std::deque<std::function<bool()>> work;  // false: not yet
     std::condition_variable given;           // its own: with one for all, each call would wake every stream
+    void *context;
     bool blocking;
     Graph *capturing = nullptr;
     void *last = nullptr;  // node
     std::thread thread;
-    explicit Stream(bool blocking) : blocking(blocking) {
+    explicit Stream(bool blocking) : context(current), blocking(blocking) {
         std::lock_guard guard(streams_lock);
         streams.push_back(this);
         thread = std::thread([this] { run(); });
@@ -116,7 +125,11 @@ struct Stream {
 };
 
 Stream *legacy() {
-    static Stream *stream = new Stream(true);
+    static auto &all = *new std::map<void *, Stream *>;
+    static auto &guard = *new std::mutex;
+    std::lock_guard held(guard);
+    Stream *&stream = all[current];
+    if (!stream) stream = new Stream(true);
     return stream;
 }
 Stream *of(void *handle) { return reinterpret_cast<uintptr_t>(handle) <= 2 ? legacy() : static_cast<Stream *>(handle); }
@@ -124,6 +137,7 @@ Stream *of(void *handle) { return reinterpret_cast<uintptr_t>(handle) <= 2 ? leg
 Result give(void *handle, std::function<bool()> work) {
     if (sticky) return sticky;
     if (int error = injected.exchange(0)) return error;
+    if (of(handle)->context != current) return 201;
     std::lock_guard guard(lock);
     of(handle)->work.push_back(std::move(work));
     of(handle)->given.notify_one();
@@ -256,15 +270,20 @@ API long fake_launches() { return launches; }
 
 API Result cuInit(unsigned) { return 0; }
 API Result cuDriverGetVersion(int *version) { return *version = 13000, 0; }
-API Result cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal ? 101 : 0; }
-API Result cuDeviceGetCount(int *count) { return *count = 1, 0; }
+API Result cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 2 ? 0 : 101; }
+API Result cuDeviceGetCount(int *count) { return *count = 2, 0; }
+API Result cuDeviceCanAccessPeer(int *can, int device, int peer) { return *can = device != peer, 0; }
+API Result cuDeviceGetP2PAttribute(int *value, int, int, int) { return *value = 1, 0; }
+API Result cuCtxEnablePeerAccess(void *peer, unsigned) { return !current ? 201 : peer == current ? 101 : 0; }
 API Result cuDeviceGetName(char *name, int size, int) { return std::strncpy(name, "Fake", static_cast<size_t>(size)), 0; }
-API Result cuDeviceGetUuid_v2(char *uuid, int) { return std::memset(uuid, 7, 16), 0; }
+API Result cuDeviceGetUuid_v2(char *uuid, int device) { return std::memset(uuid, 7 + device, 16), 0; }
 API Result cuDeviceTotalMem_v2(size_t *bytes, int) { return *bytes = size_t{1} << 30, 0; }
 API Result cuDeviceGetAttribute(int *value, int attribute, int) { return *value = attribute == 75 ? 9 : 0, 0; }
-API Result cuDevicePrimaryCtxRetain(void **context, int) { return *context = reinterpret_cast<void *>(0xC0), 0; }
+API Result cuDevicePrimaryCtxRetain(void **context, int device) {
+    return *context = reinterpret_cast<void *>(uintptr_t{0xC0} + static_cast<uintptr_t>(device)), 0;
+}
 API Result cuDevicePrimaryCtxRelease_v2(int) { return 0; }
-API Result cuCtxSetCurrent(void *) { return 0; }
+API Result cuCtxSetCurrent(void *context) { return current = context, 0; }
 API Result cuCtxSetLimit(int, size_t) { return 0; }
 API Result cuGetErrorName(int, const char **name) { return *name = "CUDA_ERROR_FAKE", 0; }
 
@@ -282,6 +301,8 @@ API Result cuMemSetAccess(Ptr, size_t, const void *, size_t) { return 0; }
 API Result cuMemHostAlloc(void **at, size_t size, unsigned) { return *at = aligned_alloc(4096, (size + 4095) / 4096 * 4096), *at ? 0 : 2; }
 API Result cuMemAlloc_v2(Ptr *at, size_t size) { return *at = reinterpret_cast<Ptr>(aligned_alloc(4096, (size + 4095) / 4096 * 4096)), *at ? 0 : 2; }
 API Result cuMemFree_v2(Ptr at) { return free(reinterpret_cast<void *>(at)), 0; }
+API Result cuMemAllocAsync(Ptr *at, size_t size, void *) { return cuMemAlloc_v2(at, size); }
+API Result cuMemFreeAsync(Ptr at, void *stream) { return give_once(stream, [=] { free(reinterpret_cast<void *>(at)); }); }
 API Result cuMemFreeHost(void *at) { return free(at), 0; }
 
 API Result cuMemHostRegister_v2(void *, size_t, unsigned) { return 0; }
@@ -303,7 +324,8 @@ API Result cuCtxSynchronize() {
     std::unique_lock guard(lock);
     changed.wait(guard, [] {
         std::lock_guard inner(streams_lock);
-        return std::all_of(streams.begin(), streams.end(), [](Stream *s) { return s->work.empty(); });
+        return std::all_of(streams.begin(), streams.end(),
+                           [](Stream *s) { return s->context != current || s->work.empty(); });
     });
     guard.unlock();
     print_out();
@@ -327,6 +349,7 @@ API Result cuEventCreate(void **event, unsigned) { return *event = new Event, 0;
 API Result cuEventDestroy_v2(void *) { return 0; }
 API Result cuEventRecord(void *handle, void *stream) {
     auto *event = static_cast<Event *>(handle);
+    if (event->context != of(stream)->context) return 400;
     uint64_t mine;
     {
         std::lock_guard guard(lock);
@@ -351,6 +374,7 @@ API Result cuEventSynchronize(void *handle) {
     return sticky;
 }
 API Result cuEventElapsedTime_v2(float *ms, void *from, void *to) {
+    if (static_cast<Event *>(from)->context != static_cast<Event *>(to)->context) return 400;
     *ms = static_cast<float>(static_cast<Event *>(to)->when - static_cast<Event *>(from)->when);
     return 0;
 }
@@ -449,6 +473,7 @@ API Result cuModuleGetGlobal_v2(Ptr *address, size_t *size, void *module, const 
 API Result cuLaunchKernel(void *f, unsigned gx, unsigned, unsigned, unsigned bx, unsigned, unsigned, unsigned, void *stream, void **, void **extra) {
     if (!print_at) print_out();
     if (starved > 0) return --starved, 2;
+    if (static_cast<Kernel *>(f)->context != of(stream)->context) return 400;
     return gx && bx ? start(static_cast<Kernel *>(f), stream, extra) : 1;
 }
 struct Config {
@@ -464,6 +489,7 @@ API Result cuLaunchKernelEx(const Config *config, void *f, void **parameters, vo
     auto *kernel = static_cast<Kernel *>(f);
     if (config->dims[6] > static_cast<uint32_t>(kernel->max_dynamic)) return 1;
     Stream *stream = of(config->stream);
+    if (kernel->context != stream->context) return 400;
     if (!stream->capturing) return start(kernel, config->stream, extra);
     if (extra && *static_cast<size_t *>(extra[3]) > 4096) return 1;
     const char *from = static_cast<const char *>(extra ? extra[1] : parameters[0]);

@@ -10,6 +10,9 @@ namespace wire {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are little-endian");
 
+// Numbers below are of legacy streams.
+inline constexpr uint64_t kFirstHandle = 16;
+
 // The journal record (docs/architecture.md).
 inline constexpr uint32_t kRecordMagic = 0x4C434752;
 inline constexpr uint16_t kFlagExternal = 1;

@@ -1,0 +1,72 @@
+"""The GPUs of one session: each with its context, its memory, its zeros and its clock's reference.
+
+A session's worker has the primary context of each of its GPUs. All of them
+reach each other's memory, so that a kernel of one reads what another made, as
+CUDA's peer access has it, and images and moves are made by the first for all.
+Sources: CUDA driver API, "Peer Context Memory Access", "Virtual Memory Management".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cuda.bindings import driver
+
+from rgpu.server.device.cuda.errors import check
+from rgpu.server.device.cuda.memory import Memory, Ranges
+from rgpu.server.device.cuda.zeroing import Zeroing
+from rgpu.session.errors import DeviceError
+
+PEER_ACCESS_ALREADY_ENABLED = 704
+
+
+class Gpu:
+    """One of them; ``number`` is the session's. What is made later than the context is set by :meth:`open`."""
+
+    memory: Memory
+    zeroing: Zeroing
+
+    def __init__(self, number: int, ordinal: int) -> None:
+        self.number, self.ordinal = number, ordinal
+        self.device = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
+        self.context = check(driver.cuDevicePrimaryCtxRetain(self.device), "cuDevicePrimaryCtxRetain")
+        self.reference: Any = None  #: a recorded event, which others are timed from
+        self.reference_time = 0  #: when it was, ns on the session's clock
+
+    def use(self) -> None:
+        """Make the context current in this thread; costs a look at the driver's thread state."""
+        check(driver.cuCtxSetCurrent(self.context), "cuCtxSetCurrent")
+
+    def refer(self) -> None:
+        """Record the reference. The context is current; the caller says what time it is."""
+        self.reference = check(driver.cuEventCreate(0), "cuEventCreate")
+        check(driver.cuEventRecord(self.reference, 0), "cuEventRecord")
+        check(driver.cuEventSynchronize(self.reference), "cuEventSynchronize")
+
+    def open_memory(self, ranges: Ranges, zeroing: Zeroing, gpus: Sequence[Gpu]) -> None:
+        """The session's range on it, reached by all of them."""
+        self.zeroing = zeroing
+        self.memory = Memory(self.ordinal, ranges, zeroing, self.number,
+                             [gpu.ordinal for gpu in gpus if gpu is not self])
+
+    def close(self) -> None:
+        self.use()
+        self.memory.close()
+        self.zeroing.close()
+        driver.cuDevicePrimaryCtxRelease(self.device)
+
+
+def open_gpus(ordinals: Sequence[int]) -> list[Gpu]:
+    """Their contexts, each with access to all others. Raises :class:`DeviceError`; no context is current then."""
+    gpus = [Gpu(number, ordinal) for number, ordinal in enumerate(ordinals)]
+    for one in gpus:
+        for other in gpus:
+            if one is not other:
+                one.use()
+                code = driver.cuCtxEnablePeerAccess(other.context, 0)
+                if int(code[0]) not in (0, PEER_ACCESS_ALREADY_ENABLED):
+                    raise DeviceError(f"cuda:{one.ordinal} does not reach the memory of cuda:{other.ordinal}: a "
+                                      f"session cannot have both ({driver.CUresult(int(code[0])).name})",
+                                      int(code[0]))
+    return gpus
