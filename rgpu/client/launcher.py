@@ -37,11 +37,12 @@ def shim_directory() -> Path:
     return directory
 
 
-def environment(base: Mapping[str, str], library: Path, agent: Path, driver_version: int | None = None
-                ) -> dict[str, str]:
+def environment(base: Mapping[str, str], library: Path, agent: Path, driver_version: int | None = None,
+                several: bool = False) -> dict[str, str]:
     """The program's environment; what the user set is kept, behind ours.
 
     ``driver_version``: as cuDriverGetVersion; what the shim answers before it has a session.
+    ``several``: the session asks for more than one GPU.
     """
     result = dict(base)
     driver = str(library / DRIVER)
@@ -55,6 +56,8 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     # This machine has no PCI tree to look GPUs up in, so NCCL takes them to be far apart and would fall back to host
     # memory that GPU and CPU poll together, which cannot work here. So it tries peers first: they work, or say why not.
     result.setdefault("NCCL_P2P_LEVEL", "SYS")
+    if several:  # between devices of one process it would map one handle at two addresses; without, it uses pointers
+        result.setdefault("NCCL_CUMEM_ENABLE", "0")
     # What compilers started by the program read for -lcuda: inductor's C++ wrapper, cpp extensions.
     link = library / "link"  # installed; in a folder of a build, libcuda.so is a link
     result["LIBRARY_PATH"] = _join(str(link if link.exists() else library), base.get("LIBRARY_PATH"), ":")
@@ -117,8 +120,9 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
     agent = Agent(options, keys, endpoints, complain=lambda line: print(line, file=sys.stderr, flush=True))
     try:
         agent.start()
-        status = _run_child(command, environment(os.environ, library, agent.socket_path, _driver_version(agent)),
-                            agent)
+        several = float((extra or {}).get("gpus") or 1) > 1
+        environ = environment(os.environ, library, agent.socket_path, _driver_version(agent), several)
+        status = _run_child(command, environ, agent)
         agent.child_exited(status if status >= 0 else 128 - status)
     finally:
         agent.close()

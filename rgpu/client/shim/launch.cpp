@@ -101,9 +101,12 @@ CUresult from_buffer(const Function& function, void** extra, std::vector<std::ui
     else
       return CUDA_ERROR_INVALID_VALUE;
   }
-  if (!size || (*size && !buffer) || *size < function.parameter_bytes || *size > 64 * 1024) return CUDA_ERROR_INVALID_VALUE;
-  // What stands behind the last parameter is padding, and not the kernel's.
-  parameters.assign(static_cast<const std::uint8_t*>(buffer), static_cast<const std::uint8_t*>(buffer) + function.parameter_bytes);
+  const bool nothing = !size || !*size;
+  if (nothing ? !size || function.parameter_bytes : !buffer || *size > 64 * 1024) return CUDA_ERROR_INVALID_VALUE;
+  // A driver takes fewer bytes too (NCCL gives what it used of a parameter of 4096). What the kernel finds behind them
+  // is nobody's promise: zeros here. What stands behind the last parameter is padding, and not the kernel's.
+  parameters.assign(function.parameter_bytes, 0);
+  if (!nothing) std::memcpy(parameters.data(), buffer, std::min<std::size_t>(*size, function.parameter_bytes));
   return CUDA_SUCCESS;
 }
 

@@ -192,3 +192,9 @@ def test_names_and_environment() -> None:
     assert result["LD_PRELOAD"] == "/lib/libcuda.so.1:libx.so" and result["LD_LIBRARY_PATH"] == "/lib"
     assert result["RGPU_AGENT"] == "/run/a.sock" and result["HOME"] == "/h" and base == {"LD_PRELOAD": "libx.so",
                                                                                           "HOME": "/h"}
+    assert result["NCCL_P2P_LEVEL"] == "SYS" and "NCCL_CUMEM_ENABLE" not in result
+    several = environment(base, Path("/lib"), Path("/run/a.sock"), several=True)
+    assert several["NCCL_CUMEM_ENABLE"] == "0"
+    kept = {"NCCL_CUMEM_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
+    several = environment(kept, Path("/lib"), Path("/run/a.sock"), several=True)
+    assert {key: several[key] for key in kept} == kept

@@ -93,13 +93,14 @@ def test_launch_checks_and_parameters(agent, program):
         buffer = (c.c_uint64 * 2)(a, 5)
         extra = (P * 5)(1, c.addressof(buffer), 2, c.addressof(size), None)
         codes.append(cu.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, None, None, extra))
-        size.value = 15
-        codes.append(cu.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, None, None, extra))
+        for size.value in (9, 0):  # fewer bytes than the parameters are taken, none are not: as a driver has it
+            codes.append(cu.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, None, None, extra))
         codes.append(cu.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, None, None, None))
         tell([codes, list(d2h(a, 2)), cu.cuCtxSynchronize()])
         """).end()
-    assert told == [[[0, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1], [9, 9], 0]]
-    assert bytes(agent.args("launch")[0].parameters[8:12]) == bytes([3, 0, 0, 0])
+    assert told == [[[0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1], [14, 14], 0]]
+    given = [bytes(args.parameters) for args in agent.args("launch")]
+    assert given[0][8:12] == bytes([3, 0, 0, 0]) and given[-1] == given[-2], "what was not given is zeros"
 
 
 def test_registers_beyond_the_block_are_out_of_resources(agent, program):

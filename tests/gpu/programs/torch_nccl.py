@@ -27,6 +27,7 @@ else:
     if torch.cuda.device_count() < 2:
         skip("one GPU only")
     import torch.cuda.nccl as nccl
+    from torch.nn.parallel import comm
 
     tensors = [torch.randint(0, 100, (1 << 20,), device=f"cuda:{i}").float() for i in range(2)]
     expected = sum(t.cpu() for t in tensors)
@@ -34,7 +35,7 @@ else:
     says("all_reduce", all(bool((t.cpu() == expected).all()) for t in tensors))
     digest("all_reduce", *tensors)
     digest("peer", tensors[0].to("cuda:1") + tensors[1])
-    digest("broadcast", *torch.cuda.comm.broadcast(tensors[0], [0, 1]))
+    digest("broadcast", *comm.broadcast(tensors[0], [0, 1]))
     model = torch.nn.DataParallel(torch.nn.Linear(128, 8).cuda(), [0, 1])
     y = model(torch.randn(64, 128, device="cuda"))
     y.square().mean().backward()

@@ -730,6 +730,10 @@ struct CUuuid {
     char bytes[16];
 };
 static_assert(sizeof(CUuuid) == 16);
+struct CUipcMemHandle {
+    char reserved[64];
+};
+static_assert(sizeof(CUipcMemHandle) == 64);
 struct CUDA_MEMCPY2D {
     size_t srcXInBytes;
     size_t srcY;

@@ -29,9 +29,10 @@ from rgpu.server.device.cuda.facts import facts
 from rgpu.server.device.cuda.frames import CudaFrames
 from rgpu.server.device.cuda.gpus import Gpu, open_gpus
 from rgpu.server.device.cuda.graphs import Graphs
+from rgpu.server.device.cuda.hashers import Homes, SeveralHashers
 from rgpu.server.device.cuda.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.inplace import InPlace
-from rgpu.server.device.cuda.pagehash import PageHasher, hash_regions
+from rgpu.server.device.cuda.pagehash import Hasher, PageHasher, hash_regions
 from rgpu.server.device.cuda.peer import CudaPeer
 from rgpu.server.device.cuda.placing import Placing, one_heap
 from rgpu.server.device.cuda.printed import CapturedStdout, Printed
@@ -39,7 +40,6 @@ from rgpu.server.device.cuda.ring import CudaRing
 from rgpu.server.device.cuda.staging import Staging
 from rgpu.server.device.cuda.streams import Completion
 from rgpu.server.device.cuda.zeroing import Zeroing
-from rgpu.session.addresses import device_of
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM
 from rgpu.session.errors import DeviceError
@@ -73,7 +73,10 @@ class CudaDevice:
         self._use()
         self.every_facts = tuple(facts(gpu.ordinal) for gpu in self.gpus)
         self.facts = self.every_facts[0]
-        self.hasher = PageHasher(self._context, self.facts.compute_capability, self.facts.attributes.get(16, 1))
+        self._homes_of_memory = Homes(len(self.gpus))
+        hashers = [PageHasher(gpu.context, found.compute_capability, found.attributes.get(16, 1))
+                   for gpu, found in zip(self.gpus, self.every_facts, strict=True)]
+        self.hasher: Hasher = hashers[0] if len(hashers) == 1 else SeveralHashers(hashers, self._homes_of_memory.of)
         self._ring = CudaRing(self._context)
         self.engine = Engine(int(self._context))
         self._closing, self._closed = threading.Lock(), False  #: who counts its time may outlive the device
@@ -83,7 +86,7 @@ class CudaDevice:
             gpu.use()
             gpu.open_memory(self.engine, Zeroing(self._every_stream), self.gpus)
         self._use()
-        self.staging = Staging(ordinal)
+        self.staging = Staging([gpu.ordinal for gpu in self.gpus])
         #: pages of several GPUs go by the connection
         self.peer = CudaPeer(self._use, ordinal, self.gpus[0].memory, self.gpus[0].zeroing) if len(self.gpus) == 1 \
             else None
@@ -123,9 +126,8 @@ class CudaDevice:
         return gpu.context
 
     def _at(self, address: int) -> Gpu:
-        """The GPU whose range it is in, its context current."""
-        number = device_of(address) or 0
-        gpu = self.gpus[number if number < len(self.gpus) else 0]
+        """The GPU whose memory it is, its context current."""
+        gpu = self.gpus[self._homes_of_memory(address) if len(self.gpus) > 1 else 0]
         gpu.use()
         return gpu
 
@@ -287,6 +289,7 @@ class CudaDevice:
         self.engine.load_functions(module, [int(function) for function in loaded.functions], sizes, loaded.prints)
         for variable in loaded.table.globals:
             self.engine.add_range(variable.address, variable.size)
+        self._place_variables()
         return loaded.table, text
 
     def unload(self, module: int) -> None:
@@ -297,7 +300,14 @@ class CudaDevice:
         for variable in unloaded.table.globals:
             self.engine.remove_range(variable.address)
         self._unloaded.append((self._module_homes.pop(module), unloaded))
+        self._place_variables()
         self._end_modules()
+
+    def _place_variables(self) -> None:
+        if len(self.gpus) > 1:
+            self._homes_of_memory.set_variables(
+                (variable.address, variable.size, self._module_homes[number])
+                for number, module in self._modules.items() for variable in module.table.globals)
 
     def _end_modules(self) -> None:
         """End what was unloaded, unless a stream may stand at a host function.
@@ -485,7 +495,7 @@ class CudaDevice:
     def read(self, address: int, size: int) -> bytes:
         if self.shadows.contains(address, size):
             return self.shadows.read(address, size)
-        self._use()
+        self._at(address)
         data = np.empty(size, np.uint8)
         check(driver.cuMemcpyDtoH(data.ctypes.data, address, size), "cuMemcpyDtoH")
         return data.tobytes()
@@ -494,7 +504,7 @@ class CudaDevice:
         if self.shadows.contains(address, len(data)):
             self.shadows.write(address, data)
             return
-        self._use()
+        self._at(address)
         source = np.frombuffer(data, np.uint8)
         check(driver.cuMemcpyHtoD(address, source.ctypes.data, source.nbytes), "cuMemcpyHtoD")
         self.hasher.wrote()
@@ -533,10 +543,19 @@ class CudaDevice:
         for address, size, data in runs:
             if self.shadows.contains(address, size):
                 self.shadows.write(address, bytes(size) if data is None else data)
+            elif data is None and len(self.gpus) > 1:
+                self._clear(address, size)
             else:
                 on_device.append((address, size, data))
         if on_device:
             self._ring.write(on_device, self._fence)
+
+    def _clear(self, address: int, size: int) -> None:
+        """Zeros, by the GPU whose memory it is: no other may set the variables of its modules."""
+        self._at(address)
+        check(driver.cuMemsetD8(address, 0, size), "cuMemsetD8")
+        check(driver.cuStreamSynchronize(driver.CUstream(driver.CU_STREAM_LEGACY)), "cuStreamSynchronize")
+        self.hasher.wrote()
 
     def free_memory(self) -> int:
         self._use()

@@ -26,7 +26,7 @@ from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, PITCH, FramePool, S
 from rgpu.checkpoint.pagehash import Ranges
 from rgpu.server.device import host_zone
 from rgpu.server.device.cuda.errors import check
-from rgpu.server.device.cuda.pagehash import PageHasher
+from rgpu.server.device.cuda.pagehash import Hasher
 from rgpu.server.device.cuda.ring import CudaRing
 from rgpu.session.errors import DeviceError
 
@@ -38,7 +38,7 @@ _HALVES = 2
 class CudaFrames:
     """What the frames of one device share: a stream, and the staging memory. ``before(stream)``: see CudaRing.write."""
 
-    def __init__(self, context: Any, ring: CudaRing, hasher: PageHasher, before: Callable[[Any], None]) -> None:
+    def __init__(self, context: Any, ring: CudaRing, hasher: Hasher, before: Callable[[Any], None]) -> None:
         self.context, self.hasher, self.before = context, hasher, before
         self.lock = threading.Lock()
         least, _ = check(driver.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")

@@ -29,12 +29,13 @@ class Ranges(Protocol):
     def remove_range(self, address: int) -> int: ...
 
 
-def _access(ordinal: int) -> Any:
-    access = driver.CUmemAccessDesc()
-    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = ordinal
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return access
+def access(ordinal: int) -> Any:
+    """That GPU may read and write."""
+    found = driver.CUmemAccessDesc()
+    found.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    found.location.id = ordinal
+    found.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return found
 
 
 class Memory:
@@ -72,7 +73,7 @@ class Memory:
         handle = check(driver.cuMemCreate(size, prop, 0), "cuMemCreate")
         try:
             check(driver.cuMemMap(address, size, 0, handle, 0), "cuMemMap")
-            check(driver.cuMemSetAccess(address, size, [_access(user) for user in self.users], len(self.users)),
+            check(driver.cuMemSetAccess(address, size, [access(user) for user in self.users], len(self.users)),
                   "cuMemSetAccess")
         except DeviceError:
             driver.cuMemRelease(handle)

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from cuda.bindings import driver
@@ -124,6 +124,15 @@ class _Slot:
 
     def view(self, offset: int, size: int) -> np.ndarray:
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.host + offset))
+
+
+class Hasher(Protocol):
+    """What is asked of one: :class:`PageHasher`, or one for several GPUs."""
+
+    def wrote(self) -> None: ...
+    def hash(self, ranges: Ranges, key: bytes) -> PageHashes: ...
+    def copy_and_hash(self, ranges: Ranges, staging: int, key: bytes) -> PageHashes: ...
+    def close(self) -> None: ...
 
 
 class PageHasher:
@@ -273,7 +282,7 @@ class PageHasher:
             driver.cuModuleUnload(self._module)
 
 
-def hash_regions(hasher: PageHasher, shadows: Shadows, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
+def hash_regions(hasher: Hasher, shadows: Shadows, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
     """Each region's pages: device memory on the device, all at once; shadows where they are, in host memory."""
     on_device = [region for region in regions if region.kind != "pinned"]
     together = hasher.hash([(region.address, region.size) for region in on_device], key)

@@ -10,13 +10,14 @@ Source: CUDA driver API, "Virtual Memory Management".
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
+from rgpu.server.device.cuda.memory import access
 from rgpu.session.addresses import GRANULE, PINNED_BASE, PINNED_SIZE
 from rgpu.session.errors import DeviceError
 
@@ -29,17 +30,16 @@ OUT_OF_MEMORY = 2
 class Staging:
     """Thread-safe; the context is current in the calling thread. Every method raises :class:`DeviceError`."""
 
-    def __init__(self, ordinal: int) -> None:
+    def __init__(self, ordinals: Sequence[int]) -> None:
+        """On the first of these GPUs, for all of them to write."""
         self._lock = threading.Lock()
         self._base = 0
         self._blocks: dict[int, tuple[int, Any]] = {}  #: address → (size, physical handle)
         self._properties = driver.CUmemAllocationProp()
         self._properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         self._properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        self._properties.location.id = ordinal
-        self._access = driver.CUmemAccessDesc()
-        self._access.location = self._properties.location
-        self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self._properties.location.id = ordinals[0]
+        self._access = [access(ordinal) for ordinal in ordinals]
 
     def stage(self, size: int) -> int:
         """The address of at least ``size`` bytes; result 2 when there are none."""
@@ -52,7 +52,7 @@ class Staging:
             try:
                 check(driver.cuMemMap(address, size, 0, handle, 0), "cuMemMap")
                 try:
-                    check(driver.cuMemSetAccess(address, size, [self._access], 1), "cuMemSetAccess")
+                    check(driver.cuMemSetAccess(address, size, self._access, len(self._access)), "cuMemSetAccess")
                 except DeviceError:
                     driver.cuMemUnmap(address, size)
                     raise

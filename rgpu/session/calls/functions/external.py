@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rgpu.session.calls.functions.model import function
+from rgpu.session.calls.functions.model import LOCAL, function
 
 FUNCTIONS = (
     function("cuDestroyExternalMemory", "CUexternalMemory extMem", "cuDestroyExternalMemory 10000"),
@@ -29,7 +29,10 @@ FUNCTIONS = (
     ),
     function("cuIpcCloseMemHandle", "CUdeviceptr dptr", "cuIpcCloseMemHandle 4010"),
     function("cuIpcGetEventHandle", "CUipcEventHandle *pHandle, CUevent event", "cuIpcGetEventHandle 4010"),
-    function("cuIpcGetMemHandle", "CUipcMemHandle *pHandle, CUdeviceptr dptr", "cuIpcGetMemHandle 4010"),
+    function(
+        "cuIpcGetMemHandle", "CUipcMemHandle *pHandle, CUdeviceptr dptr", "cuIpcGetMemHandle 4010", LOCAL, "",
+        "made in a session of several devices, where NCCL asks for it; refused with one; opened by nobody",
+    ),
     function("cuIpcOpenEventHandle", "CUevent *phEvent, CUipcEventHandle handle", "cuIpcOpenEventHandle 4010"),
     function(
         "cuIpcOpenMemHandle", "CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags",

@@ -17,7 +17,8 @@
 //
 // There are two devices, which reach each other's memory. What is made belongs to the context that was current, and a
 // call for a stream of another context than the current one, or with an event or a kernel of another than the stream's,
-// is refused: stricter than a real driver, which lets some of it pass.
+// is refused: stricter than a real driver, which lets some of it pass. Modules' variables are reached by the device that
+// they are on alone, as with a real one: hashing another's is an illegal address.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -64,6 +65,10 @@ struct Module {
     std::vector<std::unique_ptr<Kernel>> kernels;
     std::map<std::string, std::pair<void *, size_t>> globals;
 };
+struct Variable {
+    size_t size;
+    void *context;
+};
 struct Stream;
 struct Event {
     void *context = current;
@@ -81,6 +86,8 @@ auto &streams_lock = *new std::mutex;  // behind `lock`
 auto &streams = *new std::vector<Stream *>;
 std::atomic<bool> loads_wait{false};
 std::atomic<int> print_at{0};
+auto &variables_lock = *new std::mutex;  // behind the others
+auto &variables = *new std::map<Ptr, Variable>;
 auto &printed_lock = *new std::mutex;  // behind the others
 auto &printed = *new std::string;
 
@@ -194,7 +201,17 @@ struct HashPages {
     char *staging;
 };
 
-void hash_pages(const HashPages &p) {
+bool reaches(void *context, Ptr at) {
+    std::lock_guard guard(variables_lock);
+    auto behind = variables.upper_bound(at);
+    if (behind == variables.begin()) return true;
+    const auto &[start, found] = *std::prev(behind);
+    return at >= start + found.size || found.context == context;
+}
+
+void hash_pages(const HashPages &p, void *context) {
+    for (uint32_t s = 0; s < p.count; ++s)
+        if (!reaches(context, p.segments[s][0])) sticky = 700;
     constexpr uint64_t page = 65536;
     for (uint32_t s = 0; s < p.count; ++s) {
         uint64_t number = p.segments[s][2];
@@ -243,7 +260,7 @@ Result start(const Kernel *kernel, void *stream, void **extra) {
     if (kernel->name == "rgpu_hash_pages" || kernel->name == "rgpu_copy_hash_pages") {
         HashPages given;
         std::memcpy(&given, parameters.data(), sizeof given);
-        return give_once(stream, [=] { hash_pages(given); });
+        return give_once(stream, [=, context = kernel->context] { hash_pages(given, context); });
     }
     if (kernel->name == "vprintf") {
         std::memcpy(&count, parameters.data() + 8, 4);
@@ -421,7 +438,10 @@ API Result cuModuleLoadDataEx(void **handle, const void *image, unsigned, void *
         if (name == ".global") {
             words >> name >> name;
             const size_t bracket = name.find('['), size = std::stoul(name.substr(bracket + 1));
-            module->globals[name.substr(0, bracket)] = {calloc(1, size), size};
+            void *memory = calloc(1, size);
+            module->globals[name.substr(0, bracket)] = {memory, size};
+            std::lock_guard guard(variables_lock);
+            variables[reinterpret_cast<Ptr>(memory)] = {size, current};
         } else if (!name.empty()) {
             auto kernel = std::make_unique<Kernel>(Kernel{name, 0, 49152});
             words >> kernel->size;

@@ -44,6 +44,7 @@ def test_regions_many_chunks_and_keys(device: CudaDevice, monkeypatch: pytest.Mo
     assert device.hash_pages(Region(BASE, GRANULE, "mapped"), KEY).shape == (GRANULE // PAGE, 2)
     with pytest.raises(ValueError):
         device.hash_pages(Region(BASE, PAGE, "mapped"), b"short")
+    assert isinstance(device.hasher, device_hash.PageHasher)
     assert device.hasher.loaded_from == "pagehash.sm_90.cubin"
 
 

@@ -221,6 +221,40 @@ def test_pages_of_both_in_one_image(two: CudaDevice, journal: Journal) -> None:
     assert two.read(BASES[1], PAGE) == pages[0][0].tobytes() and two.read(BASES[0], PAGE) == bytes(PAGE)
 
 
+def test_variables_of_modules(two: CudaDevice, journal: Journal) -> None:
+    """No GPU reaches those of another: each hashes its own, and they are read and written there."""
+    image = b".global .b8 first[70000];\n.global .b8 second[12];\nadd_one 12\n"
+    for n in range(2):
+        two.create_context(CONTEXTS[n], 0, True, n)
+        two.load(MODULES[n], image, b"", False, n)
+        two.map(BASES[n], GRANULE)
+    found = {(region.owner, region.name): region for region in two.regions() if region.kind == "global"}
+    assert len(found) == 4
+    for (owner, _), region in found.items():
+        two.write(region.address, bytes([owner]) * region.size)
+        assert two.read(region.address, 4) == bytes([owner]) * 4
+    regions = [*found.values(), Region(BASES[1], PAGE, "mapped"), Region(BASES[0], PAGE, "mapped")]
+    hashes = two.hash_regions(regions, KEY)
+    assert two.drain(5) and not two.error
+    nothing = int(hashes[-1].hashes[0, 0])  # what the key adds
+    for region, pages in zip(regions, hashes, strict=True):
+        assert int(pages.hashes[:, 0].sum()) - nothing * len(pages.hashes) == region.owner * region.size
+        assert pages.hashes[:, 1].tolist() == ([PAGE, 4464] if region.size == 70000 else [region.size])
+        assert (pages.zero == (region.kind == "mapped")).all()
+    place = two.stage(8 * PAGE)
+    together = two.copy_and_hash([(region.address, region.size) for region in regions], place, KEY)
+    assert np.array_equal(together.hashes, np.concatenate([pages.hashes for pages in hashes])) and not two.error
+    staged = two.read_staged(place, 8 * PAGE)
+    copied = b"".join(two.read(region.address, region.size).ljust(-(-region.size // PAGE) * PAGE, b"\0")
+                      for region in regions)
+    assert staged == copied
+    two.unload(MODULES[1])
+    regions = [region for region in two.regions() if region.kind == "global"]
+    assert {region.owner for region in regions} == {MODULES[0]}
+    two.hash_regions(regions, KEY)
+    assert not two.error
+
+
 def test_rebuilt_elsewhere(journal: Journal) -> None:
     """The state of a session with both, and its pages: another worker goes on from there."""
     two = CudaDevice([0, 1])
