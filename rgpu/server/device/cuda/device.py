@@ -13,7 +13,6 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ from rgpu.server.device.cuda.zeroing import Zeroing
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM
 from rgpu.session.errors import DeviceError
-from rgpu.session.graphs import Node
+from rgpu.session.graphs import KernelNode, Node
 from rgpu.session.module_table import ModuleTable
 
 CUDA_ERROR_INVALID_VALUE = 1
@@ -106,7 +105,7 @@ class CudaDevice:
         self._module_homes: dict[int, int] = {}
         self._unloaded: list[tuple[int, modules.Module]] = []  #: by the program, not yet by the driver; on which GPU
         self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._failed)
-        self._graphs = Graphs(self._use_context, self._kernel)
+        self._graphs = Graphs(self._use_context, self._kernel, self._graph_made, self.engine.remove_graph)
         self._clock_offset = -time.monotonic_ns()
         for gpu in reversed(self.gpus):
             gpu.use()
@@ -394,9 +393,12 @@ class CudaDevice:
                       attributes=launch.attributes)
 
     def launch_graph(self, seq: int, graph: int, stream: int) -> None:
-        with self.text.launch() if self.text is not None else nullcontext():
-            result = driver.cuGraphLaunch(self._graphs.handle(graph), self._stream(stream))
-            self._run(seq, stream, result, "cuGraphLaunch")
+        self._ordered("graph_launch", seq, exec=graph, stream=stream)
+
+    def _graph_made(self, graph: int, executable: Any, nodes: Sequence[Node]) -> None:
+        named = [self._modules.get(node.module) for node in nodes if isinstance(node, KernelNode)]
+        prints = any(module is None or module.prints for module in named)  # one that was unloaded may have
+        self.engine.add_graph(graph, int(executable), prints)
 
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
         """The bytes are taken when this returns."""

@@ -21,7 +21,7 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.record import Record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 3
+VERSION = 4
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for what goes to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for what comes from it
 WATERMARK_SIZE = 1 << 16
@@ -65,7 +65,8 @@ def _library() -> ctypes.CDLL:
         "add_context": (None, e, q, p), "remove_context": (None, e, q), "mark_context": (i, e, p, q),
         "add_stream": (None, e, q, p, p), "remove_stream": (i, e, q), "add_event": (None, e, q, p),
         "remove_event": (None, e, q), "event_recorded": (q, e, q), "add_module": (None, e, q, p, p, z, i),
-        "printing_launches": (q, e), "remove_module": (None, e, q), "add_range": (None, e, q, q),
+        "printing_launches": (q, e), "remove_module": (None, e, q), "add_graph": (None, e, q, p, i),
+        "remove_graph": (None, e, q), "add_range": (None, e, q, q),
         "remove_range": (i, e, q), "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)),
         "passed": (None, e, q),
         "position": (None, e, q), "applied": (q, e), "reset": (None, e), "foreign": (None, e, p, z),

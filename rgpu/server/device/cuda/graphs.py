@@ -44,11 +44,14 @@ class Graphs:
 
     ``use(context)``: makes the driver's context for the program's one current, and returns it.
     ``kernel(module, index)``: a function's handle and the (offset, size) of each of its parameters.
+    ``made(number, executable, nodes)``: it can be launched so from now on; ``gone(number)``: no more.
     """
 
-    def __init__(self, use: Callable[[int], Any], kernel: Callable[[int, int], tuple[Any, Layout]]) -> None:
+    def __init__(self, use: Callable[[int], Any], kernel: Callable[[int, int], tuple[Any, Layout]],
+                 made: Callable[[int, Any, list[Node]], None], gone: Callable[[int], None]) -> None:
         self._use = use
         self._kernel = kernel
+        self._made, self._gone = made, gone
         self._execs: dict[int, _Exec] = {}
         self._streams: dict[int, Any] = {}  #: by the driver's context: where launches are captured
 
@@ -59,10 +62,7 @@ class Graphs:
         made = _Exec(context, flags, nodes)
         self._build(made)
         self._execs[number] = made
-
-    def handle(self, number: int) -> Any:
-        """The CUgraphExec. Raises :class:`DeviceError` (400)."""
-        return self._find(number).executable
+        self._made(number, made.executable, nodes)
 
     def update(self, number: int, changes: dict[int, Node]) -> None:
         """Raises :class:`DeviceError`, or Corrupt for changes that do not fit the nodes."""
@@ -73,11 +73,15 @@ class Graphs:
         except DeviceError:
             fits = False  # the driver restricts what may change; a new graph is not restricted
         if not fits:
+            self._gone(number)
             self._dispose(found)
             self._build(found)
+        self._made(number, found.executable, found.nodes)
 
     def destroy(self, number: int) -> None:
-        self._dispose(self._find(number))
+        found = self._find(number)
+        self._gone(number)
+        self._dispose(found)
         del self._execs[number]
 
     def destroy_context(self, context: int) -> None:

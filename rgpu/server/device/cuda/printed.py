@@ -20,8 +20,7 @@ import fcntl
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from cuda.bindings import driver
@@ -91,9 +90,8 @@ class Printed:
         self._libcuda = ctypes.CDLL("libcuda.so.1")
         self._changed = threading.Condition()
         self._asked = self._done = 0
-        self._graphs = 0  #: launches of graphs, counted as the engine counts those of kernels
-        #: both counts when it was last asked for with all work complete: since then nothing was printed if they stand
-        self._settled: tuple[int, int] = (0, 0)
+        #: the count when it was last asked for with all work complete: since then nothing was printed if it stands
+        self._settled = 0
         self._stuck = False  #: the thread did not come back in time
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -102,15 +100,6 @@ class Printed:
     def loaded(self) -> None:
         """A module whose kernels may print was loaded."""
         self.printing = True
-
-    @contextmanager
-    def launch(self) -> Iterator[None]:
-        """A graph is launched; kernels are counted by the engine."""
-        self._graphs += 1
-        try:
-            yield
-        finally:
-            self._graphs += 1
 
     @property
     def waiting(self) -> int:
@@ -122,12 +111,12 @@ class Printed:
     def flush(self) -> None:
         if not self.printing:
             return
-        counts = int(self._engine.printing_launches()), self._graphs  # odd: a launch is being given
-        if counts == self._settled:
+        count = int(self._engine.printing_launches())  # odd: a launch is being given
+        if count == self._settled:
             return
-        still = not counts[0] % 2 and not counts[1] % 2 and self._idle()
+        still = not count % 2 and self._idle()
         if self._ask() and still:
-            self._settled = counts
+            self._settled = count
 
     def _idle(self) -> bool:
         """No work of the session is unfinished."""

@@ -9,7 +9,7 @@
 using rgpu::Engine;
 
 // Changed with the layouts of Step and Out and the functions below.
-RGPU_API int rge_version() { return 3; }
+RGPU_API int rge_version() { return 4; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -45,6 +45,10 @@ RGPU_API void rge_add_module(Engine *e, uint64_t number, void *const *handles, c
 }
 RGPU_API uint64_t rge_printing_launches(Engine *e) { return e->printing_launches(); }
 RGPU_API void rge_remove_module(Engine *e, uint64_t number) { e->remove_module(number); }
+RGPU_API void rge_add_graph(Engine *e, uint64_t number, void *handle, int prints) {
+    e->add_graph(number, {handle, prints != 0});
+}
+RGPU_API void rge_remove_graph(Engine *e, uint64_t number) { e->remove_graph(number); }
 RGPU_API void rge_add_range(Engine *e, uint64_t address, uint64_t size) { e->add_range(address, size); }
 RGPU_API int rge_remove_range(Engine *e, uint64_t address) { return e->remove_range(address); }
 RGPU_API int rge_contains(Engine *e, uint64_t address, uint64_t size) { return e->contains(address, size); }

@@ -77,6 +77,14 @@ CUresult Engine::launch(const wire::Launch &call, uint64_t seq) {
     return keep(*on, driver_.launch_ex(&config, function.handle, nullptr, extra), seq);
 }
 
+CUresult Engine::launch_graph(const wire::GraphLaunch &call, uint64_t seq) {
+    auto found = graphs_.find(call.exec);
+    Stream *on = stream(call.stream);
+    if (found == graphs_.end() || !on) return kInvalidHandle;
+    const Counted counted(found->second.prints ? &printing_launches_ : nullptr);
+    return keep(*on, driver_.graph_launch(found->second.handle, on->handle), seq);
+}
+
 CUresult Engine::memset(const wire::Memset &call, uint64_t seq) {
     Stream *on = stream(call.stream);
     if (!on) return kInvalidHandle;
@@ -277,6 +285,9 @@ CUresult Engine::call(const RecordView &view, bool callback, bool &decoded) {
     switch (header.call) {
         case wire::Launch::id:
             if (wire::Launch call; read(call)) return launch(call, seq);
+            break;
+        case wire::GraphLaunch::id:
+            if (wire::GraphLaunch call; read(call)) return launch_graph(call, seq);
             break;
         case wire::Memset::id:
             if (wire::Memset call; read(call)) return memset(call, seq);

@@ -14,6 +14,7 @@ using CUdeviceptr = uint64_t;
 using CUcontext = void *;
 using CUstream = void *;
 using CUevent = void *;
+using CUgraphExec = void *;
 using CUfunction = void *;
 
 inline constexpr CUresult kSuccess = 0;
@@ -77,6 +78,7 @@ static_assert(sizeof(Copy2D) == 128);
     X(launch, "cuLaunchKernel",                                                                                     \
       (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)) \
     X(launch_ex, "cuLaunchKernelEx", (const LaunchConfig *, CUfunction, void **, void **))                          \
+    X(graph_launch, "cuGraphLaunch", (CUgraphExec, CUstream))                                                       \
     X(copy_in, "cuMemcpyHtoDAsync_v2", (CUdeviceptr, const void *, size_t, CUstream))                               \
     X(copy_out, "cuMemcpyDtoHAsync_v2", (void *, CUdeviceptr, size_t, CUstream))                                    \
     X(copy, "cuMemcpyDtoDAsync_v2", (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                   \

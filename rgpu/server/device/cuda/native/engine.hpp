@@ -94,6 +94,11 @@ struct Function {
     bool prints = false;      // its module's kernels may print
 };
 
+struct Graph {
+    CUgraphExec handle = nullptr;
+    bool prints = false;  // one of its kernels may
+};
+
 enum class Outcome { applied, interrupted, opened, handed };
 enum class Came : int { all = 0, record = 1, interrupted = 2, corrupt = 3 };
 
@@ -165,6 +170,8 @@ class Engine {
     void forget_records();
     void add_module(uint64_t number, const Function *functions, size_t count);
     void remove_module(uint64_t number) { modules_.erase(number); }
+    void add_graph(uint64_t number, Graph graph) { graphs_[number] = graph; }
+    void remove_graph(uint64_t number) { graphs_.erase(number); }
     // Counts up before and behind each launch of a kernel that may print: who saw the same even number twice missed none.
     uint64_t printing_launches() const { return printing_launches_.load(std::memory_order_acquire); }
     void add_range(CUdeviceptr address, uint64_t size);
@@ -234,6 +241,7 @@ class Engine {
     // apply.cpp
     CUresult call(const RecordView &view, bool callback, bool &decoded);
     CUresult launch(const wire::Launch &call, uint64_t seq);
+    CUresult launch_graph(const wire::GraphLaunch &call, uint64_t seq);
     CUresult memset(const wire::Memset &call, uint64_t seq);
     CUresult copy_out(uint64_t seq, uint64_t stream, CUdeviceptr source, uint64_t pitch, uint64_t width,
                       uint64_t height, bool callback);
@@ -296,6 +304,7 @@ class Engine {
     std::unordered_map<uint64_t, std::unique_ptr<Stream>> streams_;
     std::unordered_map<uint64_t, Event> events_;
     std::unordered_map<uint64_t, std::vector<Function>> modules_;
+    std::unordered_map<uint64_t, Graph> graphs_;  // executable ones
     std::map<CUdeviceptr, uint64_t> ranges_;
     CUdeviceptr last_range_ = 0;
     uint64_t last_range_size_ = 0;

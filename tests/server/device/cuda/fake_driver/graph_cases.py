@@ -10,7 +10,7 @@ import pytest
 
 from rgpu.session.errors import DeviceError
 from rgpu.session.graphs import KernelNode
-from tests.server.device.cuda.fake_driver.support import BASE, SIZE
+from tests.server.device.cuda.fake_driver.support import BASE, SIZE, Journal
 
 MODULE, STREAM, GRAPH = 17, 18, 40
 WORDS = 4000  #: of 4 bytes, in the parameters of one kernel: four times what fitted before CUDA 12.1
@@ -67,3 +67,26 @@ def test_a_refused_launch_says_what_it_was(ready: Any) -> None:
         ready.instantiate_graph(GRAPH, 16, 0, [replace(total([1]), parameters=b"1234")])
     ready.instantiate_graph(GRAPH, 16, 0, [total([1])])  # the stream of captures is still good
     assert word(ready, 1) == 1
+
+
+def test_launches_in_the_record_stream(ready: Any, journal: Journal) -> None:
+    """The engine gives them itself; of a graph whose kernels may print they count as printing."""
+    ready.load(MODULE + 1, b"vprintf 12\n", b"", False)
+    ready.instantiate_graph(GRAPH, 16, 0, [total([3])])
+    printing = replace(total([1]), module=MODULE + 1, parameters=struct.pack("<QI", 1, 1))
+    ready.instantiate_graph(GRAPH + 1, 16, 0, [printing])
+    before = ready.engine.printing_launches()
+
+    def fed(*graphs: int) -> Any:
+        return ready.engine.feed(b"".join(journal("graph_launch", exec=graph, stream=STREAM) for graph in graphs))
+
+    found = fed(GRAPH, GRAPH)
+    assert found.record is None and found.bugs == 0 and ready.engine.applied == 2 and ready.drain(10)
+    assert struct.unpack("<I", ready.read(BASE, 4)) == (3,) and ready.engine.printing_launches() == before
+    fed(GRAPH + 1)
+    assert ready.engine.printing_launches() == before + 2
+    ready.update_graph(GRAPH, {0: total([4], BASE + 64)})
+    ready.destroy_graph(GRAPH + 1)
+    found = fed(GRAPH, GRAPH + 1)
+    assert ready.drain(10) and struct.unpack("<I", ready.read(BASE + 64, 4)) == (4,)
+    assert (found.bugs, found.bug[2]) == (1, 400), "what is gone is nobody's"

@@ -263,6 +263,18 @@ struct EventSynchronize {
     }
 };
 
+struct GraphLaunch {
+    uint64_t exec{};
+    uint64_t stream{};
+    static constexpr uint16_t id = 42;
+    // False unless the bytes are exactly this; blobs point into them.
+    bool read(const uint8_t *raw, size_t raw_size) {
+        const uint8_t *at = raw;
+        const uint8_t *end = raw + raw_size;
+        return detail::get(at, end, exec) && detail::get(at, end, stream) && at == end;
+    }
+};
+
 // Applied by the engine itself.
 inline bool hot(uint16_t id) {
     switch (id) {
@@ -280,6 +292,7 @@ inline bool hot(uint16_t id) {
         case 27:  // stream_wait_event
         case 30:  // event_record
         case 31:  // event_synchronize
+        case 42:  // graph_launch
             return true;
         default: return false;
     }
