@@ -160,7 +160,7 @@ def test_whole_node_killed(fresh_pool: LocalPool, undisturbed: str) -> None:
 
 def test_daemon_restarts_under_its_worker(tmp_path: Path, heat_digest: Callable[..., str]) -> None:
     """kill -9 of the daemon alone; a new one adopts the worker within the lease."""
-    with LocalPool(tmp_path, nodes=3, lease=15) as pool:  # a daemon takes a while to start on a busy machine
+    with LocalPool(tmp_path, nodes=3, lease=8) as pool:  # a daemon takes a while to start on a busy machine
         restarted_daemon_adopts(pool, heat_digest(steps=20000))
 
 
