@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from rgpu.session.errors import DeviceError
 from rgpu.session.facts import PEER_ATOMICS, PEERS
 from rgpu.session.graphs import KernelNode
 from tests.server.device.cuda.fake_driver.support import Journal, collect, driver
+from tests.server.links import wait_until
 
 KEY = bytes(range(32))
 BASES = [device_base(0), device_base(1)]
@@ -125,10 +125,7 @@ def goes_on(two: CudaDevice, journal: Journal, runtime: SessionRuntime, feed: An
     found = collect(runtime, {journal.seq - 2, journal.seq - 1}, 5)
     assert all(result == 0 for result, _ in found.values()), found
     assert two.wait_complete(journal.seq, 5)
-    until = time.monotonic() + 5
-    while (journal.seq, 0) not in freed and time.monotonic() < until:
-        time.sleep(0.01)
-    assert (journal.seq, 0) in freed
+    wait_until(lambda: (journal.seq, 0) in freed, "the free has no answer", 5)
 
 
 def test_events_order_streams_of_both(two: CudaDevice, journal: Journal) -> None:
