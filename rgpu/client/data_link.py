@@ -211,6 +211,7 @@ class DataLink:
         """The next message into memory of just its length; False: a lane has still to bring it."""
         if not self.lanes.awaited:
             self.open_into(target)
+            self._hear()  # it may have waited for the program, and what came behind it, too
             return True
         message = self.lanes.next()
         if message is None:

@@ -455,8 +455,10 @@ class Shipper:
         elif now >= self._next_ask and self._silent_since(now) > SILENCE_ASK:
             self._ask(now + SILENCE_ASK)
         link = self.link
-        if link is not None and self._silent_since(now) > SILENCE_LIMIT:
-            self.down(link, LinkError("the worker says nothing any more"))
+        if link is not None and self._unheard_since(link) > SILENCE_LIMIT:
+            self.incoming.take(link)  # this process may have stood still for so long
+            if self.link is link and self._unheard_since(link) > SILENCE_LIMIT:
+                self.down(link, LinkError("the worker says nothing any more"))
         if now >= self._next_upkeep:
             self._next_upkeep = now + UPKEEP_INTERVAL
             self.upkeep.run(now)
@@ -468,6 +470,16 @@ class Shipper:
         if self.link is None or self._pinged[0] <= self.acknowledged or self.incoming.blocked:  # by the program
             return 0.0
         return now - max(self.link.heard, self._pinged[1])
+
+    def _unheard_since(self, link: DataLink) -> float:
+        """Seconds without a word from the owner, who gives a sign of life every two seconds.
+
+        Also with nothing outstanding: a program may wait for an answer, or look for a watermark, of calls that are
+        long known to be applied, and that frame may be the one that does not end.
+        """
+        if self.incoming.blocked or self.returns.full or link.lanes.awaited:  # a lane's message has its own limit
+            return 0.0
+        return time.monotonic() - link.heard
 
     def _ask(self, again: float) -> None:
         if not self._asking:

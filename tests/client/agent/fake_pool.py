@@ -43,6 +43,7 @@ class FakeWorker:
         self.byes: list[dict[str, Any]] = []
         self.stats: dict[str, Any] = {}
         self.alive, self.mute = True, False
+        self.withholds = False  #: answers and watermarks: it says that it applied calls, nothing of their end
         self.lie: bytes | None = None  #: answer this instead
         self.big = b""  #: payload of the answers
         self.printed: list[int | None] = []  #: how much text the agent said it had, at each attachment
@@ -94,7 +95,7 @@ class FakeWorker:
                 offset += len(body) - 8
                 for record in reader.feed(body[8:]):
                     self._apply(connection, record)
-                if not self.mute:
+                if not self.mute and not self.withholds:
                     connection.send(18, struct.pack("<QII", self.applied, 0, 0))
             elif kind == 4 and not self.mute:
                 connection.send(20, bytes(body))
@@ -113,7 +114,7 @@ class FakeWorker:
             self.applied = record.seq
             if record.call_id in ANSWERED:
                 self.retained[record.seq] = (0, self.lie or answer_of(record), self.big)
-        if record.call_id in ANSWERED and not self.mute:
+        if record.call_id in ANSWERED and not self.mute and not self.withholds:
             self._send_answer(connection, record.seq)
 
     def _send_answer(self, connection: SealedConnection, seq: int) -> None:

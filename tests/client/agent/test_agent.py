@@ -287,6 +287,20 @@ def test_a_silent_link_is_opened_anew_and_an_unreachable_owner_reported(
     assert report["host"] == "a" and report["epoch"] == 1 and report["seconds"] >= 0.5
 
 
+def test_silence_counts_when_every_call_is_known_to_be_applied(pool: FakePool, agent: Agent,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program waits for an answer, and no ping is outstanding."""
+    monkeypatch.setattr(shipper, "SILENCE_LIMIT", 1.0)
+    shim = start(agent)
+    worker = pool.sessions["heat"]
+    worker.withholds = True
+    shim.call(SYNC, bytes(8), awaited=True)
+    eventually(lambda: agent._shippers["heat"].acknowledged == 1)
+    shim.wait(lambda: shim.answers)
+    assert worker.attached > 1
+    answered_once(shim, [1])
+
+
 def test_the_journal_is_cut_only_by_notices_of_this_epoch(pool: FakePool, agent: Agent) -> None:
     shim = start(agent)
     worker = pool.sessions["heat"]
