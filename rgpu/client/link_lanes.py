@@ -12,14 +12,14 @@ import structlog
 from rgpu.client.attachment import Owner
 from rgpu.client.desk import Grant
 from rgpu.link import lanes
-from rgpu.link.frames import SealedConnection, client_preamble, connect
+from rgpu.link.frames import TRICKLE, SealedConnection, client_preamble, connect
 from rgpu.link.lanes import Lane
 from rgpu.session.errors import LinkError, RgpuError
 
 log = structlog.get_logger(__name__)
 
 OPEN_SECONDS = 4.0  #: for one of them
-WAIT_SECONDS = 10.0  #: that a marked message may take to come
+WAIT_SECONDS = 10.0  #: without more than a trickle of a marked message, and its link is given up
 
 
 class LinkLanes:
@@ -39,7 +39,8 @@ class LinkLanes:
         self._turn = 0
         self.given = 0  #: messages given to lanes
         self._under: set[int] = set()  #: numbers of those that may still be read from where they stand
-        self._awaited: tuple[int, int, float] | None = None
+        #: (lane, length, until when something has to come, bytes that had come on it) of the message that stands next
+        self._awaited: tuple[int, int, float, int] | None = None
 
     # -- opening ----------------------------------------------------------------------
     def claim(self) -> int:
@@ -110,7 +111,10 @@ class LinkLanes:
     def marked(self, body: Any) -> None:
         """The link's next message is one of a lane. Raises :class:`Corrupt`."""
         number, length = lanes.mark(body, len(self.lanes))
-        self._awaited = (number, length, time.monotonic() + WAIT_SECONDS)
+        self._await(number, length)
+
+    def _await(self, number: int, length: int) -> None:
+        self._awaited = (number, length, time.monotonic() + WAIT_SECONDS, self.lanes[number].came)
 
     @property
     def awaited(self) -> int:
@@ -120,12 +124,14 @@ class LinkLanes:
     def next(self) -> tuple[int, memoryview] | None:
         """That message; None: it is not here yet. Raises :class:`LinkError`, :class:`Corrupt`."""
         assert self._awaited is not None
-        number, length, until = self._awaited
+        number, length, until, came = self._awaited
         message = self.lanes[number].next(length)
         if message is not None:
             self._awaited = None
         elif time.monotonic() > until:
-            raise LinkError(f"a message that lane {number} should bring does not come")
+            if self.lanes[number].came - came < TRICKLE:
+                raise LinkError(f"a message that lane {number} should bring does not come")
+            self._await(number, length)
         return message
 
     def close(self) -> None:

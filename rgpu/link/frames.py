@@ -39,6 +39,7 @@ ERROR_LIMIT = 4096  #: longest error in a refusal, bytes
 TRICKLE = 16 * 1024
 REFUSED = 1
 
+_TCP_INFO = struct.Struct("=120xQQ")
 _CLIENT_HEAD = struct.Struct("<4sHHI")
 _NODE_HEAD = struct.Struct("<4sHH")
 
@@ -139,6 +140,17 @@ class SealedConnection:
         """
         came, self._came = self.opener.came - self._came, self.opener.came
         return self._reading and self.opener.pending > 0 and came < TRICKLE
+
+    def passed(self) -> tuple[int, int]:
+        """Bytes that came, and bytes sent that the peer's host has, as its TCP counts them; zeros where it does not.
+
+        ``tcpi_bytes_received`` and ``tcpi_bytes_acked`` of tcp(7)'s TCP_INFO (Linux 4.1).
+        """
+        try:
+            acked, received = _TCP_INFO.unpack_from(self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
+        except (OSError, struct.error):
+            return 0, 0
+        return received, acked
 
     def _end(self) -> None:
         self._closed = True

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from rgpu.link.frames import SealedConnection
+from rgpu.link.frames import TRICKLE, SealedConnection
 from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut
 
 LANE, LANES, LANED = 11, 12, 13  #: agent → worker: first on a lane; how many there are; a mark
@@ -85,10 +85,13 @@ class Lane:
         return self._queued < DEPTH
 
     def wait_ready(self, seconds: float) -> None:
-        """Raises :class:`LinkError`, :class:`TimedOut`."""
+        """Raises :class:`LinkError`, and :class:`TimedOut` when hardly anything went out for so long."""
+        gone = self._connection.passed()[1]
         with self._changed:
-            if not self._changed.wait_for(lambda: self._error or self.ready, seconds):
-                raise TimedOut("a lane took nothing in time")
+            while not self._changed.wait_for(lambda: self._error or self.ready, seconds):
+                before, gone = gone, self._connection.passed()[1]
+                if gone - before < TRICKLE:
+                    raise TimedOut("a lane took nothing in time")
         self._check()
 
     def send(self, kind: int, *parts: Any, done: Callable[[], None] = _nothing) -> None:
@@ -121,6 +124,11 @@ class Lane:
             self._sent()
 
     # -- receiving --------------------------------------------------------------------
+    @property
+    def came(self) -> int:
+        """Bytes so far, those of a message under way too: a slow lane is not a dead one."""
+        return self._connection.passed()[0]
+
     def next(self, length: int) -> tuple[int, memoryview] | None:
         """The lane's next message (type, body), of that length with its type; None: it is not here yet.
 
@@ -139,12 +147,15 @@ class Lane:
         return message
 
     def take(self, length: int, seconds: float | None = None) -> tuple[int, memoryview]:
-        """As :meth:`next`, waiting for it. Raises :class:`TimedOut`, too."""
-        until = None if seconds is None else time.monotonic() + seconds
+        """As :meth:`next`, waiting for it. Raises :class:`TimedOut` when hardly anything came for so long, too."""
+        until, came = None if seconds is None else time.monotonic() + seconds, self.came
         while (message := self.next(length)) is None:
             left = _LOOK if until is None else until - time.monotonic()
             if left <= 0:
-                raise TimedOut("a lane brought nothing in time")
+                before, came = came, self.came
+                if came - before < TRICKLE:
+                    raise TimedOut("a lane brought nothing in time")
+                until, left = time.monotonic() + (seconds or 0.0), _LOOK
             with self._changed:
                 self._changed.wait_for(lambda: self._here or self._error, left)
         return message

@@ -29,6 +29,34 @@ def pair() -> tuple[SealedConnection, SealedConnection]:
     return ends[0], ends[1]
 
 
+def slow_pair(rate: float) -> tuple[SealedConnection, SealedConnection, threading.Event]:
+    """Both ends of a TCP connection of ``rate`` bytes a second from the first to the second; the event stops it."""
+    socks = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
+            near = socket.socket()
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 * 1024)
+            near.connect(server.getsockname())
+            socks.append((near, server.accept()[0]))
+    (here, inner), (outer, there) = socks
+    stopped = threading.Event()
+
+    def relay() -> None:
+        with inner, outer:
+            while not stopped.is_set() and (data := inner.recv(8 * 1024)):
+                outer.sendall(data)
+                time.sleep(len(data) / rate)
+            outer.recv(1)  # until the second end is closed: it says nothing
+
+    threading.Thread(target=relay, daemon=True).start()
+    found = pair()
+    for connection, sock in zip(found, (here, there), strict=True):
+        connection.sock.close()
+        connection.sock = sock
+    return *found, stopped
+
+
 def lane_pair(**how: Any) -> tuple[Lane, Lane]:
     """Two ends of a lane; ``how``: of the second one."""
     one, other = pair()
@@ -85,6 +113,28 @@ def test_a_slow_reader_holds_the_writer_back() -> None:
     for _ in range(number):
         assert len(other.take(1 + (1 << 20), WAIT)[1]) == 1 << 20
     assert until(lambda: done == list(range(number)))
+    one.close()
+    other.close()
+
+
+def test_a_slow_lane_is_not_a_dead_one() -> None:
+    """A message takes several times as long as may pass without a byte, for who sends and who receives."""
+    here, there, stopped = slow_pair(400_000)
+    one, other = Lane(here), Lane(there)
+    for _ in range(DEPTH):
+        one.send(9, bytes(400_000))
+    began = time.monotonic()
+    one.wait_ready(0.4)
+    assert len(other.take(400_001, 0.4)[1]) == 400_000
+    assert len(other.take(400_001, 0.4)[1]) == 400_000
+    assert time.monotonic() - began > 0.8, "not slow: nothing was tested"
+    one.send(9, bytes(400_000))
+    stopped.set()
+    with pytest.raises(TimedOut):
+        other.take(400_001, 0.4)
+    one.send(9, bytes(400_000))
+    with pytest.raises(TimedOut):
+        one.wait_ready(0.4)
     one.close()
     other.close()
 

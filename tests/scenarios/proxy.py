@@ -25,13 +25,16 @@ class Proxy:
     ``pass``, ``drop`` (every connection ends, new ones too), ``stall`` (nothing passes),
     ``delay`` (each piece ``late`` seconds late), ``cut`` (half a piece passes, then the connection ends; once),
     ``flip`` (one bit of one piece changes; once), ``duplicate`` (one piece passes twice; once), ``longer in``,
-    ``longer out`` (a sealed frame to, or from, the target says that it is 1 MiB longer; once).
+    ``longer out`` (a sealed frame to, or from, the target says that it is 1 MiB longer; once), ``slow in``, ``slow
+    out`` (all connections together carry ``rate`` bytes a second to, or from, the target).
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self.mode = "pass"
         self.late = 0.02
+        self.rate = 300_000.0
+        self._turn = threading.Lock()  #: whose piece passes
         self.hit = threading.Event()
         self.joined = threading.Event()  #: somebody has connected
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -91,6 +94,10 @@ class Proxy:
                 if self.mode == "delay":
                     self.hit.set()
                     time.sleep(self.late)
+                elif self.mode == f"slow {way}":
+                    self.hit.set()
+                    with self._turn:
+                        time.sleep(len(data) / self.rate)
                 elif self.mode in ("cut", "flip", "duplicate") and len(data) > 64:
                     mode, self.mode = self.mode, "pass"
                     self.hit.set()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rgpu.client.link_lanes import WAIT_SECONDS
 from tests.scenarios.faults import WatchedPool
 from tests.scenarios.fire import OTHER
 from tests.scenarios.pool import LocalPool
@@ -54,6 +56,22 @@ def test_long_copies_go_over_lanes(lanes: WatchedPool, digest: str, tmp_path: Pa
     staged.open(1, 2)
     assert staged.finish() == digest
     assert opened(lanes, f"lanes-{recover}") == [LANES]
+
+
+@pytest.mark.timeout(300)
+def test_a_slow_link_is_not_a_broken_one(lanes: WatchedPool, digest: str, tmp_path: Path) -> None:
+    """A long message takes longer than a silent link would be waited for: nothing is opened anew."""
+    staged = begin(lanes, tmp_path, "slow")
+    host = staged.reach(1)["host"]
+    staged.open(1)
+    staged.reach(2)
+    lanes.proxies[host].set("slow out")
+    staged.open(2)
+    assert lanes.proxies[host].hit.wait(30)
+    time.sleep(2.5 * WAIT_SECONDS)
+    lanes.proxies[host].set("pass")
+    assert staged.finish() == digest
+    assert opened(lanes, "slow") == [LANES]
 
 
 @pytest.mark.timeout(300)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from rgpu.client import link_lanes
 from rgpu.client.link_lanes import LinkLanes
 from rgpu.link.lanes import DEPTH, LANE, MARK, WORTH, Lane
 from rgpu.session.errors import Corrupt, LinkError
-from tests.link.test_lanes import pair, until
+from tests.link.test_lanes import pair, slow_pair, until
 
 KEY = bytes(range(16))
 
@@ -82,6 +83,29 @@ def test_what_is_marked_comes_in_its_place() -> None:
     found.close()
     for writer in writers:
         writer.close()
+
+
+def test_a_message_on_a_slow_lane_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_lanes, "WAIT_SECONDS", 0.3)
+    here, there, stopped = slow_pair(600_000)
+    found, writer, body = LinkLanes({"key": KEY, "most": 1}, 1), Lane(here), bytes(WORTH)
+    found.opened([there], lambda: None)
+    found.use()
+    for _ in range(2):
+        writer.send(17, body)
+    found.marked(MARK.pack(0, len(body) + 1))
+    message, began = None, time.monotonic()
+    while message is None:
+        message = found.next()
+        time.sleep(0.001)
+    assert message == (17, body) and time.monotonic() - began > 0.3, "not slow: nothing was tested"
+    stopped.set()
+    found.marked(MARK.pack(0, len(body) + 1))
+    with pytest.raises(LinkError, match="does not come"):
+        while found.next() is None:
+            time.sleep(0.01)
+    found.close()
+    writer.close()
 
 
 def test_a_mark_of_a_lane_that_is_not_there() -> None:
