@@ -275,6 +275,8 @@ class Leadership:
 
     def _nothing_held(self, session: str, record: SessionRecord | None) -> dict[str, Any]:
         """The record may promise what is not here: the worker died after it was verified, before it was activated."""
+        if session in self.daemon.node.running:  # its end is told with its reason, once its device was examined
+            return {"done": "its worker is here, or has just ended"}
         if record is not None and record.state == "running" \
                 and (record.owner, record.incarnation) == (self.daemon.host, self.incarnation):
             log.warning("a session of ours has no worker", session=session, epoch=record.epoch)
