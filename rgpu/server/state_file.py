@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from rgpu.link.keys import Endpoint, PoolFiles
 from rgpu.session.errors import AlreadyExists
+
+PATIENCE = 5.0  #: seconds for a daemon that was killed to be gone
 
 
 def daemon_state(files: PoolFiles, host: str) -> dict[str, Any]:
@@ -49,18 +52,24 @@ def write_state(files: PoolFiles, host: str, state: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def hold_name(directory: Path, host: str) -> int:
+def hold_name(directory: Path, host: str, patience: float = PATIENCE) -> int:
     """Be the only daemon of this name on this host, for as long as the descriptor stays open.
 
-    Raises :class:`AlreadyExists`. The lock ends with the process, however it ends.
+    Raises :class:`AlreadyExists` when another one holds it for ``patience`` seconds. The lock ends with the process,
+    however it ends: one that was killed still has it until the kernel has taken the process apart, which a busy
+    machine takes its time over, and its successor may be here before that.
     """
     fd = os.open(directory / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise AlreadyExists(f"a daemon of {host} runs already on this machine") from None
-    return fd
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except OSError:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                raise AlreadyExists(f"a daemon of {host} runs already on this machine") from None
+        time.sleep(0.05)
 
 
 def drop_endpoint(files: PoolFiles, host: str) -> None:
