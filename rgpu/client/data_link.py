@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from rgpu.client.host_link import HostLink
 from rgpu.client.link_lanes import LinkLanes
@@ -216,7 +217,7 @@ class DataLink:
         message = self.lanes.next()
         if message is None:
             return False
-        target[0], target[1:] = message
+        _put(target, *message)
         self._hear()
         return True
 
@@ -245,3 +246,9 @@ class DataLink:
         self._connection.close()
         self.lanes.close()
         self.host.close()
+
+
+def _put(target: memoryview, kind: int, body: memoryview) -> None:
+    """A lane's message where it belongs, without the interpreter's lock: the lanes' threads go on meanwhile."""
+    target[0] = kind
+    np.copyto(np.frombuffer(target, np.uint8)[1:], np.frombuffer(body, np.uint8))

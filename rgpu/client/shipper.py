@@ -46,6 +46,7 @@ log = structlog.get_logger(__name__)
 
 PROGRAM_ENDED = "the program ended"
 CHUNK = 1024 * 1024  #: bytes of records in one CALLS message
+LANE_CHUNK = 4 * CHUNK  #: where long ones go over lanes: each costs a mark, and wakes several threads
 SLEEP = 0.05  #: longest sleep, seconds: a lost wake-up costs no more
 FULL_SLEEP = 0.0001  #: seconds between two looks at an answer ring that is full
 PING_BYTES = 4 * 1024 * 1024
@@ -179,6 +180,7 @@ class Shipper:
             if fd == self._eventfd:
                 os.eventfd_read(fd)
             elif fd == self._loop.wake:
+                self._active = time.monotonic()  # mostly a lane's message that came, or is out
                 self._loop.take_posted()
             elif fd == pidfd:
                 self._socket_ready()
@@ -302,8 +304,9 @@ class Shipper:
         sent = False
         try:
             while link.ready and not self.journal.at_end(cursor):
-                size = self.bulk.ship(link, cursor, CHUNK, self.journal.contents.after(cursor)) or \
-                    self.modules.ship(link, cursor, CHUNK)
+                chunk = LANE_CHUNK if link.lanes.lanes else CHUNK
+                size = self.bulk.ship(link, cursor, chunk, self.journal.contents.after(cursor)) or \
+                    self.modules.ship(link, cursor, chunk)
                 if not size:
                     break  # the worker is about to say whether it has the next image
                 self._pinged_bytes += size

@@ -11,6 +11,7 @@ itself for a short time, and sends it, so that no thread has to be woken.
 
 from __future__ import annotations
 
+import os
 import queue
 import struct
 import threading
@@ -45,6 +46,9 @@ WATERMARK_INTERVAL = 0.0005  #: seconds between two watermarks that no answer as
 SIGN_OF_LIFE = 2.0  #: seconds of silence after which the agent is told that the worker is there
 STICKY = 1
 SPIN = 0.0003  #: seconds that the receiving thread looks for an answer before it leaves that to the others
+#: And, when it has sent one, for the program's next calls before it sleeps: that wake-up costs as much as all the rest
+#: of a short call. Not where the program, or its agent, may need the processor.
+LOOK = 0.0002 if len(os.sched_getaffinity(0)) >= 4 else 0.0
 
 _AT = bytes([ANSWER_AT])
 _ANSWER_HEAD = struct.Struct("<QiII")  #: seq, CUresult, flags, length of the reply
@@ -101,8 +105,11 @@ class AgentLink:
             feed, stream = self.runtime.open_stream(), self._stream
             self.runtime.read_ahead = self._read_ahead
             fast = self.runtime.fast
-            room = None if fast is None else fast.room
+            room, answered = None if fast is None else fast.room, False
             while True:
+                if answered and fast is not None and not self._ahead and not self.connection.opener.pending:
+                    fast.look(LOOK, self.connection.fileno())
+                answered = False
                 kind, body, data = self._ahead.popleft() if self._ahead else (*self.connection.recv(room=room), None)
                 if kind == LANED:
                     kind, body = self._lanes.message(body)
@@ -114,7 +121,7 @@ class AgentLink:
                     finally:
                         self._give_back(body)
                     if awaiting and fast is not None and not self._ahead and not self.connection.opener.pending:
-                        self._answer_here(fast)
+                        answered = self._answer_here(fast)
                 elif kind == PING:
                     if not stream.waiting:  # else what it asks about was dropped; the agent asks again
                         self._put("raw", (PONG, bytes(body)))
@@ -329,9 +336,13 @@ class AgentLink:
         if not self.connection.stands() and not self.runtime.paused:
             self.connection.send(PONG, bytes(8))
 
-    def _answer_here(self, fast: FastPath) -> None:
+    def _answer_here(self, fast: FastPath) -> bool:
+        """True: the program has an answer now, and most likely goes on."""
+        answered = False
         while (piece := fast.take_here(SPIN, self.connection.fileno())) is not None:
             self._send_piece(fast, piece)
+            answered = LOOK > 0.0
+        return answered
 
     def _send_piece(self, fast: FastPath, piece: Piece) -> None:
         """One piece of an answer, before the first the watermark."""

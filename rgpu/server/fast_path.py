@@ -87,6 +87,9 @@ class FastPath(Protocol):
     def take_here(self, seconds: float, fd: int) -> Piece | None:
         """The feeding thread's own short wait for an answer; ends when ``fd`` is readable."""
 
+    def look(self, seconds: float, fd: int) -> None:
+        """Look whether ``fd`` becomes readable, for that long at most, without sleeping."""
+
     def release(self, piece: Piece) -> None: ...
     def plaintext(self, piece: Piece, head: bytes) -> memoryview:
         """``head`` and the piece's bytes in one run, without a copy of the latter."""

@@ -8,7 +8,7 @@
 namespace rgpu {
 namespace {
 
-constexpr unsigned USUAL_HELPERS = 4, MOST_HELPERS = 64;
+constexpr unsigned USUAL_HELPERS = 12, MOST_HELPERS = 64;
 constexpr std::size_t BLOCK = 128 * 1024;  // what is copied and summed before the next: it stays in the cache
 
 Helpers& crew() {
@@ -32,7 +32,7 @@ void CopyJob::run() {
 
 unsigned copy_helpers() {
   static const unsigned count = helpers_wanted("RGPU_COPY_THREADS", MOST_HELPERS, [](unsigned processors) {
-    return processors < 4 ? 0u : std::min(USUAL_HELPERS, processors / 2);
+    return processors < 4 ? 0u : std::min(USUAL_HELPERS, processors * 3 / 4);
   });
   return count;
 }

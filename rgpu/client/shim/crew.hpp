@@ -24,7 +24,7 @@ struct CopyJob final : Task {
 
 inline constexpr std::size_t kCrewSmallest = 256u << 10;  // bytes from which on a copy is worth giving away
 
-// Threads beside the caller's: RGPU_COPY_THREADS, else up to four, and none where processors are few.
+// Threads beside the caller's: RGPU_COPY_THREADS, else three of four processors, twelve at most, and none where these are few.
 unsigned copy_helpers();
 // Copies, or has it copied: at once if there are no helpers.
 void start_copy(CopyJob& job);

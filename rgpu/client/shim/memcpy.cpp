@@ -20,6 +20,7 @@ constexpr std::uint64_t PIECE = 1ull << 30;  // longest payload of one call, eit
 // all of them live in the same few segments, whose memory has been touched before. The first are
 // short, so that the way is soon filled; they grow with what has been published.
 constexpr std::uint64_t FIRST_UPLOAD = 256ull << 10, UPLOAD_PIECE = 4ull << 20;
+constexpr unsigned SEALED_UPLOADS = 4;
 
 std::uint64_t upload_piece(std::uint64_t done, std::uint64_t total) {
   const std::uint64_t piece = std::clamp(done, FIRST_UPLOAD, UPLOAD_PIECE), left = total - done;
@@ -75,6 +76,12 @@ std::uint64_t download_piece() {
   return area ? std::clamp<std::uint64_t>(area / 2 & ~0xFFFull, 1ull << 20, PIECE) : PIECE;
 }
 
+// Pieces that are copied at a time: sealed ones leave more slowly than a few threads copy, and need processors, too.
+std::size_t uploads_at_once() {
+  const unsigned helpers = copy_helpers();
+  return session().ring.area_size.load(std::memory_order_relaxed) ? helpers : std::min(helpers, SEALED_UPLOADS);
+}
+
 // Pieces of a long copy to the device that are being copied into the journal, published in their order.
 class Uploads {
  public:
@@ -86,7 +93,7 @@ class Uploads {
 
   CUresult add(std::uint64_t destination, const std::uint8_t* from, std::uint64_t size) {
     // Whoever holds an extent that is not published must not wait for space: its segment cannot be released.
-    while (!pieces_.empty() && (pieces_.size() > copy_helpers() || !room_in_journal(size)))
+    while (!pieces_.empty() && (pieces_.size() > at_once_ || !room_in_journal(size)))
       if (CUresult r = publish(); r) return r;
     Piece& piece = pieces_.emplace_back(Payload::reserve(size, pieces_.empty()));
     if (piece.payload.error) {
@@ -125,6 +132,7 @@ class Uploads {
   }
 
   const StreamRef& stream_;
+  const std::size_t at_once_ = uploads_at_once();
   std::deque<Piece> pieces_;
 };
 

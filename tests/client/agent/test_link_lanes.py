@@ -9,7 +9,9 @@ import pytest
 
 from rgpu.client import link_lanes
 from rgpu.client.link_lanes import LinkLanes
+from rgpu.client.shipper import LANE_CHUNK
 from rgpu.link.lanes import DEPTH, LANE, MARK, WORTH, Lane
+from rgpu.link.sealing import MESSAGE_LIMIT
 from rgpu.session.errors import Corrupt, LinkError
 from tests.link.test_lanes import pair, slow_pair, until
 
@@ -53,6 +55,10 @@ def test_memory_is_lent_until_it_was_sealed_and_sent() -> None:
     assert until(lambda: found.settled(found.given) and found.ready)
     found.close()
     reader.close()
+
+
+def test_what_a_lane_is_given_fits_a_frame() -> None:
+    assert 1 + 8 + LANE_CHUNK <= MESSAGE_LIMIT  # type, place in the stream
 
 
 def test_lanes_that_end_lend_nothing_any_more() -> None:

@@ -21,7 +21,7 @@ from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.record import Record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 4
+VERSION = 5
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for what goes to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for what comes from it
 WATERMARK_SIZE = 1 << 16
@@ -75,7 +75,7 @@ def _library() -> ctypes.CDLL:
         "wait_complete": (i, e, q, q), "drain": (i, e, q), "worked": (q, e), "progress": (z, e, p, z, p, z, POINTER(z)),
         "watermark": (z, e, p, z, i, i), "error": (i, e), "fail": (None, e, i), "broken": (None, e, i),
         "attach": (None, e), "detach": (None, e), "take": (None, e, POINTER(_Out), q),
-        "take_here": (None, e, POINTER(_Out), q, i), "take_callback": (None, e, POINTER(_Out), q),
+        "take_here": (None, e, POINTER(_Out), q, i), "look": (i, q, i), "take_callback": (None, e, POINTER(_Out), q),
         "release": (None, e, p), "wake": (None, e), "retained": (z, e, p, z), "retained_answer": (p, e, q),
         "answer_result": (i, p), "answer_pieces": (z, p), "answer_piece": (p, p, c_uint32, POINTER(q)),
         "area": (i, e, POINTER(p), POINTER(z)), "pin": (i, e, p, z), "unpin": (i, e, p),
@@ -202,6 +202,10 @@ class Engine:
     def take_here(self, seconds: float, fd: int) -> Piece | None:
         self._lib.rge_take_here(self._engine, self._here, int(seconds * 1e9), fd)
         return _piece(self._here)
+
+    def look(self, seconds: float, fd: int) -> None:
+        """Without the interpreter's lock."""
+        self._lib.rge_look(int(seconds * 1e9), fd)
 
     def take_callback(self, seconds: float) -> Piece | Took:
         """The same for calls of :meth:`apply` and ``mark``; for the device's own thread."""

@@ -201,6 +201,16 @@ void Engine::take_here(Out &out, uint64_t spin_ns, int fd) {
     if (!queue_.empty() || progress_) out_.notify_one();
 }
 
+bool Engine::look(uint64_t spin_ns, int fd) {
+    const uint64_t end = now_ns() + spin_ns;
+    pollfd readable{fd, POLLIN, 0};
+    do {
+        if (::poll(&readable, 1, 0) != 0) return true;
+        sched_yield();
+    } while (now_ns() < end);
+    return false;
+}
+
 void Engine::take_callback(Out &out, uint64_t timeout_ns) {
     std::unique_lock lock(mutex_);
     out = Out{};

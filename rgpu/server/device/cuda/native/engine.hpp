@@ -211,6 +211,7 @@ class Engine {
     void attach();
     void detach();
     void take(Out &out, uint64_t timeout_ns);             // the sender's
+    static bool look(uint64_t spin_ns, int fd);           // whether `fd` became readable, without sleeping
     void take_here(Out &out, uint64_t spin_ns, int fd);   // the applying thread's: it looks for completions itself
     void take_callback(Out &out, uint64_t timeout_ns);
     void release(Answer *answer);

@@ -6,15 +6,19 @@ import os
 import random
 import socket
 import struct
+import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
+from rgpu.client.shipper import LANE_CHUNK
 from rgpu.link import lanes
 from rgpu.link.frames import Handover, SealedConnection
 from rgpu.link.lanes import LANE, LANED, LANED_BACK, LANES, MARK, WORTH, Lane
 from rgpu.link.sealing import FROM_NODE, TO_NODE
+from rgpu.server import agent_link
 from rgpu.server.agent_link import AgentLink
 from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.server.runtime import SessionRuntime
@@ -57,8 +61,8 @@ class Attached:
         self.over = [0, 0]
 
     def send(self, data: bytes) -> None:
-        for at in range(0, len(data), MIB):
-            piece = memoryview(data)[at:at + MIB]
+        for at in range(0, len(data), LANE_CHUNK):
+            piece = memoryview(data)[at:at + LANE_CHUNK]
             head = struct.pack("<Q", self.offset)
             self.offset += len(piece)
             if len(piece) < WORTH:
@@ -114,6 +118,41 @@ def test_bytes_go_there_and_back(attached: Attached, journal: Journal) -> None:
         attached.send(journal.read(len(data), stream=18 + number % 2))
         assert attached.answer(journal.seq) == (0, data), number
     assert min(attached.over) > 30
+
+
+def test_who_was_answered_is_listened_to(attached: Attached, device: CudaDevice, journal: Journal,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each answer that the receiving thread sent itself, and for no call that nobody awaits."""
+    fast, looked = attached.link.runtime.fast, []
+    assert fast is not None
+    look = fast.look
+    monkeypatch.setattr(agent_link, "SPIN", 5.0)  # this thread, not the sender, whatever else the machine does
+    monkeypatch.setattr(agent_link, "LOOK", 0.01)
+    monkeypatch.setattr(type(fast), "look", lambda self, seconds, fd: (looked.append(seconds), look(seconds, fd)))
+    attached.send(journal.opened())
+    for number in range(20):
+        attached.send(journal.write(bytes([number])))
+        time.sleep(0.001)
+        attached.send(journal.read(1))
+        assert attached.answer(journal.seq) == (0, bytes([number]))
+    attached.send(journal.write(b"end"))
+    attached.send(journal.read(3))
+    assert attached.answer(journal.seq) == (0, b"end")
+    assert 0 < len(looked) <= 21 and set(looked) == {0.01}
+
+
+def test_a_look_ends_with_its_time_or_with_what_comes(device: CudaDevice) -> None:
+    near, far = socket.socketpair()
+    fast = device.fast_path
+    with near, far:
+        began = time.monotonic()
+        fast.look(0.05, near.fileno())
+        assert 0.05 <= time.monotonic() - began < 20
+        timer = threading.Timer(0.05, far.send, [b"x"])
+        timer.start()
+        fast.look(60.0, near.fileno())
+        assert near.recv(1, socket.MSG_DONTWAIT) == b"x"
+        timer.join()
 
 
 def test_a_link_ends_with_a_lane(attached: Attached, journal: Journal) -> None:
