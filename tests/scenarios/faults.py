@@ -119,10 +119,11 @@ class Disturbance(Fire):
         return self
 
     def move(self) -> subprocess.Popen[str]:
-        """Arm the point and begin the move."""
+        """Arm the point and begin the move: by copy, whose points they are (auto may take a replay)."""
         self.arm()
         return subprocess.Popen(
-            [sys.executable, "-m", "rgpu.cli.main", "migrate", "fire", self.destination, "-o", "json"],
+            [sys.executable, "-m", "rgpu.cli.main", "migrate", "fire", self.destination, "--mode", self.mode,
+             "-o", "json"],
             env=self.pool.environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def victims(self, actor: str) -> list[int]:
