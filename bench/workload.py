@@ -51,15 +51,9 @@ class Runner:
         self.side, self.log, self.limit = side, log, limit
         self.outcome = Outcome()
         self.session = f"bench-{log.stem}"[:60]
-        command = [python, "-W", "ignore", str(WORKLOADS / f"{file}.py"), *words]
-        base = dict(os.environ)
-        if side.pool is not None:
-            command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", self.session, *side.options, "--",
-                       *command]
-            base = dict(side.pool.environment)
-        self._environment = {**base, **(environment or {}), "BENCH_MARKS": "1", "PYTHONUNBUFFERED": "1",
-                             "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        self._command, self._watch = command, watch
+        self._command, base = command_of(side, file, words, self.session, python)
+        self._environment = {**base, **(environment or {}), "BENCH_MARKS": "1"}
+        self._watch = watch
         self._begin: dict[str, float] = {}
         self.process: subprocess.Popen[str]
 
@@ -158,6 +152,17 @@ class Runner:
             pass
         if self.process.poll() is None:
             self.process.wait()
+
+
+def command_of(side: Side, file: str, words: Sequence[str], session: str,
+               python: str = sys.executable) -> tuple[list[str], dict[str, str]]:
+    """How to start a workload there: the command line and the environment."""
+    command = [python, "-W", "ignore", str(WORKLOADS / f"{file}.py"), *words]
+    base = dict(os.environ)
+    if side.pool is not None:
+        command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", session, *side.options, "--", *command]
+        base = dict(side.pool.environment)
+    return command, {**base, "PYTHONUNBUFFERED": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def cpu_seconds(pid: int | None) -> float | None:

@@ -3,6 +3,8 @@
 ``{"row": NAME, "unit": UNIT, "value": V, "samples": N}`` is a measured row.
 ``{"mark": NAME, "at": "begin"|"end", "steps": N}`` stands before and after steps that are counted; where
 ``BENCH_MARKS`` is set, the workload then waits for a line on its standard input, so that whoever runs it can look.
+Where ``BENCH_TURNS`` is set, a row is ``{"turn": NAME, "unit": UNIT}`` and then, for each line ``go`` on the standard
+input, ``{"sample": V}``, until another line comes: several processes can take turns (``bench/paired.py``).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def synchronize() -> None:
 
 def timed(action: Callable[[], Any], count: int, repeats: int = 7, warm: int = 2) -> list[float]:
     """Seconds for one ``action``, measured ``repeats`` times over ``count`` of them with a wait at the end."""
-    if QUICK:
+    if QUICK and repeats > 1:
         repeats = max(3, repeats // 2)
     for _ in range(warm):
         action()
@@ -60,8 +62,19 @@ def timed(action: Callable[[], Any], count: int, repeats: int = 7, warm: int = 2
 def measured(name: str, unit: str, action: Callable[[], Any], count: int, scale: Callable[[float], float],
              repeats: int = 7) -> None:
     """A row: the median of :func:`timed`, in the row's unit."""
+    if os.environ.get("BENCH_TURNS"):
+        _turns(name, unit, action, count, scale)
+        return
     found = timed(action, count, repeats)
     row(name, unit, scale(statistics.median(found)), len(found))
+
+
+def _turns(name: str, unit: str, action: Callable[[], Any], count: int, scale: Callable[[float], float]) -> None:
+    """One sample for each ``go``; the first action after the wait is not timed."""
+    timed(action, 1, 1)
+    print(json.dumps({"turn": name, "unit": unit}), flush=True)
+    while sys.stdin.readline().strip() == "go":
+        print(json.dumps({"sample": scale(timed(action, count, 1, 1)[0])}), flush=True)
 
 
 def counted(name: str, action: Callable[[], Any], steps: int) -> None:
