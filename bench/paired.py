@@ -18,11 +18,12 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,8 +44,8 @@ T = TypeVar("T")
 def condition_of(name: str) -> tuple[str, dict[str, str]]:
     """``loopback:A=1:B=2`` as condition and environment. Raises ValueError."""
     condition, *words = name.split(":")
-    if condition not in CONDITIONS and not condition.startswith("rtt-"):
-        raise ValueError(f"{condition} is no condition; there are {', '.join(CONDITIONS)}")
+    if condition not in CONDITIONS and not re.fullmatch(r"rtt-\d+(\.\d+)?", condition):
+        raise ValueError(f"{condition} is no condition; there are {', '.join(CONDITIONS)}, and any rtt-MILLISECONDS")
     for word in words:
         if "=" not in word:
             raise ValueError(f"{word!r} in {name!r} is not NAME=VALUE")
@@ -85,7 +86,8 @@ class Paired:
             if not any(player.name == NATIVE for player in playing) or not rows:
                 return
             if len(rows) > 1:
-                raise PlayerLost(f"{workload}: the sides are at different rows: {turns}")
+                self._lost(f"{workload}: left out from here on, the sides are at different rows: {turns}")
+                return
             self._row(workload, *rows.pop(), playing)
 
     def _row(self, workload: str, row: str, unit: str, playing: list[Player]) -> None:
@@ -93,7 +95,7 @@ class Paired:
         for number in range(self.rounds):
             if time.monotonic() > self.deadline and number:
                 break
-            at = number % len(playing) if playing else 0
+            at = number % len(playing)
             for player in playing[at:] + playing[:at]:
                 if (value := self._try(playing, player, player.sample)) is not None:
                     samples[player.name].append(value)
@@ -110,10 +112,13 @@ class Paired:
         try:
             return action()
         except PlayerLost as error:
-            self.errors.append(str(error))
-            self._say(f"LOST {error}", flush=True)
+            self._lost(str(error))
             playing.remove(player)
             return None
+
+    def _lost(self, what: str) -> None:
+        self.errors.append(what)
+        self._say(f"LOST {what}", flush=True)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -122,14 +127,13 @@ def line(row: dict[str, Any]) -> str:
             f"{row['ratio']:7.3f}  ({row['ratio_low']:.3f} to {row['ratio_high']:.3f}, {row['rounds']} rounds)")
 
 
-def players(workload: str, rows: Iterable[str], sides: Sequence[str], pool: BenchPool, folder: Path,
+def players(workload: str, rows: Sequence[str], sides: Sequence[str], pool: BenchPool, folder: Path,
             options: argparse.Namespace) -> list[Player]:
     """The native side and the others, started at once."""
-    words = [name for name in rows]
-    found = [Player(NATIVE, Side(NATIVE), workload, words, folder / f"{workload}-native.err", options.limit)]
+    found = [Player(NATIVE, Side(NATIVE), workload, rows, folder / f"{workload}-native.err", options.limit)]
     for number, name in enumerate(sides):
         condition, settings = condition_of(name)
-        found.append(Player(name, side(condition, pool, options.memory, ()), workload, words,
+        found.append(Player(name, side(condition, pool, options.memory, ()), workload, rows,
                             folder / f"{workload}-{number}.err", options.limit, settings))
     return found
 

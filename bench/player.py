@@ -26,7 +26,7 @@ class Player:
     def __init__(self, name: str, side: Side, file: str, words: Sequence[str], errors: Path, limit: float,
                  settings: dict[str, str] | None = None) -> None:
         """``errors``: where its standard error goes. ``limit``: seconds to wait for a line of it."""
-        self.name, self._limit, self._errors = name, limit, errors
+        self.name, self.limit, self._errors = name, limit, errors
         command, base = command_of(side, file, words, f"paired-{errors.stem}"[:60])
         with open(errors, "wb") as said:
             self.process = subprocess.Popen(
@@ -80,10 +80,11 @@ class Player:
     def _get(self, key: str, end: bool = False) -> dict[str, Any]:
         while True:
             try:
-                found = self._lines.get(timeout=self._limit)
+                found = self._lines.get(timeout=self.limit)
             except queue.Empty:
-                raise PlayerLost(f"{self.name}: nothing for {self._limit:g} s{self._said()}") from None
+                raise PlayerLost(f"{self.name}: nothing for {self.limit:g} s{self._said()}") from None
             if found is None:
+                self._lines.put(None)  # whoever asks again hears it again
                 status = self.process.wait()
                 if end and status == 0:
                     return {}
