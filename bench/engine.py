@@ -60,7 +60,7 @@ def main() -> None:
     if options.fake and not fake:
         on_the_fake_driver()
     from rgpu.server.device.cuda.device import CudaDevice
-    from rgpu.server.runtime import SessionRuntime
+    from rgpu.server.worker.apply.runtime import SessionRuntime
     from rgpu.session.addresses import DEVICE_BASE as BASE
     from tests.server.device.cuda.fake_driver.support import Agent, Journal, linked
 

@@ -30,13 +30,15 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rgpu.checkpoint import pagehash, pagehash_native, writer  # noqa: E402
-from rgpu.checkpoint.chunk import CHUNK_HEADER  # noqa: E402
+from rgpu.checkpoint.codec.chunk import CHUNK_HEADER  # noqa: E402
+from rgpu.checkpoint.codec.encoders import Encoders  # noqa: E402
+from rgpu.checkpoint.codec.frames import FRAME_PAGES, PITCH, Shared  # noqa: E402
 from rgpu.checkpoint.device import PAGE, Region  # noqa: E402
-from rgpu.checkpoint.encoders import Encoders  # noqa: E402
-from rgpu.checkpoint.frames import FRAME_PAGES, PITCH, Shared  # noqa: E402
-from rgpu.checkpoint.pages import PageList  # noqa: E402
-from rgpu.checkpoint.store import DirectoryStore  # noqa: E402
+from rgpu.checkpoint.native import pagehash_native  # noqa: E402
+from rgpu.checkpoint.pages import pagehash  # noqa: E402
+from rgpu.checkpoint.pages.pages import PageList  # noqa: E402
+from rgpu.checkpoint.store import writer  # noqa: E402
+from rgpu.checkpoint.store.images import DirectoryStore  # noqa: E402
 
 KEY = bytes(range(32))
 BASE = 0x2000_0000_0000

@@ -25,9 +25,10 @@ import msgspec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rgpu.checkpoint import image, pagehash  # noqa: E402
 from rgpu.checkpoint.device import PAGE  # noqa: E402
-from rgpu.checkpoint.state import RegionState, SessionState  # noqa: E402
+from rgpu.checkpoint.manifest import manifest as image  # noqa: E402
+from rgpu.checkpoint.manifest.state import RegionState, SessionState  # noqa: E402
+from rgpu.checkpoint.pages import pagehash  # noqa: E402
 
 KEY = bytes(32)
 CONTENT, REGION, REGIONS = 4 << 20, 64 << 20, 96  #: bytes of a module, of a region; how many regions

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rgpu.migrate.forecast import WORTH
+from rgpu.migrate.move.forecast import WORTH
 
 BEFORE = 2.0  #: seconds of running that the speed before the move is taken from
 #: A mode that costs no more than this beyond the best one was no wrong choice: two runs differ by as much.

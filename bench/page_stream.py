@@ -25,12 +25,12 @@ import lz4.block  # noqa: E402
 import numpy as np  # noqa: E402
 
 from rgpu.checkpoint.device import PAGE  # noqa: E402
-from rgpu.checkpoint.pages import PageTable, collect_dirty  # noqa: E402
-from rgpu.link.frames import Handover, SealedConnection  # noqa: E402
-from rgpu.link.sealing import FROM_NODE, TO_NODE  # noqa: E402
+from rgpu.checkpoint.pages.pages import PageTable, collect_dirty  # noqa: E402
+from rgpu.link.data.frames import Handover, SealedConnection  # noqa: E402
+from rgpu.link.messages.data import FROM_NODE, TO_NODE
+from rgpu.migrate.transfer.receiver import PageReceiver  # noqa: E402
+from rgpu.migrate.transfer.sender import PageSender, lanes_here  # noqa: E402
 from rgpu.server.device.cpu.device import CpuDevice  # noqa: E402
-from rgpu.server.page_sender import PageSender, lanes_here  # noqa: E402
-from rgpu.server.page_stream import PageReceiver  # noqa: E402
 from rgpu.session.addresses import DEVICE_BASE  # noqa: E402
 
 KEYS = bytes(32), bytes(range(32))  # of a benchmark: nothing secret passes

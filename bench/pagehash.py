@@ -32,11 +32,11 @@ os.environ.setdefault("CUDA_CACHE_DISABLE", "1")  # so that the load times are t
 import numpy as np  # noqa: E402
 from cuda.bindings import driver  # noqa: E402
 
-from rgpu.checkpoint import pagehash  # noqa: E402
 from rgpu.checkpoint.device import PAGE  # noqa: E402
-from rgpu.server.device.cuda import pagehash as device_hash  # noqa: E402
+from rgpu.checkpoint.pages import pagehash  # noqa: E402
 from rgpu.server.device.cuda.errors import check  # noqa: E402
 from rgpu.server.device.cuda.kernels import generate  # noqa: E402
+from rgpu.server.device.cuda.memory import pagehash as device_hash  # noqa: E402
 
 KEY = bytes(range(32))
 REPEAT = 10

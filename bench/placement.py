@@ -28,17 +28,17 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rgpu.migrate.decoded import Decoded  # noqa: E402
-from rgpu.migrate.placement import Request, Snapshot, never_fits, sized  # noqa: E402
-from rgpu.migrate.records import DeviceRecord, NodeRecord, SessionRecord, Wants, decode, encode  # noqa: E402
+from rgpu.migrate.records.decoded import Decoded  # noqa: E402
+from rgpu.migrate.records.schema import DeviceRecord, NodeRecord, SessionRecord, Wants, decode, encode  # noqa: E402
 from rgpu.migrate.registry.base import Entry as Stored  # noqa: E402
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation, view  # noqa: E402
-from rgpu.migrate.scheduling.consolidating import consolidate  # noqa: E402
 from rgpu.migrate.scheduling.costs import Costs, Limits  # noqa: E402
-from rgpu.migrate.scheduling.kept import Kept  # noqa: E402
-from rgpu.migrate.scheduling.rebalancing import make_room  # noqa: E402
+from rgpu.migrate.scheduling.following.kept import Kept  # noqa: E402
+from rgpu.migrate.scheduling.placement import Request, Snapshot, never_fits, sized  # noqa: E402
+from rgpu.migrate.scheduling.plans.consolidating import consolidate  # noqa: E402
+from rgpu.migrate.scheduling.plans.rebalancing import make_room  # noqa: E402
 from rgpu.migrate.scheduling.views import Views  # noqa: E402
-from rgpu.migrate.waiting import Entry, serve  # noqa: E402
+from rgpu.migrate.scheduling.waiting import Entry, serve  # noqa: E402
 from rgpu.session.errors import Refused  # noqa: E402
 
 T = TypeVar("T")

@@ -24,19 +24,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rgpu.link.logging import configure_logging  # noqa: E402
-from rgpu.migrate.lease_keeper import renewal_interval  # noqa: E402
-from rgpu.migrate.records import (  # noqa: E402
-    INVITATIONS,
-    KEYS,
-    LEADER,
-    DeviceRecord,
-    NodeRecord,
-    decode,
-    encode,
-    node_key,
-)
+from rgpu.migrate.membership.lease_keeper import renewal_interval  # noqa: E402
+from rgpu.migrate.records.schema import INVITATIONS, KEYS, LEADER, DeviceRecord, NodeRecord, decode, encode, node_key
 from rgpu.migrate.registry.base import Compacted, Put, absent  # noqa: E402
-from rgpu.migrate.registry.etcd import EtcdRegistry  # noqa: E402
+from rgpu.migrate.registry.etcd.registry import EtcdRegistry  # noqa: E402
 from rgpu.session.errors import NotFound, RgpuError  # noqa: E402
 
 PROBE = KEYS + "probe"

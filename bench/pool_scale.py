@@ -31,10 +31,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.pool_nodes import PROBE  # noqa: E402
-from rgpu.migrate import ownership  # noqa: E402
-from rgpu.migrate.coordinator import Coordinator  # noqa: E402
-from rgpu.migrate.ownership import Held, Leader  # noqa: E402
-from rgpu.migrate.records import (  # noqa: E402
+from rgpu.migrate.leader.coordinator import Coordinator  # noqa: E402
+from rgpu.migrate.records import ownership  # noqa: E402
+from rgpu.migrate.records.ownership import Held, Leader  # noqa: E402
+from rgpu.migrate.records.schema import (  # noqa: E402
     LEADER,
     ImageName,
     LeaderRecord,
@@ -45,7 +45,7 @@ from rgpu.migrate.records import (  # noqa: E402
     session_key,
 )
 from rgpu.migrate.registry.base import Put, absent, txn_certain  # noqa: E402
-from rgpu.migrate.registry.etcd import EtcdRegistry  # noqa: E402
+from rgpu.migrate.registry.etcd.registry import EtcdRegistry  # noqa: E402
 from rgpu.session.errors import RgpuError, UnknownOutcome  # noqa: E402
 from tests.migrate.registry.etcd_cluster import EtcdCluster  # noqa: E402
 

@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "tests"
 SHIM, NVML, ENGINE = ROOT / "rgpu/client/shim", ROOT / "rgpu/client/nvml", ROOT / "rgpu/server/device/cuda/native"
+MESSAGES = ROOT / "rgpu/link/messages/native"
 #: What an editable install (`make setup`) builds, where the package looks for it.
 INSTALLED = (ROOT / "rgpu/client/lib/libcuda.so.1", ROOT / "rgpu/client/lib/libnvidia-ml.so.1",
              ROOT / "rgpu/server/device/cuda/lib/librgpu_engine.so")
@@ -32,7 +33,8 @@ def one_at_a_time(folder: Path) -> Iterator[Path]:
 
 def as_installed() -> Path | None:
     """A folder with the installed libraries, if they are of the sources as they are: compiling takes a minute."""
-    sources = [ROOT / "CMakeLists.txt", *(path for folder in (SHIM, NVML, ENGINE) for path in folder.rglob("*.?[pa]p"))]
+    sources = [ROOT / "CMakeLists.txt",
+               *(path for folder in (SHIM, NVML, ENGINE, MESSAGES) for path in folder.rglob("*.?[pa]p"))]
     newest = max(path.stat().st_mtime for path in sources)
     if not all(path.exists() and path.stat().st_mtime > newest for path in INSTALLED):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 
 import pytest
@@ -18,6 +19,11 @@ else:  # how long an example takes is the machine's affair
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a script: programs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# One process runs thousands of tests whose objects keep descriptors until they are collected; many limits are 1,024.
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (_hard, _hard))
 
 
 def gpu_count() -> int:

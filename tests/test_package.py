@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from rgpu.client import launcher
+from rgpu.client.run import launcher
 from tests.building import one_at_a_time
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +30,21 @@ def test_generated_files_are_current() -> None:
     done = subprocess.run([sys.executable, "-m", "rgpu.session.calls.generate", "--check"], cwd=ROOT,
                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_commits_are_checked_as_make_lint_does() -> None:
+    recipe = re.search(r"^lint: setup\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    hooks = re.findall(r"^ +entry: (.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    assert recipe and hooks == [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe[1].splitlines()]
+
+
+def test_license_is_named() -> None:
+    """The whole text as a file, and its SPDX identifier in the metadata (PEP 639)."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["license"] == "Apache-2.0" and project["license-files"] == ["LICENSE"]
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License\n                           Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +67,9 @@ def test_wheel(wheel: Path, tmp_path: Path) -> None:
         names = archive.namelist()
         assert {"rgpu/client/lib/libcuda.so.1", "rgpu/client/lib/libcuda.so", "rgpu/client/lib/libnvidia-ml.so.1",
                 "rgpu/client/lib/link/libcuda.so",
-                "rgpu/cli/main.py",
+                "rgpu/cli/main.py", "rgpu/py.typed", "rgpu/examples/heat.py",
                 "rgpu/server/device/cuda/lib/librgpu_engine.so"} <= set(names)
+        assert [n for n in names if n.endswith(".dist-info/licenses/LICENSE")]
         assert not [n for n in names if n.split("/")[0] not in ("rgpu",) and ".dist-info" not in n]
         archive.extractall(tmp_path)
     library = tmp_path / "rgpu" / "client" / "lib" / "libcuda.so.1"

@@ -1,1 +1,3 @@
-import rgpu.plain_structlog  # noqa: F401 - before any of them imports structlog
+"""Images of sessions: pages, chunks, stores. It knows devices only by a protocol, and no node or registry."""
+
+import rgpu.link.logging  # noqa: F401 - before any of them imports structlog

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rgpu.checkpoint.frames import FramePool
-from rgpu.checkpoint.pagehash import PageHashes, Ranges
-from rgpu.checkpoint.ring import PageRing
+from rgpu.checkpoint.codec.frames import FramePool
+from rgpu.checkpoint.pages.pagehash import PageHashes, Ranges
+from rgpu.checkpoint.pages.ring import PageRing
 from rgpu.session.addresses import GRANULE, PAGE
-from rgpu.session.graphs import Node
-from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
+from rgpu.session.objects.graphs import Node
+from rgpu.session.objects.module_table import FunctionInfo, GlobalVariable, ModuleTable
 
 __all__ = ["GRANULE", "PAGE", "Device", "DeviceFacts", "Done", "FunctionInfo", "GlobalVariable", "Launch",
            "ModuleTable", "Region"]
@@ -122,7 +122,7 @@ class Device(Protocol):
         """The 16 attributes once the function is loaded: the table of a lazy load has -1 for some."""
 
     def tensor_map(self, form: int, arguments: bytes) -> bytes:
-        """The 128 bytes that the driver encodes (docs/architecture.md, "Tensor maps"). Raises DeviceError."""
+        """The 128 bytes that the driver encodes (docs/developers/devices.md, "Tensor maps"). Raises DeviceError."""
 
     def cluster_occupancy(self, module: int, function: int, form: int, grid: tuple[int, int, int],
                           block: tuple[int, int, int], shared: int, cluster: tuple[int, int, int]) -> int:
@@ -191,6 +191,10 @@ class Device(Protocol):
     def progress(self) -> tuple[set[int], dict[int, int]]:
         """(seqs of ordered work not yet complete, {stream: highest seq complete in it})."""
 
+    def unfinished(self) -> tuple[int, str] | None:
+        """The oldest call of ordered work that is not complete; None: there is none. And what it is: "kernel NAME", …,
+        empty where that is not known."""
+
     def is_complete(self, seq: int) -> bool: ...
     def wait_complete(self, seq: int, timeout: float | None = None) -> bool: ...
     def drain(self, timeout: float) -> bool:
@@ -238,7 +242,7 @@ class Device(Protocol):
         side by side as long as their ranges do not overlap.
         """
 
-    # -- room for copies of pages, outside the session's state (see rgpu.checkpoint.frozen) --------------------
+    # -- room for copies of pages, outside the session's state (see rgpu.checkpoint.pages.frozen) --------------------
     def free_memory(self) -> int:
         """Bytes that :meth:`stage` may still be given, as far as is known now."""
 

@@ -41,7 +41,7 @@ def registry_address(settings: Settings) -> str:
     """The registry that a daemon opens; "" for the embedded one. Raises :class:`UsageError`, :class:`Refused`."""
     if settings.registry in ("", "embedded"):
         return ""
-    from rgpu.migrate.registry.etcd_address import parse
+    from rgpu.migrate.registry.etcd.address import parse
 
     parse(settings.registry)  # wrong ones are refused before anything is started
     return str(settings.registry)

@@ -1,4 +1,4 @@
-"""The command ``rgpu``: one file for each verb beside this one."""
+"""The command ``rgpu``: one file for each verb, in the rooms beside this one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from rgpu import __version__
 
 #: verb → (module, attribute); loaded when used, so that `rgpu run` starts fast.
 VERBS = {
-    "up": "up", "down": "down", "server": "server", "run": "run", "ps": "ps", "describe": "describe", "logs": "logs",
-    "kill": "kill", "nodes": "nodes", "migrate": "migrate", "checkpoint": "checkpoint", "restore": "restore",
-    "image": "image", "cordon": "cordon", "uncordon": "uncordon", "drain": "drain", "leave": "leave",
-    "rebalance": "rebalance", "pool": "pool_group", "history": "history", "events": "events", "journal": "journal",
-    "keys": "keys", "config": "config", "doctor": "doctor", "demo": "demo", "top": "top", "completion": "completion",
-    "simulate": "simulate",
+    "up": "pools.up", "down": "pools.down", "server": "pools.server", "run": "sessions.run", "ps": "sessions.ps",
+    "describe": "sessions.describe", "logs": "sessions.logs", "kill": "sessions.kill", "nodes": "pools.nodes",
+    "migrate": "moves.migrate", "checkpoint": "images.checkpoint", "restore": "images.restore", "image":
+    "images.image", "cordon": "moves.cordon", "uncordon": "moves.uncordon", "drain": "moves.drain", "leave":
+    "pools.leave", "rebalance": "moves.rebalance", "pool": "pools.pool_group", "history": "sessions.history",
+    "events": "sessions.events", "journal": "images.journal", "keys": "pools.keys", "config": "helpers.config",
+    "doctor": "helpers.doctor", "demo": "helpers.demo", "top": "sessions.top", "completion": "helpers.completion",
+    "simulate": "helpers.simulate",
 }
 
 
@@ -37,7 +39,7 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Run CUDA programs on remote GPUs; move, checkpoint and recover them while they run.
 
-    Exit codes are listed in docs/errors.md; `rgpu run` exits as its program does.
+    Exit codes are listed in docs/users/errors.md; `rgpu run` exits as its program does.
     """
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rgpu.cli.settings import Settings
-from rgpu.link.control_client import ControlClient
+from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import KeyPair, PoolFiles
-from rgpu.server.state_file import daemon_state
+from rgpu.server.node.state_file import daemon_state
 from rgpu.session.errors import NotFound, PoolUnavailable, TimedOut
 
 __all__ = ["connect", "daemon_state", "pool_files", "wait_ready"]

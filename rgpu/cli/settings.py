@@ -35,7 +35,7 @@ def parse_count(text: str | int) -> int:
     return int(text)
 
 
-#: Of :mod:`rgpu.server.compute`.
+#: Of :mod:`rgpu.server.node.workers.compute`.
 POLICIES = ("shared", "always", "never")
 
 
@@ -113,6 +113,8 @@ SETTINGS: tuple[Setting, ...] = (
             "0: no limit"),
     Setting("enforce_compute", lambda: "shared", parse_policy, "when a node holds sessions to their shares of a "
             "device's time: shared, always or never"),
+    Setting("client_grace", lambda: 600.0, parse_age, "how long a client's host may be silent before its session is "
+            "checkpointed and ended; a node's: for sessions that say nothing"),
     Setting("timeout", lambda: 30.0, parse_seconds, "how long a command waits for the pool"),
     Setting("spares", lambda: 1, parse_count, "workers that stand ready for each device of a node"),
     Setting("log_level", lambda: "info", str, "debug, info, warning or error"),

@@ -1,1 +1,3 @@
-import rgpu.plain_structlog  # noqa: F401 - before any of them imports structlog
+"""The client side: driver library, agent, `rgpu run`. It never imports the server, checkpoints or moves."""
+
+import rgpu.link.logging  # noqa: F401 - before any of them imports structlog

@@ -8,7 +8,7 @@ directories of mode 0700; one that others may read is refused, because a key
 that was readable must be taken for known.
 
 The nodes of a pool also share the *pool secret*, 32 random bytes, from which
-tickets and the secrets of data links are derived (:mod:`rgpu.link.tickets`).
+tickets and the secrets of data links are derived (:mod:`rgpu.link.data.tickets`).
 
 Layout of a pool's directory (a node or a client has only its part of it)::
 

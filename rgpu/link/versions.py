@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 from rgpu import __version__
+from rgpu.link.messages import control, data
 from rgpu.session.errors import VersionMismatch
 
-CONTROL = 1
-DATA = 1
+CONTROL = control.VERSION
+DATA = data.VERSION
 #: What a side that says nothing speaks: programs from before the numbers were exchanged.
 FIRST = {"package": "0.1.0 or older", "control": 1, "data": 1}
 
@@ -43,6 +44,12 @@ def check(theirs: Any, who: str) -> None:
             raise VersionMismatch(
                 f"{who} is rgpu {_shown(said)}, this side is rgpu {_shown(mine)}: their {link} protocols do not fit; "
                 "install the same version on both", theirs=_plain(said), ours=mine, link=link)
+
+
+def data_of(theirs: Any) -> int:
+    """The data protocol of the other side, which was checked."""
+    said: dict[str, Any] = theirs if isinstance(theirs, dict) else FIRST
+    return int(said["data"])
 
 
 def _shown(versions: dict[str, Any]) -> str:

@@ -1,1 +1,3 @@
-import rgpu.plain_structlog  # noqa: F401 - before any of them imports structlog
+"""Who has which session: records, leader, scheduling, moves. It reaches nodes and workers only by their verbs."""
+
+import rgpu.link.logging  # noqa: F401 - before any of them imports structlog

@@ -1,1 +1,3 @@
-import rgpu.plain_structlog  # noqa: F401 - before any of them imports structlog
+"""The server side: node daemon, workers, devices. It never imports the client."""
+
+import rgpu.link.logging  # noqa: F401 - before any of them imports structlog

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
-from rgpu.session.record import Record
+from rgpu.session.journal.record import Record
 
 
 class Came(IntEnum):
@@ -21,6 +21,8 @@ class Came(IntEnum):
     ALL = 0  #: everything given was taken
     RECORD = 1  #: a record for the caller; :meth:`FastPath.passed` when it was applied
     INTERRUPTED = 2  #: :meth:`FastPath.interrupt`: the position is at a record's boundary
+    WAITING = 4  #: the next call has to wait for its turn (:meth:`FastPath.order`): the position is in front of it
+    BEHIND = 5  #: more calls than usual are under way (:meth:`FastPath.usual`): the position is in front of the next
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class Fed:
     awaiting: int  #: awaited calls without an answer, and answers not taken
     bugs: int  #: calls so far whose arguments the shim should have refused
     bug: tuple[int, int, int]  #: the last of them: (call id, seq, CUresult)
+    waiting: tuple[int, int, int, int] = (0, 0, 0, 0)  #: WAITING: (seq, call id, stream, bytes of it that follow)
 
 
 @dataclass(slots=True)
@@ -66,6 +69,9 @@ class FastPath(Protocol):
     def feed(self, data: Any) -> Fed:
         """Take bytes of the record stream. Raises :class:`Corrupt` as the Python reader does."""
 
+    def keep_place(self, address: int) -> None:
+        """Store each call's position in that word before it is applied. Once, before any is."""
+
     def passed(self, seq: int) -> None: ...
     def reset(self) -> None:
         """A new connection begins: the stream starts with a whole record."""
@@ -75,6 +81,27 @@ class FastPath(Protocol):
 
     def interrupt(self, on: bool) -> None:
         """Make feed() return at the next boundary, until called with False as often."""
+
+    def order(self, on: bool) -> None:
+        """From now on a call is given to a stream only when what was given to others before is complete."""
+
+    def in_order(self, stream: int, seconds: float) -> int:
+        """Work for ``stream`` comes next: 1: its turn is now; 0: nothing completed for that long; -1: interrupted."""
+
+    def pass_order(self, stream: int) -> None:
+        """Its turn is now, whatever is under way."""
+
+    def usual(self, calls: int) -> None:
+        """Calls that a program usually is ahead of its work; :attr:`Came.BEHIND` at clearly more. UNBOUNDED: never."""
+
+    def reached(self) -> int:
+        """Grows whenever something completes."""
+
+    def waited(self) -> int:
+        """ns that feed() has waited so far for work of the device: not inside the driver."""
+
+    def ahead(self) -> int:
+        """Calls given to the device and not complete; UNBOUNDED: as many as are let be."""
 
     def broken(self, result: int) -> None:
         """A sticky CUresult that came from outside the device."""

@@ -34,7 +34,7 @@ from typing import Any
 import structlog
 from blake3 import blake3
 
-from rgpu.link.module_refs import SMALLEST
+from rgpu.link.data.module_refs import SMALLEST
 
 log = structlog.get_logger(__name__)
 

@@ -1,29 +1,94 @@
-"""How far a worker has come, in a small file that outlives it.
+"""How far a worker's work came, in a small file that outlives it.
 
-A worker tells its daemon about once a second what it has applied. One that is
-killed between two such words would seem to have died where it was a second
-ago; lost three times so, a session that goes on well between its losses would
-be given up as one that always dies in one place (OWNERSHIP 9). So the worker
-writes its position into a mapped file with each message it applies, which costs
-no system call, and the daemon reads it when the process has gone. A power cut
-may take the file: then there is no worker either.
+A worker tells its daemon about once a second what it has applied. One that is killed between two such words would
+seem to have died where it was a second ago, and what it was doing when it died would be known to nobody. That decides
+whether a call is to blame (:mod:`rgpu.migrate.records.losses`). So the worker writes into a mapped file, which costs no
+system
+call, and the daemon reads it when the process has gone. A power cut may take the file: then there is no worker either.
 
-The file, little-endian: 0 magic "RGPUPOS1", 8 u64 position, 16 u64 its
-complement. A writer that dies between the two leaves a file that says nothing.
+The file: 0 magic "RGPUPOS2", then words of 64 bits in this machine's order, each stored as one:
+
+==  ========  ===================================================================================================
+ 8  applied   every call ≤ it was applied
+16  begun     the call that was begun last; the device's engine stores it by itself, before each call
+24  complete  every call ≤ it is complete, device work included; as the agent was told last
+==  ========  ===================================================================================================
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
-MAGIC = b"RGPUPOS1"
-_PAGE = struct.Struct("<8sQQ")
-_WORDS = struct.Struct("<QQ")
-_ALL = 2**64 - 1
+MAGIC = b"RGPUPOS2"
+_PAGE = struct.Struct("=8sQQQ")
+_EARLIER = struct.Struct("<8sQQ")  #: of version 0.1: magic "RGPUPOS1", position, its complement
+_APPLIED, _BEGUN, _COMPLETE = 1, 2, 3
+
+
+class Reached(NamedTuple):
+    """What a page says. ``begun``, ``complete``: None: not known."""
+
+    applied: int
+    begun: int | None = None
+    complete: int | None = None
+
+
+class Place(Protocol):
+    """Told how far the work is."""
+
+    def begins(self, seq: int) -> None:
+        """That call is applied next."""
+
+    def applied(self, position: int) -> None:
+        """Every call ≤ it was applied."""
+
+    def complete(self, position: int) -> None:
+        """Every call ≤ it is complete."""
+
+    def restored(self, position: int) -> None:
+        """The session was rebuilt as it was at that position."""
+
+
+class Nowhere:
+    """A :class:`Place` that keeps nothing."""
+
+    def begins(self, seq: int) -> None: ...
+    def applied(self, position: int) -> None: ...
+    def complete(self, position: int) -> None: ...
+    def restored(self, position: int) -> None: ...
+
+
+class PositionPage:
+    """The :class:`Place` in the file at ``path``, made anew (mode 0600). Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, _PAGE.pack(MAGIC, 0, 0, 0))
+            self._map = mmap.mmap(descriptor, _PAGE.size)
+        finally:
+            os.close(descriptor)
+        self._words = memoryview(self._map).cast("Q")
+        #: where the word ``begun`` lies, for who stores it without Python; as long as this object lives
+        self.begun_address = ctypes.addressof(ctypes.c_uint64.from_buffer(self._map, 8 * _BEGUN))
+
+    def begins(self, seq: int) -> None:
+        self._words[_BEGUN] = seq
+
+    def applied(self, position: int) -> None:
+        self._words[_APPLIED] = position
+
+    def complete(self, position: int) -> None:
+        self._words[_COMPLETE] = position
+
+    def restored(self, position: int) -> None:
+        for word in (_APPLIED, _BEGUN, _COMPLETE):
+            self._words[word] = position
 
 
 def beside(socket: Path) -> Path:
@@ -31,29 +96,19 @@ def beside(socket: Path) -> Path:
     return socket.with_suffix(".position")
 
 
-def writer(path: Path) -> Callable[[int], None]:
-    """What writes a position into the file at ``path``, made anew (mode 0600). Raises OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, _PAGE.pack(MAGIC, 0, _ALL))
-        page = mmap.mmap(descriptor, _PAGE.size)
-    finally:
-        os.close(descriptor)
-
-    def write(position: int) -> None:
-        _WORDS.pack_into(page, len(MAGIC), position, position ^ _ALL)
-
-    return write
-
-
-def read(path: Path) -> int | None:
-    """The position in the file; None where there is none, or it says nothing."""
+def read(path: Path) -> Reached | None:
+    """What the file says; None where there is none, or it says nothing."""
     try:
         with open(path, "rb") as file:
             data = file.read(_PAGE.size + 1)
     except OSError:
         return None
-    if len(data) != _PAGE.size:
+    if len(data) == _EARLIER.size and data[:8] == b"RGPUPOS1":
+        _, position, complement = _EARLIER.unpack(data)
+        return Reached(position) if position == complement ^ (2**64 - 1) else None
+    if len(data) != _PAGE.size or data[:8] != MAGIC:
         return None
-    magic, position, complement = _PAGE.unpack(data)
-    return int(position) if magic == MAGIC and position == complement ^ _ALL else None
+    _, applied, begun, complete = _PAGE.unpack(data)
+    # Three stores, in an order that nobody promises: a call that was applied was begun, a complete one was applied.
+    applied = max(applied, complete)
+    return Reached(applied, max(begun, applied), complete) if applied < 2**63 and begun < 2**63 else None

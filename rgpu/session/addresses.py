@@ -1,4 +1,4 @@
-"""The fixed address ranges of a session (docs/architecture.md, "Address ranges")."""
+"""The fixed address ranges of a session (docs/developers/devices.md, "Address ranges")."""
 
 DEVICE_BASE = 0x2000_0000_0000
 DEVICE_STRIDE = 0x0800_0000_0000  #: 8 TiB for each device

@@ -1,4 +1,4 @@
-"""The one tree of errors: class = exit code = entry in docs/errors.md.
+"""The one tree of errors: class = exit code = entry in docs/users/errors.md.
 
 Every class states its ``code`` (the word on the wire and in ``-o json``) and
 its ``exit_code`` (what the CLI exits with). Messages say what happened, where,

@@ -1,4 +1,4 @@
-"""What a program may ask about its session without a round trip: the WELCOME blob (docs/architecture.md)."""
+"""What a program can ask of its session without a round trip: WELCOME (docs/developers/links/shim-link.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a monitor may know of a session: the OBSERVED blob (docs/architecture.md, "Observing").
+"""What a monitor may know of a session: the OBSERVED blob (docs/developers/links/shim-link.md, "Observing").
 
 Read by the NVML library (``rgpu/client/nvml/agent.cpp``), which makes no session.
 """

@@ -4,7 +4,7 @@ The worker's book. Positions are counts of bytes since the session's beginning,
 so that they mean the same to every worker that ever holds the session: what a
 replay prints again is counted again from the image's count on, and dropped as
 far as the program has had it. Text of blocks that run side by side may come in
-another order in a replay; it is the count that is held (docs/architecture.md,
+another order in a replay; it is the count that is held (docs/developers/devices.md,
 "Device printf").
 """
 

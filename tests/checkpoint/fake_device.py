@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rgpu.checkpoint import pagehash
+from rgpu.checkpoint.codec.frames import FramePool, host_pool
 from rgpu.checkpoint.device import PAGE, DeviceFacts, Region
-from rgpu.checkpoint.frames import FramePool, host_pool
-from rgpu.checkpoint.ring import HostRing
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.session.errors import DeviceError
 
 

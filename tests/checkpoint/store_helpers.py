@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from rgpu.checkpoint import restore
-from rgpu.checkpoint.blobs import Blobs, Found
+from rgpu.checkpoint.blobs.base import Blobs, Found
 from rgpu.checkpoint.device import PAGE
-from rgpu.checkpoint.reader import Image
-from rgpu.checkpoint.store import ImageStore, write_image
+from rgpu.checkpoint.session import restore
+from rgpu.checkpoint.store.images import ImageStore, write_image
+from rgpu.checkpoint.store.reader import Image
 from tests.checkpoint.fake_device import FakeDevice
 from tests.checkpoint.test_images import BASE, fresh, same, taken
 

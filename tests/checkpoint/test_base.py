@@ -9,10 +9,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpu.checkpoint import image, pagehash
-from rgpu.checkpoint.base import Base
-from rgpu.checkpoint.pages import page_size
-from rgpu.checkpoint.state import RegionState
+from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest.reuse import Base
+from rgpu.checkpoint.manifest.state import RegionState
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.pages import page_size
 from rgpu.session.addresses import PAGE
 
 KEY, OTHER = bytes(32), bytes(range(32))

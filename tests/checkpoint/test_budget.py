@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpu.checkpoint.budget import BURST_SECONDS, UNLIMITED, TokenBucket, need, shares
-from rgpu.checkpoint.pace import Pace
+from rgpu.checkpoint.store.budget import BURST_SECONDS, UNLIMITED, TokenBucket, need, shares
+from rgpu.checkpoint.store.pace import Pace
 
 MIB = float(1 << 20)
 

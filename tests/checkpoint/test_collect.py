@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.checkpoint import collect, cut, intents, retention
-from rgpu.checkpoint.store import DirectoryStore, ImageInfo, ImageStore
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.store import collect, intents, retention
+from rgpu.checkpoint.store.images import DirectoryStore, ImageInfo, ImageStore
 from rgpu.session.errors import Fenced, NotFound, RgpuError
 from tests.checkpoint.fake_device import FakeDevice
 from tests.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, image_of, many_pages, restores_as

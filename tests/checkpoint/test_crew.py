@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from rgpu.checkpoint import crew, encoder, encoders, restore
-from rgpu.checkpoint.delivery import Delivery
-from rgpu.checkpoint.encoders import Encoders, Process
-from rgpu.checkpoint.reader import Image
-from rgpu.checkpoint.store import DirectoryStore
+from rgpu.checkpoint.codec import encoder, encoders
+from rgpu.checkpoint.codec import prefetch_pool as crew
+from rgpu.checkpoint.codec.encoders import Encoders, Process
+from rgpu.checkpoint.session import restore
+from rgpu.checkpoint.store.delivery import Delivery
+from rgpu.checkpoint.store.images import DirectoryStore
+from rgpu.checkpoint.store.reader import Image
 from rgpu.session.errors import DeviceError, StoreMissing
 from tests.checkpoint.fake_device import FakeDevice
 from tests.checkpoint.store_helpers import PAGE, image_of, many_pages
@@ -44,7 +46,7 @@ def frames_are_back(target: FakeDevice) -> bool:
 
 def test_more_packs_than_a_process_holds_open(tmp_path: Path, helpers: Encoders, monkeypatch: pytest.MonkeyPatch,
                                               ) -> None:
-    monkeypatch.setattr("rgpu.checkpoint.encoders.SLOTS", 5)  # as many as the pages of one frame
+    monkeypatch.setattr("rgpu.checkpoint.codec.encoders.SLOTS", 5)  # as many as the pages of one frame
     store, device = DirectoryStore(tmp_path), many_pages(60)
     store.blobs.pack_limit = PAGE
     image_of(store, "i", device)

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rgpu.checkpoint import chunk, restore
-from rgpu.checkpoint.delivery import Delivery
+from rgpu.checkpoint.codec import chunk
+from rgpu.checkpoint.codec.encoders import Encoders
+from rgpu.checkpoint.codec.frames import PITCH
 from rgpu.checkpoint.device import Device
-from rgpu.checkpoint.encoders import Encoders
-from rgpu.checkpoint.frames import PITCH
-from rgpu.checkpoint.reader import Image
-from rgpu.checkpoint.store import DirectoryStore, ImageStore
+from rgpu.checkpoint.session import restore
+from rgpu.checkpoint.store.delivery import Delivery
+from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
+from rgpu.checkpoint.store.reader import Image
 from rgpu.session.errors import Corrupt, DeviceError, RecoveryFailed, StoreMissing
 from tests.checkpoint.fake_device import FakeDevice
 from tests.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, image_of, many_pages, restores_as
@@ -32,13 +33,10 @@ def helpers() -> Iterator[Encoders]:
 @pytest.fixture(params=["names", "hashes", "processes"], autouse=True)
 def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, helpers: Encoders) -> None:
     """The names of chunks compared by threads or by processes, and with nothing but the page hashes of the device."""
-    real = Image.delivery
+    def delivery(source: Image, device: Device, names: bool = True, processes: Encoders | None = None) -> Delivery:
+        return Delivery(source, device, request.param != "hashes", helpers if request.param == "processes" else None)
 
-    def delivery(self: Image, device: Device, names: bool = True) -> Delivery:
-        self.processes = helpers if request.param == "processes" else None
-        return real(self, device, request.param != "hashes")
-
-    monkeypatch.setattr(Image, "delivery", delivery)
+    monkeypatch.setattr(restore, "Delivery", delivery)
 
 
 def restored(found: Image, device: FakeDevice, target: FakeDevice | None = None) -> FakeDevice:

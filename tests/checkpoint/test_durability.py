@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.checkpoint import collect
-from rgpu.checkpoint.store import DirectoryStore
+from rgpu.checkpoint.store import collect
+from rgpu.checkpoint.store.images import DirectoryStore
 from rgpu.session.errors import RgpuError
 from tests.checkpoint.fake_device import FakeDevice
 from tests.checkpoint.store_helpers import BASE, PAGE, image_of, many_pages, restores_as

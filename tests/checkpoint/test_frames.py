@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rgpu.checkpoint.codec.frames import FRAME_PAGES, PITCH, FramePool
 from rgpu.checkpoint.device import GRANULE, PAGE
-from rgpu.checkpoint.frames import FRAME_PAGES, PITCH, FramePool
-from rgpu.checkpoint.room import Room
+from rgpu.checkpoint.pages.copy_memory import Room
 from rgpu.session.errors import DeviceError
 from tests.checkpoint.fake_device import FakeDevice
 
@@ -119,7 +119,7 @@ def test_pages_stand_behind_room_for_their_headers() -> None:
 
 # -- room on the device ---------------------------------------------------------------------------
 def test_room_is_taken_before_and_more_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rgpu.checkpoint.room.BLOCK", 4)
+    monkeypatch.setattr("rgpu.checkpoint.pages.copy_memory.BLOCK", 4)
     device = FakeDevice(room=100 * PAGE)
     room = Room(device, 20 * PAGE)  # type: ignore[arg-type]
     assert room.prepare(10) == 10 and sorted(block.nbytes // PAGE for block in device.blocks.values()) == [2, 4, 4]
@@ -129,7 +129,7 @@ def test_room_is_taken_before_and_more_when_it_is_needed(monkeypatch: pytest.Mon
 
 
 def test_room_that_is_called_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rgpu.checkpoint.room.BLOCK", 4)
+    monkeypatch.setattr("rgpu.checkpoint.pages.copy_memory.BLOCK", 4)
     device = FakeDevice(room=6 * PAGE)
     room = Room(device, 100 * PAGE)  # type: ignore[arg-type]
     assert room.prepare(10) == 4, "the second block found no memory"

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpu.checkpoint import cut
-from rgpu.checkpoint import room as room_module
-from rgpu.checkpoint.base import Wanted
 from rgpu.checkpoint.device import GRANULE, PAGE, Region
-from rgpu.checkpoint.frozen import MomentView, freeze, list_pages, look, run_table, runs
-from rgpu.checkpoint.pagehash import PageHashes, page_count
-from rgpu.checkpoint.pages import PageTable, collect_dirty
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.manifest.reuse import Wanted
+from rgpu.checkpoint.pages import copy_memory as room_module
+from rgpu.checkpoint.pages.frozen import MomentView, freeze, list_pages, look, run_table, runs
+from rgpu.checkpoint.pages.pagehash import PageHashes, page_count
+from rgpu.checkpoint.pages.pages import PageTable, collect_dirty
 from rgpu.session.errors import DeviceError, Refused
 from tests.checkpoint.fake_device import FakeDevice
 

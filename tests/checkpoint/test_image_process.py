@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rgpu.checkpoint import image_link
-from rgpu.checkpoint import room as room_module
-from rgpu.checkpoint.base import Wanted
-from rgpu.checkpoint.frames import FRAME_BYTES
-from rgpu.checkpoint.grants import Grant, Images
-from rgpu.checkpoint.image_link import ImageProcess, RemoteWriter
-from rgpu.checkpoint.image_process import LARGE, bulk, pack_wanted, unbulk, unpack_wanted
-from rgpu.checkpoint.imaging import Imaging
-from rgpu.checkpoint.store import DirectoryStore, user_tag
+from rgpu.checkpoint.codec.frames import FRAME_BYTES
+from rgpu.checkpoint.manifest.reuse import Wanted
+from rgpu.checkpoint.pages import copy_memory as room_module
+from rgpu.checkpoint.session import image_link
+from rgpu.checkpoint.session.image_link import ImageProcess, RemoteWriter
+from rgpu.checkpoint.session.image_process import LARGE, bulk, pack_wanted, unbulk, unpack_wanted
+from rgpu.checkpoint.session.imaging import Imaging
+from rgpu.checkpoint.store.grants import Grant, Images
+from rgpu.checkpoint.store.images import DirectoryStore, user_tag
 from rgpu.session.errors import AlreadyExists, Refused, StoreError, StoreUnreachable, UsageError
 from tests.checkpoint.store_helpers import restores_as
 from tests.checkpoint.test_images import KEY

@@ -14,10 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rgpu.checkpoint import chunk, collect, cut, files, image, restore
+from rgpu.checkpoint.blobs import files
+from rgpu.checkpoint.codec import chunk
 from rgpu.checkpoint.device import PAGE
-from rgpu.checkpoint.state import SessionState
-from rgpu.checkpoint.store import DirectoryStore, write_image
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest.state import SessionState
+from rgpu.checkpoint.session import restore
+from rgpu.checkpoint.store import collect
+from rgpu.checkpoint.store.images import DirectoryStore, write_image
 from rgpu.session.errors import (
     AlreadyExists,
     Corrupt,

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from rgpu.checkpoint import cut
-from rgpu.checkpoint import imaging as imaging_module
-from rgpu.checkpoint import room as room_module
-from rgpu.checkpoint import writer as writer_module
+from rgpu.checkpoint.codec.frames import FRAME_BYTES
 from rgpu.checkpoint.device import GRANULE
-from rgpu.checkpoint.frames import FRAME_BYTES
-from rgpu.checkpoint.frozen import MomentView
-from rgpu.checkpoint.imaging import Imaging
-from rgpu.checkpoint.pace import Pace
-from rgpu.checkpoint.state import SessionState
-from rgpu.checkpoint.store import DirectoryStore, ImageStore
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.manifest.state import SessionState
+from rgpu.checkpoint.pages import copy_memory as room_module
+from rgpu.checkpoint.pages.frozen import MomentView
+from rgpu.checkpoint.session import imaging as imaging_module
+from rgpu.checkpoint.session.imaging import Imaging
+from rgpu.checkpoint.store import writer as writer_module
+from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
+from rgpu.checkpoint.store.pace import Pace
 from rgpu.session.errors import Refused, StoreFull, StoreUnreachable, TimedOut
 from tests.checkpoint.fake_device import FakeDevice
 from tests.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, many_pages, restores_as

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from rgpu.checkpoint import image, pagehash
 from rgpu.checkpoint.device import PAGE
-from rgpu.checkpoint.state import RegionState, SessionState
-from rgpu.checkpoint.store import DirectoryStore
+from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest.state import RegionState, SessionState
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.store.images import DirectoryStore
 from rgpu.session.errors import Corrupt
 from tests.checkpoint.store_helpers import image_of, many_pages
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpu.checkpoint import names
-from rgpu.checkpoint.columns import PageColumns
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.checkpoint.image import ZERO_PAGE
-from rgpu.checkpoint.names import NameIndex
-from rgpu.checkpoint.pages import PageList
+from rgpu.checkpoint.manifest.columns import PageColumns
+from rgpu.checkpoint.manifest.manifest import ZERO_PAGE
+from rgpu.checkpoint.native import names
+from rgpu.checkpoint.native.names import NameIndex
+from rgpu.checkpoint.pages.pages import PageList
 
 #: Names that begin alike, end alike, and all sorts.
 SOME = [bytes([first]) * 31 + bytes([last]) for first in range(6) for last in range(6)]

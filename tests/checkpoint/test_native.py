@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from rgpu.checkpoint import blake3_native, crc32_native, jit, pagehash, pagehash_native
 from rgpu.checkpoint.device import PAGE
+from rgpu.checkpoint.native import blake3_native, crc32_native, jit, pagehash_native
+from rgpu.checkpoint.pages import pagehash
 
 KEY = bytes(range(32))
 PAGES = np.random.default_rng(5).integers(0, 256, (5, PAGE + 192), np.uint8)

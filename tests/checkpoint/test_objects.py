@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from rgpu.checkpoint import collect, places
-from rgpu.checkpoint.blobs import Blobs, DirectoryBlobs, check_name, now
-from rgpu.checkpoint.grants import Grant, granted
-from rgpu.checkpoint.objects import ObjectBlobs
-from rgpu.checkpoint.places import Credentials
-from rgpu.checkpoint.store import ImageStore, user_key, user_tag
+from rgpu.checkpoint.blobs import places
+from rgpu.checkpoint.blobs.base import Blobs, DirectoryBlobs, check_name, now
+from rgpu.checkpoint.blobs.objects import ObjectBlobs
+from rgpu.checkpoint.blobs.places import Credentials
+from rgpu.checkpoint.store import collect
+from rgpu.checkpoint.store.grants import Grant, granted
+from rgpu.checkpoint.store.images import ImageStore, user_key, user_tag
 from rgpu.session.errors import (
     AlreadyExists,
     AuthenticationFailed,

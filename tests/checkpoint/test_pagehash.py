@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import random
+import struct
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rgpu.checkpoint import pagehash as ph
 from rgpu.checkpoint.device import PAGE
+from rgpu.checkpoint.pages import pagehash as ph
 
 KEY = bytes(range(32))
 RANDOM = np.random.default_rng(5).integers(0, 256, PAGE, np.uint8).tobytes()
@@ -119,7 +120,7 @@ def test_every_form_of_the_native_version(cpu: str, groups: int) -> None:
     """For processors without AVX, with AVX2, and this one; as many columns at once as each may be given."""
     import llvmlite.binding as llvm
 
-    from rgpu.checkpoint import pagehash_native
+    from rgpu.checkpoint.native import pagehash_native
 
     if platform.machine() != "x86_64":
         pytest.skip("processor names of x86-64")
@@ -149,6 +150,6 @@ def test_zero_flags() -> None:
 def test_pack() -> None:
     hashes = ph.hash_pages(RANDOM + b"x", KEY)
     assert np.array_equal(ph.unpack(ph.pack(hashes)), hashes)
-    assert ph.pack(hashes)[16:] == ph.pack_one(ph.hash_page(b"x", KEY))
+    assert ph.pack(hashes)[16:] == struct.pack("<QQ", *ph.hash_page(b"x", KEY))
     with pytest.raises(ValueError):
         ph.unpack(bytes(17))

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE
-from rgpu.checkpoint.pages import PageTable, apply_page, collect_dirty, differing, page_size
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.pages import PageTable, apply_page, collect_dirty, differing, page_size
 from rgpu.session.errors import Corrupt, DeviceError
 from tests.checkpoint.fake_device import FakeDevice
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rgpu.checkpoint.device import Region
-from rgpu.checkpoint.restore import compare_regions
-from rgpu.checkpoint.state import RegionState, SessionState
+from rgpu.checkpoint.manifest.state import RegionState, SessionState
+from rgpu.checkpoint.session.restore import compare_regions
 from rgpu.session.errors import RecoveryFailed
 
 STRINGS = [Region(0x7000_0000 + 256 * n, 15 - n % 2, "global", 17, name) for n, name in enumerate("aabbc")]

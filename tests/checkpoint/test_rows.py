@@ -15,18 +15,20 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from rgpu.checkpoint import chunk, packs, pagehash
-from rgpu.checkpoint import writer as writer_module
-from rgpu.checkpoint.base import Base
+from rgpu.checkpoint.codec import chunk
+from rgpu.checkpoint.codec.encoders import Encoders
+from rgpu.checkpoint.codec.encoding import compressible
+from rgpu.checkpoint.codec.frames import PITCH, Shared
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.checkpoint.encoders import Encoders
-from rgpu.checkpoint.encoding import compressible
-from rgpu.checkpoint.frames import PITCH, Shared
-from rgpu.checkpoint.packs import Packs
-from rgpu.checkpoint.pages import PageList
-from rgpu.checkpoint.state import RegionState, SessionState
-from rgpu.checkpoint.store import DirectoryStore, ImageStore
-from rgpu.checkpoint.table import ChunkTable
+from rgpu.checkpoint.manifest import packs
+from rgpu.checkpoint.manifest.chunk_table import ChunkTable
+from rgpu.checkpoint.manifest.packs import Packs
+from rgpu.checkpoint.manifest.reuse import Base
+from rgpu.checkpoint.manifest.state import RegionState, SessionState
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.pages import PageList
+from rgpu.checkpoint.store import writer as writer_module
+from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
 from rgpu.session.errors import DeviceError, StoreError, StoreFull
 from tests.checkpoint.store_helpers import BASE, FailingBlobs, image_of, many_pages, restores_as
 from tests.checkpoint.test_images import KEY

@@ -8,12 +8,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from rgpu.checkpoint import collect
-from rgpu.checkpoint.blobs import DirectoryBlobs
-from rgpu.checkpoint.grants import Images
-from rgpu.checkpoint.state import SessionState
-from rgpu.checkpoint.store import DirectoryStore, user_key, user_tag
-from rgpu.migrate import records
+from rgpu.checkpoint.blobs.base import DirectoryBlobs
+from rgpu.checkpoint.manifest.state import SessionState
+from rgpu.checkpoint.store import collect
+from rgpu.checkpoint.store.grants import Images
+from rgpu.checkpoint.store.images import DirectoryStore, user_key, user_tag
+from rgpu.migrate.records import schema as records
 from tests.checkpoint.store_helpers import image_of, restores_as
 from tests.checkpoint.test_images import BASE, sample_device, taken
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.checkpoint import collect, cut
-from rgpu.checkpoint.archive import ArchiveReader, ArchiveWriter, copy_image
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.checkpoint.pages import Page
-from rgpu.checkpoint.state import SessionState
-from rgpu.checkpoint.store import DirectoryStore, ImageStore
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.manifest.state import SessionState
+from rgpu.checkpoint.pages.pages import Page
+from rgpu.checkpoint.store import collect
+from rgpu.checkpoint.store.archive import ArchiveReader, ArchiveWriter, copy_image
+from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
 from rgpu.session.errors import AlreadyExists, Corrupt, StoreError, StoreFull, VersionMismatch
 from tests.checkpoint.store_helpers import BASE, FailingBlobs, image_of, many_pages, restores_as
 from tests.checkpoint.test_images import KEY, fresh, sample_device, taken
@@ -83,7 +84,7 @@ def test_users_share_nothing(tmp_path: Path) -> None:
 
 
 def test_a_nearly_dead_pack_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rgpu.checkpoint.writer.THREADS", 1)  # pages stand in the packs in their order
+    monkeypatch.setattr("rgpu.checkpoint.store.writer.THREADS", 1)  # pages stand in the packs in their order
     store, device = DirectoryStore(tmp_path / "s"), many_pages(400)
     store.blobs.pack_limit = 20 * PAGE
     image_of(store, "a", device)
@@ -105,10 +106,10 @@ def test_memory_is_bounded_on_both_ways(tmp_path: Path) -> None:
     def made(index: int) -> bytes:
         return index.to_bytes(8, "little") + block[8:]
 
-    from rgpu.checkpoint import pagehash
+    from rgpu.checkpoint.pages import pagehash
     hashes = [pagehash.hash_page(made(index), KEY) for index in range(pages)]
     packed = b"".join(a.to_bytes(8, "little") + b.to_bytes(8, "little") for a, b in hashes)
-    from rgpu.checkpoint.state import RegionState
+    from rgpu.checkpoint.manifest.state import RegionState
     state = SessionState(session="demo/1", epoch=1, position=1, hash_key=KEY,
                          regions=[RegionState(BASE, pages * PAGE, "mapped", hashes=packed)])
 

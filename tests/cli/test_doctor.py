@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.cli import doctor_pool as doctor
+from rgpu.cli.helpers import doctor_pool as doctor
 from rgpu.link import versions
 from rgpu.link.keys import PoolFiles
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rgpu.cli.journal import command
+from rgpu.cli.images.journal import command
 
 HEAT = str(Path(__file__).parents[1] / "session" / "corpora" / "heat.rgpuj")
 SMALL = ("--device-memory", "64MiB")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rgpu.cli import common, server
+from rgpu.cli import common
+from rgpu.cli.pools import server
 from rgpu.cli.settings import Settings
 from rgpu.session.errors import Refused, UsageError
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rgpu.cli import rebalance, run
 from rgpu.cli.main import cli
+from rgpu.cli.moves import rebalance
+from rgpu.cli.sessions import run
 from rgpu.cli.settings import Settings
-from rgpu.migrate.asking import read_wants
-from rgpu.migrate.records import Wants
+from rgpu.migrate.leader.requests import read_wants
+from rgpu.migrate.records.schema import Wants
 from rgpu.session.errors import UsageError
 
 

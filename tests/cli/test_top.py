@@ -9,8 +9,8 @@ from typing import Any
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from rgpu.cli.top import Picture, bar, headline, move_rows, node_rows, queue_rows
-from rgpu.cli.top_app import TopApp
+from rgpu.cli.sessions.top_app import TopApp
+from rgpu.cli.sessions.top_tables import Picture, bar, headline, move_rows, node_rows, queue_rows
 from rgpu.session.errors import PoolUnavailable
 
 GIB = 1 << 30

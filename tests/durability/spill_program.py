@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rgpu.client.journal import SpillJob
-from rgpu.client.spill import FiledRun, write_segment
+from rgpu.client.journal.spill import FiledRun, SpillJob, write_segment
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
-from rgpu.session.record import Record, pack_record
+from rgpu.session.journal.record import Record, pack_record
 from tests.durability.preloaded import mark
 
 FILES, RUNS, CALLS = 5, 3, 7

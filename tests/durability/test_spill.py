@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rgpu.session.errors import Corrupt
-from rgpu.session.journal_file import JournalFileReader, verify
-from rgpu.session.record import pack_record
-from rgpu.session.recording import Recording
+from rgpu.session.journal.journal_file import JournalFileReader, verify
+from rgpu.session.journal.record import pack_record
+from rgpu.session.journal.recording import Recording
 from tests.durability import spill_program
 from tests.durability.crashing_disk import Operation, after_a_crash, lay_out
 from tests.durability.preloaded import compiler, record

@@ -9,9 +9,9 @@ from collections import defaultdict
 from contextlib import aclosing
 from pathlib import Path
 
-from rgpu.migrate.records import SESSIONS, SessionRecord, decode
+from rgpu.migrate.records.schema import SESSIONS, SessionRecord, decode
 from rgpu.migrate.registry.base import Entry
-from rgpu.migrate.registry.etcd import EtcdRegistry
+from rgpu.migrate.registry.etcd.registry import EtcdRegistry
 from rgpu.session.effects import History, unpack
 from rgpu.session.errors import AuthenticationFailed, PoolUnavailable, UnknownOutcome
 from tests.effects.check import Change, Violation, check

@@ -19,24 +19,41 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rgpu.checkpoint import image, pagehash
 from rgpu.checkpoint.device import PAGE
-from rgpu.checkpoint.ring import HostRing
-from rgpu.checkpoint.snapshot import Snapshot
-from rgpu.checkpoint.state import RegionState, SessionState
-from rgpu.link.sealing import Opener, Sealer
-from rgpu.server import page_frames
-from rgpu.server import peer_plan as plan
-from rgpu.server import replay_stream as wire
-from rgpu.server.page_stream import BEGIN, LAYOUT, LZ4, PAGES, RAW, ROUND, STATE, ZERO, PageReceiver
-from rgpu.session import ahead, graphs
+from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest.state import RegionState, SessionState
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.ring import HostRing
+from rgpu.checkpoint.session.snapshot import Snapshot
+from rgpu.link.data.sealing import Opener, Sealer
+from rgpu.link.messages.pages import (
+    BEGIN,
+    GRANT,
+    LAYOUT,
+    LZ4,
+    PAGES,
+    PROBE_ENTRY_LAYOUT,
+    PULL,
+    RAW,
+    ROUND,
+    RUN_LAYOUT,
+    STATE,
+    ZERO,
+    Ask,
+    Grant,
+)
+from rgpu.migrate.transfer import frames as page_frames
+from rgpu.migrate.transfer import peer_plan as plan
+from rgpu.migrate.transfer import replay_link as wire
+from rgpu.migrate.transfer.receiver import PageReceiver
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID
 from rgpu.session.errors import LinkError, RgpuError
-from rgpu.session.journal_file import JournalFileWriter, verify
-from rgpu.session.live import LiveObjects
-from rgpu.session.record import Record, RecordReader, pack, pack_record
-from rgpu.session.recording import parse_answers
+from rgpu.session.journal.journal_file import JournalFileWriter, verify
+from rgpu.session.journal.record import Record, RecordReader, pack, pack_record
+from rgpu.session.journal.recording import parse_answers
+from rgpu.session.objects import ahead, graphs
+from rgpu.session.objects.live import LiveObjects
 
 CORPORA = Path(__file__).parents[1] / "session" / "corpora"
 MAX_INPUT = 1 << 16  #: bytes; longer inputs find nothing that these do not
@@ -335,13 +352,13 @@ def _page_seeds() -> list[bytes]:
     body = page_frames.head(np.concatenate([entries for entries, _ in parts])) + b"".join(data for _, data in parts)
     pages = message(PAGES, body)
     asking = message(BEGIN, encode({"session": "fuzz", "move": "m", "hash_key": _KEY, "lanes": 0,
-                                    "peer": plan.Ask("boot", "cpu", "here", "there")}))
-    run = np.array([(1 << 45, 2 * PAGE)], plan.RUN)
+                                    "peer": Ask("boot", "cpu", "here", "there")}))
+    run = np.array([(1 << 45, 2 * PAGE)], RUN_LAYOUT)
     known = plan.known({(1 << 45, 2 * PAGE): (np.array([1]), np.zeros((1, 2), np.uint64))})
     bare = SessionState(session="fuzz", epoch=1, position=3, hash_key=_KEY, live=None, answers=[],
                         regions=[RegionState(1 << 45, 2 * PAGE, "mapped")])
-    pulled = [asking + layout + message(plan.GRANT, plan.encode(plan.Grant([(1 << 45, 2 * PAGE, 1)]))),
-              asking + layout + message(plan.PULL, plan.pull(run, True)),
+    pulled = [asking + layout + message(GRANT, plan.encode(Grant([(1 << 45, 2 * PAGE, 1)]))),
+              asking + layout + message(PULL, plan.pull(run, True)),
               asking + layout + message(ROUND, encode({"round": 1, "known": known}))
               + message(STATE, b"\1" + bare.encode())]
     return [begin + layout + pages + message(ROUND, encode({"round": 1})) + message(STATE, b"\1" + _state().encode()),
@@ -408,7 +425,7 @@ TARGETS: dict[str, Target] = {
     "sealed_frames": (sealed_frames, lambda: [b"\2\0\0\0hello, world", b"\3\x40\0\1hello, world"]),
     "manifest": (manifest, _manifest_seeds), "session_state": (session_state, lambda: [_state().encode()]),
     "snapshot": (snapshot, _snapshot_seeds), "page_stream": (page_stream, _page_seeds),
-    "replay_stream": (replay_stream, lambda: [wire.probe(1, 2, np.zeros(2, wire.PROBE_ENTRY)), wire.probed(1, 2, 1),
+    "replay_stream": (replay_stream, lambda: [wire.probe(1, 2, np.zeros(2, PROBE_ENTRY_LAYOUT)), wire.probed(1, 2, 1),
                                               msgspec.msgpack.encode([[1 << 45, [0, 3]]]),
                                               msgspec.msgpack.encode({"position": 7})]),
 }

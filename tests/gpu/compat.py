@@ -4,7 +4,7 @@
     python tests/gpu/compat.py                      every row, on GPU 0 of this machine
     python tests/gpu/compat.py --only 'torch-gpt2*' --only cpp-graph
     python tests/gpu/compat.py --skip 'jax-*' --jobs 3 --budget 540
-    python tests/gpu/compat.py --merge a.json b.json --docs docs/compatibility.md
+    python tests/gpu/compat.py --merge a.json b.json --docs docs/users/compatibility.md
 
 Rows are printed as they end. Logs of every run, compat.json and compatibility.md
 are written to --output ($OUT, or bench/results), also when the run is broken off.
@@ -195,7 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one run, if less than the row's own")
     parser.add_argument("--run-option", action="append", default=[], help="a further word for `rgpu run`")
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
-    parser.add_argument("--docs", type=Path, help="also write the page here (docs/compatibility.md)")
+    parser.add_argument("--docs", type=Path, help="also write the page here (docs/users/compatibility.md)")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="JSON", help="join the results of several runs")
     return parser.parse_args()
 

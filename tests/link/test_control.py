@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rgpu.link.control import AsyncControlClient, CommandLog, ControlClient, ControlServer, Request
+from rgpu.link.control.verbs import TABLE, VERBS, check
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
-from rgpu.link.verbs import TABLE, VERBS, check
 from rgpu.session.errors import (
     AuthenticationFailed,
     Fenced,
@@ -151,6 +151,27 @@ def test_the_next_endpoint_is_tried_and_remembered(pool: PoolFiles, node: Node) 
     with ControlClient(KeyPair.load(pool.key_path("user")), [dead], connect_timeout=0.2) as client, \
             pytest.raises(PoolUnavailable, match="rgpu up"):
         client.call("pool.ping")
+
+
+def test_who_did_not_answer_is_tried_last(pool: PoolFiles, node: Node) -> None:
+    """A call has time for two of them: those behind have their turn in the next one."""
+    dead = [Endpoint(f"tcp://127.0.0.1:{port}", node.keys.public) for port in (9, 10, 11, 12)]
+    with ControlClient(KeyPair.load(pool.key_path("user")), [*dead, node.endpoint], connect_timeout=0.8) as client:
+        for _ in range(2):
+            with pytest.raises(PoolUnavailable):
+                client.call("pool.ping", timeout=1.6)
+            client.refresh([*dead, node.endpoint])
+        assert client.call("pool.ping", timeout=1.6)["name"] == "user"
+
+
+def test_no_connection_is_kept_to_an_address_that_is_known_no_more(pool: PoolFiles, node: Node, client: ControlClient
+                                                                   ) -> None:
+    assert client.call("pool.ping")["name"]
+    (before,) = client._peers
+    client.refresh([Endpoint("tcp://127.0.0.1:9", node.keys.public)])
+    with pytest.raises(PoolUnavailable):
+        client.call("pool.ping", timeout=0.3)
+    assert before not in client._peers
 
 
 def test_a_connection_that_is_lost_just_before_a_request_is_no_wait_without_end(

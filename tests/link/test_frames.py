@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rgpu.link import frames, tickets
-from rgpu.link.frames import Handover, SealedConnection, client_preamble, server_preamble
-from rgpu.link.sealing import FRAME_LIMIT, FROM_NODE, LONG, MESSAGE_LIMIT, TO_NODE, Opener, Sealer, derive_key
+from rgpu.link.data import frames, tickets
+from rgpu.link.data.frames import Handover, SealedConnection, client_preamble, server_preamble
+from rgpu.link.data.sealing import FRAME_LIMIT, LONG, MESSAGE_LIMIT, Opener, Sealer, derive_key
+from rgpu.link.messages.data import FROM_NODE, TO_NODE
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, NotFound, RgpuError, TimedOut, VersionMismatch
 
 POOL = bytes(range(32))
@@ -303,7 +304,7 @@ def test_a_handover_is_checked(data: bytes) -> None:
 
 def test_a_long_message_keeps_its_bytes_while_a_view_of_it_lives():
     """Memory is used again, but only when nobody holds a view of it."""
-    from rgpu.link.sealing import Buffers
+    from rgpu.link.data.sealing import Buffers
 
     buffers = Buffers()
     first = buffers.take(100_000)

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from rgpu.link.control.verbs import check
 from rgpu.link.invitations import PREFIX, Token, decode, encode, new_pair
 from rgpu.link.keys import Endpoint, KeyPair
-from rgpu.link.verbs import check
 from rgpu.session.errors import AuthenticationFailed, RgpuError, UsageError
 
 

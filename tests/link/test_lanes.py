@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from rgpu.link import lanes
-from rgpu.link.frames import SealedConnection
-from rgpu.link.lanes import DEPTH, MARK, Lane
-from rgpu.link.sealing import FROM_NODE, MESSAGE_LIMIT, TO_NODE, Opener, Sealer
+from rgpu.link.data import lanes
+from rgpu.link.data.frames import SealedConnection
+from rgpu.link.data.lanes import DEPTH, Lane
+from rgpu.link.data.sealing import MESSAGE_LIMIT, Opener, Sealer
+from rgpu.link.messages.data import FROM_NODE, MARK_LAYOUT, TO_NODE
 from rgpu.session.errors import Corrupt, LinkError, TimedOut
 
 KEYS = bytes(32), bytes(range(32))
@@ -86,7 +87,7 @@ def test_messages_of_any_length_come_in_order_over_three_lanes() -> None:
                 lane.send_run(b"\x09" + blob[:size])
             else:
                 lane.send(9, memoryview(blob)[:size // 2], memoryview(blob)[size // 2:size])
-            marks.append(MARK.pack(number % 3, size + 1))
+            marks.append(MARK_LAYOUT.pack(number % 3, size + 1))
             sent += 1
 
     sender = threading.Thread(target=send)
@@ -168,7 +169,8 @@ def test_another_length_than_the_mark_said() -> None:
     other.close()
 
 
-@pytest.mark.parametrize("body", [b"", MARK.pack(0, 5)[:-1], MARK.pack(0, 5) + b"\0", MARK.pack(2, 5)])
+@pytest.mark.parametrize("body", [b"", MARK_LAYOUT.pack(0, 5)[:-1], MARK_LAYOUT.pack(0, 5) + b"\0",
+                                  MARK_LAYOUT.pack(2, 5)])
 def test_marks_that_mean_nothing(body: bytes) -> None:
     with pytest.raises(Corrupt):
         lanes.mark(body, 2)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.link import shared
+from rgpu.link.local import shared
+from rgpu.link.messages.memory import DROP, MAPPED, MEMORY, PACKET_LAYOUT, PROVEN
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, RgpuError
 
 SIZE = 1 << 16
@@ -37,7 +38,7 @@ def meet(offer: shared.Offer, told: shared.Offer, proven: bytes) -> tuple[Any, A
     def admit() -> None:
         try:
             channel = shared.admit(listener, offer)
-            channel.send(shared.PROVEN, data=proven)
+            channel.send(PROVEN, data=proven)
             found.append(channel)
         except RgpuError as error:
             found.append(error)
@@ -64,9 +65,9 @@ def test_both_sides_prove_themselves() -> None:
     worker, agent = meet(offer, shared.Offer.from_dict(offer.as_dict()), offer.proven)
     assert isinstance(worker, shared.Channel) and isinstance(agent, shared.Channel)
     fd = memory()
-    assert agent.send(shared.MEMORY, 7, SIZE, fd=fd)
+    assert agent.send(MEMORY, 7, SIZE, fd=fd)
     message = worker.receive()
-    assert message is not None and (message.kind, message.number, message.size) == (shared.MEMORY, 7, SIZE)
+    assert message is not None and (message.kind, message.number, message.size) == (MEMORY, 7, SIZE)
     assert shared.check_sealed(message.fd, SIZE, SIZE) == shared.check_sealed(fd, SIZE, SIZE)
     assert agent.receive() is None  # it never waits
     worker.close()
@@ -142,8 +143,8 @@ def test_memory_that_could_kill_its_reader_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("data", "fds"), [
-    (b"short", 0), (bytes(16), 2), (shared._MESSAGE.pack(shared.DROP, 1, 0), 1),
-    (shared._MESSAGE.pack(shared.MEMORY, 1, SIZE), 0), (shared._MESSAGE.pack(shared.MAPPED, 1, 0) + bytes(2000), 0)])
+    (b"short", 0), (bytes(16), 2), (PACKET_LAYOUT.pack(DROP, 1, 0), 1),
+    (PACKET_LAYOUT.pack(MEMORY, 1, SIZE), 0), (PACKET_LAYOUT.pack(MAPPED, 1, 0) + bytes(2000), 0)])
 def test_messages_that_cannot_be(data: bytes, fds: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     given = [memory() for _ in range(fds)]

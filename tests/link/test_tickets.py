@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpu.link import tickets
+from rgpu.link.data import tickets
 from rgpu.session.errors import AuthenticationFailed
 
 POOL = bytes(range(32))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rgpu.migrate.leases import LeaseKeeper
-from rgpu.migrate.membership import Membership
-from rgpu.migrate.records import NodeRecord
+from rgpu.migrate.membership.leases import LeaseKeeper
+from rgpu.migrate.membership.registration import Membership
+from rgpu.migrate.records.schema import NodeRecord
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 
 

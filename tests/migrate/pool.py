@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rgpu.migrate import ownership
-from rgpu.migrate.coordinator import Coordinator
-from rgpu.migrate.election import current_leader
-from rgpu.migrate.nodes import Progress
-from rgpu.migrate.ownership import Held, Leader
-from rgpu.migrate.records import (
+from rgpu.migrate.leader.coordinator import Coordinator
+from rgpu.migrate.leader.nodes import Progress
+from rgpu.migrate.membership.election import current_leader
+from rgpu.migrate.records import ownership
+from rgpu.migrate.records.ownership import Held, Leader
+from rgpu.migrate.records.reconcile import Holding, settle
+from rgpu.migrate.records.schema import (
     LEADER,
     HistoryRecord,
     LeaderRecord,
@@ -25,10 +26,9 @@ from rgpu.migrate.records import (
     node_key,
     session_key,
 )
-from rgpu.migrate.records import DeviceRecord as Device
+from rgpu.migrate.records.schema import DeviceRecord as Device
 from rgpu.migrate.registry.base import Delete, Put, Registry, absent
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
-from rgpu.migrate.settle import Holding, settle
 from rgpu.session.errors import Fenced, LinkError, MoveFailed, NotFound, Refused, RgpuError
 
 GIB = 1 << 30
@@ -43,6 +43,7 @@ class Worker:
     position: int = 0
     move: str = ""
     verified: bool = False
+    attached: bool = False
 
 
 @dataclass
@@ -91,9 +92,10 @@ class FakeNode:
         self.workers[session] = Worker("running", epoch, position=self.pool.images.get(image or "", 0))
         return {"position": self.workers[session].position, "worker_pid": 1}
 
-    async def worker_describe(self, session: str, forecast: bool = False) -> dict[str, Any]:
+    async def worker_describe(self, session: str, forecast: bool = False, moving: bool = False) -> dict[str, Any]:
         worker = self._worker(session)
-        return {"state": worker.holds, "epoch": worker.epoch, "position": worker.position, "pins": self.pins}
+        return {"state": worker.holds, "epoch": worker.epoch, "position": worker.position, "pins": self.pins,
+                "attached": worker.attached}
 
     async def worker_forget(self, session: str, epoch: int, reason: str) -> dict[str, Any]:
         worker = self.workers.get(session)

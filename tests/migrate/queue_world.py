@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rgpu.migrate.admission import Order
-from rgpu.migrate.records import QUEUE, Program, QueueRecord, SessionRecord, Wants, decode
-from rgpu.migrate.waiting import Waiting
+from rgpu.migrate.leader.requests import Order
+from rgpu.migrate.records.schema import QUEUE, Program, QueueRecord, SessionRecord, Wants, decode
+from rgpu.migrate.scheduling.waiting import Waiting
 from rgpu.session.errors import RgpuError
 from tests.migrate.pool import GIB, World
 from tests.migrate.test_failover import Crash

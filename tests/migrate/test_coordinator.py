@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.migrate.wishes import Wishes
+from rgpu.migrate.move.options import Wishes
 from rgpu.session.errors import (
     AlreadyExists,
     DeviceError,
@@ -288,7 +288,7 @@ def test_what_a_replay_came_to_is_known_to_the_next_move(tmp_path: Path) -> None
 def test_a_node_has_only_so_many_moves_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait their turn; all are done in the end."""
     async def test(w: World) -> None:
-        monkeypatch.setattr("rgpu.migrate.coordinator.MOVES_PER_NODE", 1)
+        monkeypatch.setattr("rgpu.migrate.leader.coordinator.MOVES_PER_NODE", 1)
         for name in ("s", "t"):
             await w.session(name)
         at_once: list[int] = []
@@ -377,9 +377,44 @@ def test_the_end_gives_everything_back(tmp_path: Path) -> None:
 def test_a_silent_client_host(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         await w.session("s")
-        assert (await w.coordinator.agent_silent("s", 599)).state == "running"
-        record = await w.coordinator.agent_silent("s", 601)
+        assert await w.coordinator.agent_silent("s", "a", epoch=1, seconds=590) == pytest.approx(10, abs=2)
+        record = await w.pool.record("s")
+        assert record.state == "running" and record.silent_since
+        await w.coordinator.agent_silent("s", "a", epoch=1, seconds=0)
+        assert (await w.pool.record("s")).silent_since == 0, "heard again"
+        for host, epoch in (("b", 1), ("a", 2)):
+            await w.coordinator.agent_silent("s", host, epoch=epoch, seconds=601)
+            assert (await w.pool.record("s")).state == "running", "not of its owner"
+        await w.coordinator.agent_silent("s", "a", epoch=1, seconds=601)
+        record = await w.pool.record("s")
         assert record.state == "ended" and record.image is not None and record.image.name in record.reason
+
+    run(tmp_path, test)
+
+
+def test_a_client_that_comes_back_while_its_session_is_checkpointed(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        await w.session("s")
+        w.pool.nodes["a"].workers["s"].attached = True
+        await w.coordinator.agent_silent("s", "a", epoch=1, seconds=601)
+        record = await w.pool.record("s")
+        assert record.state == "running" and record.image is not None
+
+    run(tmp_path, test)
+
+
+def test_a_silence_outlives_the_worker(tmp_path: Path) -> None:
+    """The next one never had an agent: it counts on from where the first was left."""
+    async def test(w: World) -> None:
+        await w.session("s")
+        await w.coordinator.agent_silent("s", "a", epoch=1, seconds=580)
+        del w.pool.nodes["a"].workers["s"]
+        await w.coordinator.worker_died("s", "a", epoch=1)
+        wait = await w.coordinator.agent_silent("s", "a", epoch=2, seconds=60, had_agent=False)
+        assert wait == pytest.approx(20, abs=3) and (await w.pool.record("s")).state == "running"
+        w.coordinator.silence.grace = 570.0
+        await w.coordinator.agent_silent("s", "a", epoch=2, seconds=70, had_agent=False)
+        assert (await w.pool.record("s")).state == "ended"
 
     run(tmp_path, test)
 

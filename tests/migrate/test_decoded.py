@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rgpu.migrate.decoded import Decoded
-from rgpu.migrate.records import SessionRecord, decode, encode
+from rgpu.migrate.records.decoded import Decoded
+from rgpu.migrate.records.schema import SessionRecord, decode, encode
 from rgpu.migrate.registry.base import Entry
 from tests.migrate.test_placement import session
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from rgpu.migrate.coordinator import Coordinator
-from rgpu.migrate.ownership import Leader
-from rgpu.migrate.records import Failure, encode, session_key
+from rgpu.migrate.leader.coordinator import Coordinator
+from rgpu.migrate.records.ownership import Leader
+from rgpu.migrate.records.schema import Failure, encode, session_key
 from rgpu.migrate.registry.base import Compare, Operation, Put, TxnResult
 from rgpu.session.errors import LinkError, RgpuError, UnknownOutcome
 from tests.migrate.pool import GIB, FakePool, Fault, World, elect, run
@@ -118,7 +118,7 @@ async def image_published(world: World) -> None:
 
 async def source_withdraws(world: World) -> None:
     """The promised downtime ran out: the source aborts by itself, reads the record and obeys it."""
-    from rgpu.migrate.ownership import Held, abort
+    from rgpu.migrate.records.ownership import Held, abort
 
     worker = world.pool.nodes["a"].workers.get("s")
     entry = await world.registry.get(session_key("s"))
@@ -313,8 +313,8 @@ async def led(world: World) -> asyncio.Future[None]:
 
 def test_a_node_that_restarts_with_its_workers_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon adopts its sessions, then registers as a new incarnation."""
-    monkeypatch.setattr("rgpu.migrate.watching.LOSS_GRACE", 1.5)
-    from rgpu.migrate.ownership import Held, adopt
+    monkeypatch.setattr("rgpu.migrate.leader.watching.LOSS_GRACE", 1.5)
+    from rgpu.migrate.records.ownership import Held, adopt
 
     async def test(world: World) -> None:
         await world.session("s")

@@ -6,9 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from rgpu.migrate.forecast import PAGE_BYTES, Measured, changed_in, choose, copying, given_up, repair_fits, replaying
-from rgpu.migrate.sampling import Sampled
-from rgpu.migrate.wishes import Wishes
+from rgpu.migrate.move.forecast import (
+    PAGE_BYTES,
+    Measured,
+    changed_in,
+    choose,
+    copying,
+    given_up,
+    repair_fits,
+    replaying,
+)
+from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.sampling import Sampled
 from rgpu.session.errors import UsageError
 
 GIB = (1 << 30) // PAGE_BYTES  #: pages

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from rgpu.migrate import history
-from rgpu.migrate.records import history_key
+from rgpu.migrate.leader import history
+from rgpu.migrate.records.schema import history_key
 from rgpu.migrate.registry.base import Put
 from tests.migrate.pool import World, run
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.migrate.draining import MOVES_AT_ONCE
-from rgpu.migrate.hosts import pool_record
-from rgpu.migrate.membership import Membership
-from rgpu.migrate.records import HISTORY, OF_HOST, OF_POOL, HistoryRecord, NodeRecord, decode, node_key
+from rgpu.migrate.leader.capacity.draining import MOVES_AT_ONCE
+from rgpu.migrate.leader.hosts import pool_record
+from rgpu.migrate.membership.registration import Membership
+from rgpu.migrate.records.schema import HISTORY, OF_HOST, OF_POOL, HistoryRecord, NodeRecord, decode, node_key
 from rgpu.migrate.registry.base import Delete
 from rgpu.session.errors import Fenced, NotFound, Refused, RgpuError, UsageError
 from tests.migrate.pool import GIB, World, run
@@ -265,7 +265,9 @@ def test_a_pause_stops_automation_not_sessions(tmp_path: Path) -> None:
         assert (await world.pool.owned_once("s")).owner == "a"
         await world.coordinator.migrate("t", "b")  # what somebody asks for is done
         await world.session("u", host="c")
-        assert (await world.coordinator.agent_silent("u", 1e6)).state == "running"
+        held = (await world.coordinator.desk.held("u")).record
+        await world.coordinator.agent_silent("u", str(held.owner), epoch=held.epoch, seconds=1e6)
+        assert (await world.coordinator.desk.held("u")).record.state == "running"
         del world.pool.nodes["a"].workers["s"]
         for _ in range(4):
             await world.coordinator.worker_died("s", "a", epoch=1, position=3, reason="killed")
@@ -359,7 +361,7 @@ def test_refusals_and_losses_are_decisions_too(tmp_path: Path) -> None:
 
 def test_the_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
-        monkeypatch.setattr("rgpu.migrate.coordinator.KEEP_HISTORY", 5)
+        monkeypatch.setattr("rgpu.migrate.leader.coordinator.KEEP_HISTORY", 5)
         for _ in range(4):
             await world.coordinator.cordon("a", "cordoned")
             await world.coordinator.cordon("a", "ready")

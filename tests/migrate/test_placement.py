@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rgpu.migrate.placement import Request, Snapshot, claims_of, never_fits, place, room, sizes
-from rgpu.migrate.records import DeviceRecord, MoveRecord, Needs, NodeRecord, SessionRecord, Wants
+from rgpu.migrate.records.schema import DeviceRecord, MoveRecord, Needs, NodeRecord, SessionRecord, Wants
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation
+from rgpu.migrate.scheduling.placement import Request, Snapshot, claims_of, never_fits, place, room, sizes
 from rgpu.session.errors import NotFound, Refused
 from rgpu.session.facts import PEERS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.migrate.waiting import Waiting
+from rgpu.migrate.scheduling.waiting import Waiting
 from rgpu.session.errors import AlreadyExists, Refused
 from tests.migrate.pool import Fault, World, run
 from tests.migrate.queue_world import ask, clock, crashing, deaths, filled, look, order, waiting

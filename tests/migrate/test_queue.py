@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rgpu.migrate.admission import CLIENT_GRACE
-from rgpu.migrate.records import Program, SessionRecord, Wants
-from rgpu.migrate.waiting import Waiting
+from rgpu.migrate.leader.capacity.admission import CLIENT_GRACE
+from rgpu.migrate.records.schema import Program, SessionRecord, Wants
+from rgpu.migrate.scheduling.waiting import Waiting
 from rgpu.session.errors import AlreadyExists, NotFound, Refused, RgpuError, UsageError
 from tests.migrate.pool import Fault, World, run
 from tests.migrate.queue_world import ask, clock, crashing, deaths, filled, look, order, waiting

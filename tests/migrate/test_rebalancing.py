@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rgpu.migrate.scheduling.costs import Limits
-from rgpu.migrate.scheduling.rebalancing import Alarm
+from rgpu.migrate.scheduling.plans.rebalancing import Alarm
 from rgpu.session.errors import Refused
 from tests.migrate.pool import GIB, Fault, World, run
 from tests.migrate.queue_world import Time, ask, clock, crashing, deaths, filled, look, order, waiting

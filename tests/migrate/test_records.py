@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from rgpu.migrate import records
-from rgpu.migrate.records import (
+from rgpu.migrate.records import schema as records
+from rgpu.migrate.records.schema import (
     DeviceRecord,
     ImageName,
     MoveRecord,

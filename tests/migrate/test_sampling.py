@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpu.migrate.sampling import Sampled, choose
+from rgpu.migrate.move.sampling import Sampled, choose
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 200), st.integers())

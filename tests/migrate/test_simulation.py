@@ -62,6 +62,21 @@ def test_broken_lists_are_refused(tmp_path: Path, text: str) -> None:
         trace.read_tasks(tmp_path / "t.csv")
 
 
+def test_a_list_of_five_columns_fills_a_pool_and_says_what_churn_lacks(files: tuple[Path, Path]) -> None:
+    """As the trace's lists of several GPUs are: no models, no times."""
+    files[1].write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1000,10,1,500\nb,1000,10,2,1000\nc,1000,10,0,0\n")
+    tasks = trace.read_tasks(files[1], lives=False)
+    assert [(task.demand.gpus, task.demand.compute, task.demand.models, task.life) for task in tasks] == [
+        (1, 50, frozenset(), None), (2, 100, frozenset(), None), (0, 0, frozenset(), None)]
+    names = ["simulate", "--nodes", str(files[0]), "--tasks", str(files[1]), "--seeds", "1", "-o", "json"]
+    done = CliRunner().invoke(cli, [*names, "--load", "0.5", "--no-churn"])
+    assert done.exit_code == 0, done.output
+    refused = CliRunner().invoke(cli, [*names, "--load", "0.5"])
+    assert refused.exit_code and not isinstance(refused.exception, KeyError)
+    for said in ("tasks.csv", "creation_time, deletion_time", "it has name, cpu_milli", "--no-churn"):
+        assert said in " ".join(refused.output.split()), refused.output
+
+
 def test_a_missing_list_and_one_without_gpus(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         trace.read_nodes(tmp_path / "none.csv")

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rgpu.checkpoint.store import DirectoryStore, user_key, user_prefix, user_tag
-from rgpu.client import data_link as dl
-from rgpu.client.delivery import AnswerAssembler
+from rgpu.checkpoint.store.images import DirectoryStore, user_key, user_prefix, user_tag
+from rgpu.client.data_link import connection as dl
+from rgpu.client.session.delivery import AnswerAssembler
 from rgpu.link.keys import KeyPair
-from rgpu.migrate.records import SessionRecord, decode, session_key
+from rgpu.link.messages.data import ANSWER, CALLS, PING, PONG
+from rgpu.migrate.records.schema import SessionRecord, decode, session_key
 from rgpu.session.answers import answer_digest
-from rgpu.session.record import pack_record
-from rgpu.session.recording import Recording
+from rgpu.session.journal.record import pack_record
+from rgpu.session.journal.recording import Recording
 
 FOLDER = Path(__file__).parent
 VERSIONS = sorted(path.parent.name for path in FOLDER.glob("*/record"))
@@ -84,15 +85,15 @@ class Replayer:
         calls = self.previous.calls[self._next - 1:until]
         wanted = {seq for seq in self.previous.answers if self._next <= seq <= until}
         data = b"".join(calls)
-        self._connection.send(dl.CALLS, struct.pack("<Q", self._offset), data)
-        self._connection.send(dl.PING, struct.pack("<Q", until))
+        self._connection.send(CALLS, struct.pack("<Q", self._offset), data)
+        self._connection.send(PING, struct.pack("<Q", until))
         self._offset += len(data)
         applied, assembler = 0, AnswerAssembler()
         while applied < until or wanted - set(self.given):
             kind, body = self._connection.recv(30.0)
-            if kind == dl.PONG:
+            if kind == PONG:
                 applied = max(applied, int.from_bytes(body[:8], "little"))
-            elif kind == dl.ANSWER and (answer := assembler.feed(memoryview(bytes(body)))) is not None:
+            elif kind == ANSWER and (answer := assembler.feed(memoryview(bytes(body)))) is not None:
                 digest = answer_digest(answer.result, answer.reply, answer.payload)
                 self.repeated += answer.seq in self.given
                 assert self.given.setdefault(answer.seq, digest) == digest, f"another answer of {answer.seq}"

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rgpu.checkpoint import cut
-from rgpu.migrate.records import SessionRecord, decode, encode
-from rgpu.server.runtime import SessionRuntime
-from rgpu.server.worker import make_device
+from rgpu.checkpoint.manifest import cut
+from rgpu.migrate.records.schema import SessionRecord, decode, encode
+from rgpu.server.device.spec import make_device
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.answers import answer_digest
 from tests.previous.fixture import SESSION, VERSIONS, Previous
 

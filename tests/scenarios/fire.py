@@ -62,11 +62,15 @@ class Fire:
             raise
         self.program = self.pool.run(sys.executable, "-W", "ignore", PACED, self.released,
                                      *(part for key, value in HEAT.items() for part in (f"--{key}", str(value))),
-                                     name="fire")
+                                     name="fire", options=self.place())
         self.program.wait_lines(4)
         self.row = self.pool.wait_state("fire", "running")
         self.began = time.monotonic()
         return self
+
+    def place(self) -> tuple[str, ...]:
+        """Options of `rgpu run`, once the pool is there."""
+        return ()
 
     def __exit__(self, *error: object) -> None:
         self.outcome.seconds = time.monotonic() - self.began
@@ -119,7 +123,7 @@ class Fire:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"rgpu.server.worker" in line and b"fire" in line and _state(pid) not in ("Z", ""):
+            if b"rgpu.server.worker.main" in line and b"fire" in line and _state(pid) not in ("Z", ""):
                 found.append(pid)
         return found
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rgpu.link.control_client import ControlClient
+from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.session.errors import RgpuError
 from tests.migrate.registry.etcd_cluster import EtcdCluster
@@ -184,7 +184,7 @@ class HostsPool(LocalPool):
             for path in Path("/proc").glob("[0-9]*/cmdline"):
                 with contextlib.suppress(OSError):
                     line = path.read_bytes()
-                    if b"rgpu.server.worker" in line and folder + b"/" in line:
+                    if b"rgpu.server.worker.main" in line and folder + b"/" in line:
                         found.append(int(path.parent.name))
         return found
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rgpu.link.control_client import ControlClient
+from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import KeyPair, PoolFiles
 from rgpu.session.errors import RgpuError
 from tests.migrate.registry.etcd_cluster import EtcdCluster, Member

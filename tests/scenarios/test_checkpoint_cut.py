@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from rgpu.checkpoint.blobs import DirectoryBlobs
-from rgpu.checkpoint.grants import Images
-from rgpu.checkpoint.snapshot import compare, of_image
-from rgpu.checkpoint.store import user_key
-from rgpu.server.replaying import Replay
-from rgpu.server.worker import make_device
-from rgpu.session.recording import Recording
+from rgpu.checkpoint.blobs.base import DirectoryBlobs
+from rgpu.checkpoint.session.snapshot import compare, of_image
+from rgpu.checkpoint.store.grants import Images
+from rgpu.checkpoint.store.images import user_key
+from rgpu.server.device.spec import make_device
+from rgpu.server.worker.apply.replaying import Replay
+from rgpu.session.journal.recording import Recording
 from tests.scenarios.fire import OTHER
 from tests.scenarios.pool import ROOT, LocalPool, Program, VerbError
 from tests.scenarios.staged import line

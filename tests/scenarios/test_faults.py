@@ -73,12 +73,12 @@ def test_a_link_breaks_at_a_step(case: str, expected: str, tabled: list[Outcome]
 
 def test_every_point_is_reached() -> None:
     """Names of points that no code has would make this sweep a sham."""
-    files = [path for folder in ("server", "migrate") for path in (ROOT / "rgpu" / folder).glob("*.py")]
+    files = [path for folder in ("server", "migrate") for path in (ROOT / "rgpu" / folder).rglob("*.py")]
     source = "".join(path.read_text() for path in files)
     for point in faults.POINTS:
         head, _, tail = point.partition(".")
         if head == "mover":
-            assert f"def _{tail.removesuffix('.done')}(" in source, point
+            assert f"def do_{tail.removesuffix('.done')}(" in source, point
         elif head == "daemon":
             assert f'action == "{tail}"' in source or f'"{point}"' in source, point
         else:

@@ -160,7 +160,7 @@ def test_whole_node_killed(fresh_pool: LocalPool, undisturbed: str) -> None:
 
 def test_daemon_restarts_under_its_worker(tmp_path: Path, heat_digest: Callable[..., str]) -> None:
     """kill -9 of the daemon alone; a new one adopts the worker within the lease."""
-    with LocalPool(tmp_path, nodes=3, lease=8) as pool:  # a daemon takes a while to start on a busy machine
+    with LocalPool(tmp_path, nodes=3, lease=30) as pool:  # beside the rest of the suite a daemon took more than eight
         restarted_daemon_adopts(pool, heat_digest(steps=20000))
 
 
@@ -174,12 +174,12 @@ def restarted_daemon_adopts(pool: LocalPool, expected: str) -> None:
         [sys.executable, "-m", "rgpu.cli.main", "server", "--host", row["host"], "--lease", str(pool.lease)],
         env=pool.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while pool.node(row["host"]).get("pid") != daemon.pid:
             assert time.monotonic() < deadline, "the new daemon did not register"
             time.sleep(0.1)
         after = pool.session("adopted")
-        assert (after["host"], after["epoch"]) == (row["host"], row["epoch"]), "the worker was not adopted"
+        assert (after["host"], after["epoch"]) == (row["host"], row["epoch"]), pool.rgpu("history", "adopted")
         assert after["worker_pid"] == row["worker_pid"]
         assert program.finish() == expected
     finally:

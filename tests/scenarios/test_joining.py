@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rgpu.server.metrics import SPECS
+from rgpu.server.node.metrics import SPECS
 from tests.scenarios.pool import ROOT, LocalPool, VerbError
 
 
@@ -103,7 +103,7 @@ def test_joined_served_scraped_and_left(fresh_pool: LocalPool) -> None:
         unknown = {name for name in found if name.startswith("rgpu_")
                    and not any(name in (s, f"{s}_created", f"{s}_bucket", f"{s}_count", f"{s}_sum",
                                         s.replace("_total", "_created")) for s in SPECS)}
-        assert not unknown, "metrics that docs/metrics.md does not list"
+        assert not unknown, "metrics that docs/operators/metrics.md does not list"
         assert found["rgpu_sessions"]["running",] == 1 and found["rgpu_leader"][()] == 0
         assert found["rgpu_session_calls_total"]["h",] > 0
         assert found["rgpu_commands_total"]["ok", "move.receive"] >= 1

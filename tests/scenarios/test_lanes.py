@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.client.link_lanes import WAIT_SECONDS
+from rgpu.client.data_link.agent_lanes import WAIT_SECONDS
 from tests.scenarios.faults import WatchedPool
 from tests.scenarios.fire import OTHER
 from tests.scenarios.pool import LocalPool

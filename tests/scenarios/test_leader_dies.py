@@ -3,6 +3,7 @@ registry alone. Whole in `make sweep`, a seeded sample otherwise."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.scenarios.conftest import sample
 from tests.scenarios.fire import FROZEN_SECONDS, HEAT, Fire
-from tests.scenarios.pool import ROOT
+from tests.scenarios.pool import ROOT, LocalPool
 from tests.scenarios.test_moves_under_fire import COMMANDS
 
 RECOVERY = ("recovery.place", "recovery.place.done", "recovery.start", "recovery.start.done")
@@ -49,6 +51,21 @@ def test_in_a_recovery(case: str, expected: str) -> None:
         after(fire, case)
         fire.survive(expected, workers=case.endswith(":stop"))  # a killed daemon leaves orphans that serve nobody
         assert "recover" in [event["decision"] for event in fire.pool.rgpu("history", "fire")]
+
+
+@pytest.mark.parametrize("action", ["kill", "stop"])
+def test_while_a_session_is_made(tmp_path: Path, expected: str, action: str) -> None:
+    """The record is there, its worker not yet: the program asks again, and gets its session from the next leader."""
+    pool = LocalPool(tmp_path, nodes=3, lease=3.0)
+    pool.environment["RGPU_FAULT_FILE"] = str(tmp_path / "fault")
+    with pool:
+        (tmp_path / "fault").write_text(f"create.start:{action}")
+        program = pool.heat("made", rest=0, **HEAT)
+        assert program.finish(100) == expected
+        assert (tmp_path / "fault.create.start.fired").exists(), "nothing was tested"
+        for daemon in (tmp_path / "pool" / "nodes").glob("*/server.json"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(json.loads(daemon.read_text())["pid"], signal.SIGCONT)
 
 
 @pytest.mark.timeout(300)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.link.control_client import ControlClient
+from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import KeyPair, PoolFiles
 from tests.scenarios.pool import ROOT, LocalPool, VerbError
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rgpu.link.control_client import ControlClient
+from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import KeyPair, PoolFiles
-from rgpu.migrate.records import session_key
+from rgpu.migrate.records.schema import session_key
 from rgpu.migrate.registry.base import absent
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from tests.previous.fixture import SESSION, VERSIONS, Previous, Replayer

@@ -97,8 +97,8 @@ def test_journal_files(pool: LocalPool, tmp_path: Path) -> None:
     """verify and show on a good file; one changed byte is refused with its offset, exit 8."""
     from rgpu.session.calls import decoders
     from rgpu.session.calls.wire import BY_NAME
-    from rgpu.session.journal_file import JournalFileWriter
-    from rgpu.session.record import Record
+    from rgpu.session.journal.journal_file import JournalFileWriter
+    from rgpu.session.journal.record import Record
 
     path = tmp_path / "s.journal"
     with JournalFileWriter(path, "s") as writer:

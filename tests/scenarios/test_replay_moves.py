@@ -102,7 +102,9 @@ def test_a_move_is_aborted_from_anywhere(pool: LocalPool, expected: str, tmp_pat
     program = paced(pool, "aborted", tmp_path / "released")
     row = pool.session("aborted")
     # Nothing to abort is no error either.
-    assert pool.rgpu("migrate", "abort", "aborted")["move"] is None
+    asked, aborted = pool.rgpu("migrate", "status", "aborted"), pool.rgpu("migrate", "abort", "aborted")
+    assert asked == aborted and asked["move"] is None
+    assert pool.rgpu("migrate", "aborted", "--status").keys() == pool.rgpu("migrate", "aborted", "--abort").keys()
     deadline = time.monotonic() + 60
     while True:  # a move here lasts some hundred milliseconds: try until an abort comes in time
         assert time.monotonic() < deadline, "no abort came in time"

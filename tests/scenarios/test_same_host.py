@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.link import shared
+from rgpu.link.local import shared
 from tests.scenarios.pool import LocalPool
 from tests.scenarios.staged import Staged
 

@@ -92,7 +92,7 @@ def serve(address: str) -> None:
 
     from rgpu.cli.main import VERBS
 
-    for module in sorted(set(VERBS.values()) - {"top", "simulate", "demo"}):
+    for module in sorted(set(VERBS.values()) - {"sessions.top", "helpers.simulate", "helpers.demo"}):
         importlib.import_module(f"rgpu.cli.{module}")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rgpu.checkpoint.device import Device
-from rgpu.link.frames import Handover
-from rgpu.link.sealing import FROM_NODE
-from rgpu.server.arrival import Arrival
+from rgpu.link.data.frames import Handover
+from rgpu.link.messages.data import FROM_NODE
 from rgpu.server.device.cpu.device import CpuDevice
-from rgpu.server.worker import Worker
+from rgpu.server.worker.main import Worker
+from rgpu.server.worker.move.arrival import Arrival
 
 
 def digest(device: Device) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from rgpu.link.frames import Handover, SealedConnection
-from rgpu.link.sealing import FROM_NODE, TO_NODE
-from rgpu.server.agent_link import AgentLink
-from rgpu.server.runtime import SessionRuntime
+from rgpu.link.data.frames import Handover, SealedConnection
+from rgpu.link.messages.data import FROM_NODE, TO_NODE
+from rgpu.server.worker.agent.agent_link import AgentLink
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.errors import LinkError
 
 ANSWER, WATERMARK, TEXT, PRINTED = 17, 18, 23, 8

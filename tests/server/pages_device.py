@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.checkpoint.ring import HostRing
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.server.device.cpu import addressspace
 from rgpu.session.errors import DeviceError
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rgpu.checkpoint.device import Device
-from rgpu.checkpoint.state import SessionState
-from rgpu.link.frames import Handover, SealedConnection
-from rgpu.link.sealing import FROM_NODE, TO_NODE
-from rgpu.server.page_sender import PageSender
-from rgpu.server.page_stream import PageReceiver, Received
+from rgpu.checkpoint.manifest.state import SessionState
+from rgpu.link.data.frames import Handover, SealedConnection
+from rgpu.link.messages.data import FROM_NODE, TO_NODE
+from rgpu.migrate.transfer.receiver import PageReceiver, Received
+from rgpu.migrate.transfer.sender import PageSender
 from rgpu.session.errors import RgpuError
 
 KEY = bytes(range(32))

@@ -12,8 +12,8 @@ import pytest
 
 from rgpu.link.control import Request
 from rgpu.link.keys import Endpoint, PoolFiles
-from rgpu.migrate.hosts import pool_record
-from rgpu.migrate.records import (
+from rgpu.migrate.leader.hosts import pool_record
+from rgpu.migrate.records.schema import (
     NODES,
     NodeRecord,
     SessionRecord,
@@ -25,8 +25,8 @@ from rgpu.migrate.records import (
 )
 from rgpu.migrate.registry.base import Put
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
-from rgpu.server import adopting
-from rgpu.server.adopting import Adopting
+from rgpu.server.node.verbs import registry_repair as adopting
+from rgpu.server.node.verbs.registry_repair import Adopting
 from rgpu.session.errors import PoolUnavailable, Refused
 
 WENT_BACK = "the registry went back from revision 90 to 50"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.server import pool_verbs
-from rgpu.server.pool_verbs import PoolVerbs
+from rgpu.server.node.verbs import pool_verbs
+from rgpu.server.node.verbs.pool_verbs import PoolVerbs
 from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, RgpuError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.server import checkpoints
-from rgpu.server.checkpoints import Checkpoints
+from rgpu.server.node.store import checkpoints
+from rgpu.server.node.store.checkpoints import Checkpoints
 from rgpu.session.errors import LinkError
 
 GIB = 1 << 30

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from rgpu.cli.settings import POLICIES, Settings
-from rgpu.server import limiter
-from rgpu.server.allowance import MOST_OWED, SAVED, Allowance
-from rgpu.server.compute import LEAST, ComputeShares, limits
-from rgpu.server.limiter import Limiter
-from rgpu.server.worker import make_device
+from rgpu.server.device.spec import make_device
+from rgpu.server.node.workers.compute import LEAST, ComputeShares, limits
+from rgpu.server.worker import limiter
+from rgpu.server.worker.allowance import MOST_OWED, SAVED, Allowance
+from rgpu.server.worker.limiter import Limiter
 from rgpu.session.errors import LinkError, NotFound, Refused, RgpuError, UsageError
 
 AHEAD = 0.02  #: seconds of work that stand in a device's queues when a session is told to stand still

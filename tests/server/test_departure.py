@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,16 @@ import numpy as np
 import pytest
 
 from bench.move_load import PTX
-from rgpu.link.frames import Handover
-from rgpu.link.sealing import TO_NODE
-from rgpu.migrate.wishes import Wishes
-from rgpu.server import departure as departures
-from rgpu.server.departure import Departure
+from rgpu.link.data.frames import Handover
+from rgpu.link.messages.data import TO_NODE
+from rgpu.migrate.move.machine import Command, Event
+from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.transfer.peer_source import PeerSource
 from rgpu.server.device.cpu import peer as cpu_peer
 from rgpu.server.device.cpu.device import CpuDevice
-from rgpu.server.peer_source import PeerSource
-from rgpu.server.worker import Worker
-from rgpu.server.worker_tasks import Sending
+from rgpu.server.worker.main import Worker
+from rgpu.server.worker.move import departure as departures
+from rgpu.server.worker.move.departure import Departure
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.errors import LinkError, MoveFailed, RecoveryFailed
 from tests.server.arriving import digest
@@ -98,8 +99,8 @@ class Leaving:
             time.sleep(0.005)
 
     def leave(self, **wishes: Any) -> tuple[Departure, dict[str, Any]]:
-        departure = Departure(self.worker, Sending("m", self.connection), Wishes(**wishes))
-        return departure, departure.run("s")
+        departure = Departure(self.worker, "m", self.connection, Wishes(**wishes))
+        return departure, departure.run()
 
     def held(self) -> list[str]:
         """What the destination says that it has: digest and position."""
@@ -149,15 +150,15 @@ def test_what_a_replay_gets_wrong_is_sampled_counted_and_repaired(leaving: Leavi
 def test_a_replay_that_would_repair_too_much_is_given_up_before_the_last_pause(
         leaving: Leaving, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As over a link of 1 MB/s: 2 MiB take longer than the stop may. The session was never stopped for it."""
-    first_round = Departure._first_round
+    send_round = Departure.do_send_round
 
-    def slow(departure: Departure) -> None:
-        first_round(departure)
-        departure._speed = 1e6
+    def slow(departure: Departure, command: Command) -> Event:
+        event = send_round(departure, command)
+        return replace(event, found=replace(event.found, sent=2 << 20, seconds=2.0))
 
-    monkeypatch.setattr(Departure, "_first_round", slow)
+    monkeypatch.setattr(Departure, "do_send_round", slow)
     settled: list[int] = []
-    monkeypatch.setattr(Departure, "_settle", lambda *_: settled.append(1))
+    monkeypatch.setattr(Departure, "do_compare", lambda *_: settled.append(1))
     with pytest.raises(MoveFailed, match="sampled pages differ.*longer than the 1.0 s") as failed:
         leaving.leave(mode=mode, max_downtime=1.0)
     assert failed.value.detail["replay"] and not settled

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rgpu.server.daemon import Daemon
+from rgpu.migrate.records.schema import SessionRecord
+from rgpu.server import ended_mark
+from rgpu.server.node.endings import Endings
 from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError
 
 
 class Leaderless:
-    """As much of a daemon as :meth:`Daemon._report_end` uses; each call gets the next of ``answers``."""
+    """As much of a daemon as :class:`Endings` uses; each call gets the next of ``answers``."""
 
-    def __init__(self, *answers: RgpuError | None) -> None:
+    def __init__(self, *answers: RgpuError | None, record: SessionRecord | None = None,
+                 directory: Path = Path("/nowhere")) -> None:
+        self.directory, self.adopting = directory, SimpleNamespace(recall=lambda session: record)
+        self.said: list[dict[str, Any]] = []
         self.answers, self.asked = list(answers), 0
         self.node = SimpleNamespace(running={"s": object()})
         self.stopping = asyncio.Event()
@@ -24,6 +30,7 @@ class Leaderless:
     async def ask_leader(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
         assert (verb, args["session"]) == ("session.end", "s")
         self.asked += 1
+        self.said.append(args)
         answer = self.answers.pop(0)
         if answer is not None:
             raise answer
@@ -31,7 +38,7 @@ class Leaderless:
 
 
 def report(daemon: Leaderless) -> None:
-    asyncio.run(asyncio.wait_for(Daemon._report_end(daemon, "s", "it ended"), 20))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(Endings(daemon).report("s", "it ended"), 20))  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +71,24 @@ def test_another_session_of_that_name_is_left_alone() -> None:
     daemon.ask_leader = done_all_the_same  # type: ignore[method-assign]
     report(daemon)
     assert daemon.asked == 1
+
+
+def test_a_session_that_is_elsewhere_by_now_is_ended_all_the_same(tmp_path: Path) -> None:
+    """The daemon was frozen while the program ended: the session was taken for lost, and runs elsewhere for nobody."""
+    record = SessionRecord(name="s", state="running", owner="a", incarnation=1, epoch=1, quota=1, agent="k",
+                           device="cpu:0", created=77.5)
+    daemon = Leaderless(PoolUnavailable("no leader"), PoolUnavailable("no leader"), None, record=record,
+                        directory=tmp_path)
+    folder = tmp_path / "workers" / "s"
+    folder.mkdir(parents=True)
+    ended_mark.write(folder, 1, "it ended")
+    ask = daemon.ask_leader
+
+    async def forgotten(verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        daemon.node.running.pop("s", None)  # its record names another owner
+        return await ask(verb, args)
+
+    daemon.ask_leader = forgotten  # type: ignore[method-assign]
+    report(daemon)
+    assert daemon.asked == 3 and all(said["created"] == 77.5 for said in daemon.said), "and no other of that name"
+    assert ended_mark.read(tmp_path / "workers") == {}, "told once"

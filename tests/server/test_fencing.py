@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.server.node_verbs import NodeVerbs
+from rgpu.server.node.verbs.node_verbs import NodeVerbs
 from rgpu.session.errors import Fenced
 
 

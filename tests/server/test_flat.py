@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from rgpu.checkpoint import cut
-from rgpu.checkpoint.store import DirectoryStore, write_image
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.store.images import DirectoryStore, write_image
 from rgpu.server.device.cpu.device import CpuDevice
-from rgpu.server.runtime import SessionRuntime
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
-from rgpu.session.record import Record
+from rgpu.session.journal.record import Record
 from tests.server.test_parts import Answers, Journal, opened
 
 CALLS = 200_000 if os.environ.get("RGPU_SWEEP") else 12_000

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rgpu.checkpoint import collect, retention
-from rgpu.checkpoint.grants import Images
-from rgpu.checkpoint.store import DirectoryBlobs
-from rgpu.server.images import FULL_GRACE, NodeImages
-from rgpu.server.node import DeviceSlot, Node
+from rgpu.checkpoint.store import collect, retention
+from rgpu.checkpoint.store.grants import Images
+from rgpu.checkpoint.store.images import DirectoryBlobs
+from rgpu.server.node.sessions import DeviceSlot, Node
+from rgpu.server.node.store.images import FULL_GRACE, NodeImages
 from rgpu.session.errors import StoreFull
 from tests.checkpoint.store_helpers import PAGE, image_of, many_pages
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rgpu.server.governor import FEWEST, LEAST, TOLERATED, Governor
+from rgpu.server.worker.governor import FEWEST, LEAST, TOLERATED, Governor
 
 PIECE = 0.004  #: seconds that copying one frame takes
 

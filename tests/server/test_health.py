@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from rgpu.link import faults
-from rgpu.server import examine, examining, health
 from rgpu.server.device import hardware
 from rgpu.server.device.cpu.facts import make_facts
-from rgpu.server.examining import Examining
-from rgpu.server.health import AGAIN, GOOD, LONGEST, Health, examined
-from rgpu.server.node import DeviceSlot
+from rgpu.server.node.devices import examine, examining, health
+from rgpu.server.node.devices.examining import Examining
+from rgpu.server.node.devices.health import AGAIN, GOOD, LONGEST, Health, examined
+from rgpu.server.node.sessions import DeviceSlot
 from rgpu.session.calls.types.results import RESULTS
 from rgpu.session.errors import DeviceError
 
@@ -118,7 +118,7 @@ class Plain:
     (Plain(result=46), ""),
 ])
 def test_what_an_examination_finds(monkeypatch: pytest.MonkeyPatch, device: Plain, found: str) -> None:
-    monkeypatch.setattr(examine.worker, "make_device", lambda spec, memory: device)
+    monkeypatch.setattr(examine, "make_device", lambda spec, memory: device)
     assert examine.examine("cpu:0") == found
 
 
@@ -128,7 +128,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, result: int
     def missing(spec: str, memory: int) -> Any:
         raise DeviceError("no GPU", result)
 
-    monkeypatch.setattr(examine.worker, "make_device", missing)
+    monkeypatch.setattr(examine, "make_device", missing)
     assert examine.examine("cuda:0") == found
 
 

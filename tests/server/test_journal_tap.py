@@ -10,9 +10,9 @@ import pytest
 
 from rgpu.server.device.cpu.device import CpuDevice
 from rgpu.server.fast_path import Came, Fed
-from rgpu.server.journal_tap import PIECE, JournalTap
-from rgpu.server.runtime import SessionRuntime
-from rgpu.session.record import RecordReader, pack_record
+from rgpu.server.worker.apply.journal_tap import PIECE, JournalTap
+from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.session.journal.record import RecordReader, pack_record
 from tests.server.test_parts import Journal, opened
 
 

@@ -16,11 +16,11 @@ def told(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("module", ["rgpu.server.worker", "rgpu.server.daemon", "rgpu.client.agent"])
+@pytest.mark.parametrize("module", ["rgpu.server.worker.main", "rgpu.server.node.daemon", "rgpu.client.run.agent"])
 def test_nothing_for_terminals_and_no_compiler(module: str) -> None:
     assert told(LOADS.format(module)).split() == []
 
 
 def test_rich_is_there_for_those_who_want_it() -> None:
-    code = "import rgpu.plain_structlog, structlog.dev, rich.table; assert structlog.dev.rich is None; print('ok')"
+    code = "import rgpu.link.logging, structlog.dev, rich.table; assert structlog.dev.rich is None; print('ok')"
     assert told(code) == "ok\n"

@@ -8,10 +8,10 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpu.server.lookahead import DoneScanner
+from rgpu.server.worker.apply.lookahead import DoneScanner
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
-from rgpu.session.record import HEADER_SIZE, pack
+from rgpu.session.journal.record import HEADER_SIZE, pack
 
 
 def record(seq: int, name: str, payload: bytes = b"", **args: object) -> bytes:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.server.metrics import SPECS, TABLE, document, parse_address
-from rgpu.server.metrics_docs import PATH
+from rgpu.server.node.metrics import SPECS, TABLE, document, parse_address
+from rgpu.server.node.metrics_docs import PATH
 from rgpu.session.errors import UsageError
 
 
 def test_the_page_is_the_table() -> None:
-    assert PATH.read_text() == document(), "run `python -m rgpu.server.metrics_docs`"
+    assert PATH.read_text() == document(), "run `python -m rgpu.server.node.metrics_docs`"
 
 
 def test_names_follow_the_rules() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from rgpu.server import node, workers
-from rgpu.server.node import DeviceSlot, Node
+from rgpu.server.node import sessions as node
+from rgpu.server.node.sessions import DeviceSlot, Node
+from rgpu.server.node.workers import handles as workers
 from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
 
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.server import page_frames, page_lanes
-from rgpu.server.page_frames import LZ4, RAW, ZERO
-from rgpu.server.page_messages import CREDIT, LAYOUT, PAGES
+from rgpu.checkpoint.pages import pagehash
+from rgpu.link.messages.pages import CREDIT, LAYOUT, LZ4, PAGES, RAW, ZERO
+from rgpu.migrate.transfer import frame_lanes as page_lanes
+from rgpu.migrate.transfer import frames as page_frames
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
 from tests.scenarios.proxy import Proxy
 from tests.server.pages_device import PlainDevice
@@ -85,7 +85,7 @@ def test_a_region_that_went_is_unmapped_and_one_that_came_is_mapped(link: Link) 
 
 
 def test_compressed_pages_arrive(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rgpu.checkpoint.compression import Decision
+    from rgpu.checkpoint.codec.compression import Decision
     for lane in link.sender.lanes:
         lane.decision = Decision(True, "the test wants it")
     monkeypatch.setattr(page_lanes.SendLane, "_probe", lambda lane, sample: None)
@@ -278,7 +278,7 @@ def test_a_broken_link_is_a_clear_error_and_the_source_stays_whole(mode: str, la
 
 
 def test_a_frozen_destination_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rgpu.server.page_sender.STALL", 0.5)
+    monkeypatch.setattr("rgpu.migrate.transfer.sender.STALL", 0.5)
     source, destination = filled(), PlainDevice()
     link = Link(source, destination, lanes=2)
     try:
@@ -323,7 +323,7 @@ def test_wrong_credits_are_refused(reply: tuple[int, bytes]) -> None:
 
 
 def test_whether_compression_pays() -> None:
-    from rgpu.checkpoint.compression import Probe, decide
+    from rgpu.checkpoint.codec.compression import Probe, decide
     assert not decide(None, 1e9).compress and not decide(Probe(0.5, 1e9), None).compress
     assert not decide(Probe(0.99, 1e12), 1e6).compress, "incompressible"
     assert decide(Probe(0.4, 1e9), 1e8).compress and "of the time of raw" in decide(Probe(0.4, 1e9), 1e8).reason

@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 
-from rgpu.link.packets import LIMIT, Channel
-from rgpu.server import channel as channels
+from rgpu.link.local import channel as channels
+from rgpu.link.local.packets import LIMIT, Channel
+from rgpu.link.messages.pages import LZ4, RAW, ZERO
+from rgpu.migrate.transfer.frames import unpack
 from rgpu.server.device.cpu.device import CpuDevice
-from rgpu.server.executor import parse_link_inputs
-from rgpu.server.page_stream import LZ4, RAW, ZERO, unpack
-from rgpu.server.runtime import SessionRuntime
+from rgpu.server.worker.apply.executor import parse_link_inputs
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt, DeviceError, LinkError, TimedOut
-from rgpu.session.record import Record
+from rgpu.session.journal.record import Record
 
 
 @pytest.fixture

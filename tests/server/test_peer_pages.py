@@ -14,14 +14,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from rgpu.checkpoint import pagehash, restore
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.checkpoint.frozen import look
-from rgpu.checkpoint.state import RegionState
-from rgpu.server import channel, peer_link, peer_source, peer_target
-from rgpu.server import peer_plan as plan
-from rgpu.server.page_messages import BEGIN, LAYOUT, READY
-from rgpu.server.page_stream import PageReceiver
+from rgpu.checkpoint.manifest.state import RegionState
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.frozen import look
+from rgpu.checkpoint.session import restore
+from rgpu.link.local import channel
+from rgpu.link.messages.pages import BEGIN, GRANT, GRANTED, LAYOUT, PULL, READY, RUN_LAYOUT, Answer, Grant
+from rgpu.migrate.transfer import peer_link, peer_source, peer_target
+from rgpu.migrate.transfer import peer_plan as plan
+from rgpu.migrate.transfer.receiver import PageReceiver
 from rgpu.session.errors import Corrupt, DeviceError, LinkError, MoveFailed, RecoveryFailed
 from tests.link.test_shared import memfds
 from tests.scenarios.proxy import Proxy
@@ -295,7 +297,7 @@ def test_a_process_of_another_user_is_sent_away(tmp_path: Path, monkeypatch: pyt
 # -- what a source may say -----------------------------------------------------------------------
 
 
-def begun(folder: Path, device: PlainDevice | None = None) -> tuple[PeerLink, plan.Answer]:
+def begun(folder: Path, device: PlainDevice | None = None) -> tuple[PeerLink, Answer]:
     """A link whose source is the test itself, after the first LAYOUT."""
     link = PeerLink(sharing(), device or SharingDevice(), folder)
     connection = link.sender.connection
@@ -305,13 +307,13 @@ def begun(folder: Path, device: PlainDevice | None = None) -> tuple[PeerLink, pl
     connection.send(LAYOUT, msgspec.msgpack.encode({"regions": [[BASE, MAPPED, "mapped", 0]]}))
     kind, body = connection.recv(10)
     assert kind == READY
-    return link, msgspec.convert(msgspec.msgpack.decode(body)["peer"], plan.Answer)
+    return link, msgspec.convert(msgspec.msgpack.decode(body)["peer"], Answer)
 
 
 @pytest.mark.parametrize("runs", [[(BASE, PAGE)], [(BASE - PAGE, PAGE)], [(0, PAGE)], [(BASE + MAPPED, PAGE)]])
 def test_a_pull_from_what_was_not_granted_is_refused(runs: list[tuple[int, int]], tmp_path: Path) -> None:
     link, _ = begun(tmp_path)
-    link.sender.connection.send(plan.PULL, plan.pull(np.array(runs, plan.RUN), True))
+    link.sender.connection.send(PULL, plan.pull(np.array(runs, RUN_LAYOUT), True))
     link.thread.join(10)
     assert isinstance(link.errors[0], Corrupt) and "no region that was granted" in link.errors[0].message
     link.close()
@@ -322,10 +324,10 @@ def test_a_run_that_leaves_its_region_or_one_not_mapped_here_is_refused(tmp_path
                        ([(BASE, PAGE)], [(BASE, 2 * MAPPED)]), ([(BASE + MAPPED, PAGE)], [(BASE + MAPPED, MAPPED)])):
         link, answer = begun(tmp_path)
         giver = peer_link.Giver(answer.path, answer.token)
-        link.sender.connection.send(plan.GRANT, plan.encode(plan.Grant([(at, size, 1) for at, size in rows])))
+        link.sender.connection.send(GRANT, plan.encode(Grant([(at, size, 1) for at, size in rows])))
         giver.send([link.sender.device._shared[BASE][1]] * len(rows))
-        assert link.sender.connection.recv(10)[0] == plan.GRANTED
-        link.sender.connection.send(plan.PULL, plan.pull(np.array(runs, plan.RUN), True))
+        assert link.sender.connection.recv(10)[0] == GRANTED
+        link.sender.connection.send(PULL, plan.pull(np.array(runs, RUN_LAYOUT), True))
         link.thread.join(10)
         assert isinstance(link.errors[0], Corrupt), link.errors
         giver.close()
@@ -335,7 +337,7 @@ def test_a_run_that_leaves_its_region_or_one_not_mapped_here_is_refused(tmp_path
 
 def test_a_grant_nobody_asked_for_is_refused(tmp_path: Path) -> None:
     link = PeerLink(sharing(), SharingDevice(), tmp_path)
-    link.sender.connection.send(plan.GRANT, plan.encode(plan.Grant([(BASE, MAPPED, 1)])))
+    link.sender.connection.send(GRANT, plan.encode(Grant([(BASE, MAPPED, 1)])))
     link.thread.join(10)
     assert isinstance(link.errors[0], Corrupt) and "unasked" in link.errors[0].message
     link.close()
@@ -430,7 +432,7 @@ def test_pages_that_arrived_wrong_are_pulled_again_and_never_taken_for_right(bad
 
 
 def last_state(link: PeerLink, view: Any) -> Any:
-    """As :func:`rgpu.checkpoint.cut.take` makes it."""
+    """As :func:`rgpu.checkpoint.manifest.cut.take` makes it."""
     last = state()
     last.regions = [RegionState(r.address, r.size, r.kind, r.owner, r.name, b"" if r.kind == "mapped" and
                                 (r.address, r.size) in link.sender.known else pagehash.pack(view.hash_pages(r, KEY)))

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.server import peer_plan as plan
+from rgpu.link.messages.pages import RUN_LAYOUT, Grant, Granted, Pulled
+from rgpu.migrate.transfer import peer_plan as plan
 from rgpu.session.errors import Corrupt
 
 BASE = 0x100000000000
@@ -42,7 +43,7 @@ def test_a_whole_region_is_one_run_and_few_pages_are_just_these() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 40)), max_size=30), st.integers(1, 64))
 def test_pieces_are_the_runs_in_order_and_no_longer_than_asked(rows: list[tuple[int, int]], limit: int) -> None:
-    runs = np.array([(BASE + at * PAGE, count * PAGE) for at, count in rows], plan.RUN)
+    runs = np.array([(BASE + at * PAGE, count * PAGE) for at, count in rows], RUN_LAYOUT)
     parts = list(plan.pieces(runs, limit * PAGE))
     assert all(1 <= plan.pages_of(part) <= limit for part in parts)
     flat = [address + at for part in parts for address, size in part.tolist() for at in range(0, size, PAGE)]
@@ -66,9 +67,10 @@ def test_a_pull_and_its_hashes_come_back_as_they_were_sent() -> None:
 
 @pytest.mark.parametrize("bad", [
     b"", b"\0", b"\1" + bytes(15), b"\2" + plan.whole(REGION).tobytes(),
-    b"\1" + np.array([(BASE, 0)], plan.RUN).tobytes(), b"\1" + np.array([(BASE + 1, PAGE)], plan.RUN).tobytes(),
-    b"\1" + np.array([(BASE, PAGE + 1)], plan.RUN).tobytes(), b"\0" + np.array([(1 << 63, PAGE)], plan.RUN).tobytes(),
-    b"\0" + np.array([(BASE, 1 << 63)], plan.RUN).tobytes(), b"\0" + bytes(16 * (plan.MOST_RUNS + 1)),
+    b"\1" + np.array([(BASE, 0)], RUN_LAYOUT).tobytes(), b"\1" + np.array([(BASE + 1, PAGE)], RUN_LAYOUT).tobytes(),
+    b"\1" + np.array([(BASE, PAGE + 1)], RUN_LAYOUT).tobytes(),
+    b"\0" + np.array([(1 << 63, PAGE)], RUN_LAYOUT).tobytes(),
+    b"\0" + np.array([(BASE, 1 << 63)], RUN_LAYOUT).tobytes(), b"\0" + bytes(16 * (plan.MOST_RUNS + 1)),
 ])
 def test_what_are_no_runs_is_refused(bad: bytes) -> None:
     with pytest.raises(Corrupt):
@@ -85,8 +87,8 @@ def test_hashes_that_are_too_few_or_too_many_are_refused(bad: bytes, left: int) 
 @settings(max_examples=200)
 @given(st.binary(max_size=200), st.integers(0, 5))
 def test_no_body_does_more_than_raise_corrupt(body: bytes, left: int) -> None:
-    for read in (plan.read_pull, lambda data: plan.read_hashes(data, left), lambda data: plan.decode(data, plan.Grant),
-                 lambda data: plan.decode(data, plan.Pulled), lambda data: plan.decode(data, plan.Granted)):
+    for read in (plan.read_pull, lambda data: plan.read_hashes(data, left), lambda data: plan.decode(data, Grant),
+                 lambda data: plan.decode(data, Pulled), lambda data: plan.decode(data, Granted)):
         try:
             read(body)
         except Corrupt:

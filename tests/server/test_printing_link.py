@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from rgpu.checkpoint import cut
 from rgpu.checkpoint.device import GRANULE
-from rgpu.checkpoint.state import SessionState
-from rgpu.server import session_text
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.server.device.cpu import CpuDevice
-from rgpu.server.runtime import SessionRuntime
+from rgpu.server.worker import session_text
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE
-from rgpu.session.record import Record, pack_record
+from rgpu.session.journal.record import Record, pack_record
 from tests.server.device.cpu_device import stub
 from tests.server.links import End, linked, wait_until
 from tests.server.test_parts import Journal

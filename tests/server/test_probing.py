@@ -15,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.server import catching_up, probing
-from rgpu.server import replay_stream as wire
-from rgpu.server.catching_up import CatchUp
-from rgpu.server.journal_tap import JournalTap
-from rgpu.server.probing import Prober, differing, hashed
+from rgpu.link.messages.pages import CALLS, PING, PONG, PROBE, PROBE_ENTRY_LAYOUT, PROBED, WANT
+from rgpu.migrate.move.sampling import Sampled
+from rgpu.migrate.transfer import replay_link as wire
+from rgpu.server.worker.apply.journal_tap import JournalTap
+from rgpu.server.worker.move import probing
+from rgpu.server.worker.move.catching_up import CatchUp
+from rgpu.server.worker.move.probing import Prober, differing, hashed
 from rgpu.session.errors import Corrupt, DeviceError, MoveFailed, RecoveryFailed, RgpuError
 from tests.server.pages_device import PlainDevice
 from tests.server.pages_link import KEY, sealed
@@ -54,7 +56,7 @@ def test_any_bytes_are_a_sample_or_corrupt(data: bytes) -> None:
 
 def test_impossible_samples_are_refused() -> None:
     for row in ((BASE, 0), (BASE, PAGE + 1), (2**63 + PAGE, 1)):
-        entries = np.zeros(1, wire.PROBE_ENTRY)
+        entries = np.zeros(1, PROBE_ENTRY_LAYOUT)
         entries["address"], entries["size"] = row
         with pytest.raises(Corrupt):
             wire.read_probe(wire.probe(1, 1, entries))
@@ -193,14 +195,14 @@ class Destination(threading.Thread):
         try:
             while True:
                 kind, body = self.connection.recv()
-                if kind == wire.CALLS:
+                if kind == CALLS:
                     self.stream += bytes(body[1:])
-                elif kind == wire.PING:
-                    self.connection.send(wire.PONG, wire.pong(wire.read_ping(body), 1))
-                elif kind == wire.PROBE:
+                elif kind == PING:
+                    self.connection.send(PONG, wire.pong(wire.read_ping(body), 1))
+                elif kind == PROBE:
                     number, _, entries = wire.read_probe(body)
                     self.seen.append((number, len(self.stream)))
-                    self.connection.send(wire.PROBED, self.says(number, len(entries)))
+                    self.connection.send(PROBED, self.says(number, len(entries)))
         except RgpuError:
             pass
 
@@ -214,15 +216,13 @@ class Replaying:
         self.destination = Destination(there, says)
         self.destination.start()
         self.tap = JournalTap()
-        self.judged: list[tuple[int, int]] = []
-        self.verdict = ""
-        self.replay = CatchUp(self.connection, self.tap, 1.0, judge=self._judge, check=lambda: None,
-                              tell=lambda *_, **__: None)
+        self.sampled: list[Sampled] = []
+        self.replay = CatchUp(self.connection, self.tap, tell=lambda *_, **__: None)
 
-    def _judge(self, compared: int, wrong: int, behind: float) -> str:
-        assert 0.0 <= behind < 60.0
-        self.judged.append((compared, wrong))
-        return self.verdict
+    def ship(self) -> None:
+        for sampled, behind in self.replay.ship(len(all_of(filled()))).samples:
+            assert 0.0 <= behind < 60.0
+            self.sampled.append(sampled)
 
     def mark(self, number: int) -> None:
         self.tap.mark(wire.probe(number, 5, all_of(filled())))
@@ -247,54 +247,33 @@ def test_calls_and_samples_arrive_in_their_order(replaying: Callable[..., Replay
     one.mark(1)
     one.tap.add(b"y" * 500)
     one.mark(2)
-    one.replay.run()
-    while (piece := one.tap.take(0.0)) is not None:  # it may have been close enough before the end
-        one.replay.send(piece)
     deadline = time.monotonic() + 5
-    while len(one.destination.seen) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    while len(one.sampled) < 2 and time.monotonic() < deadline:
+        one.ship()
+    one.replay.rest()
     assert one.destination.stream == b"x" * 1000 + b"y" * 500 and one.replay.call_bytes == 1500
-    assert one.destination.seen == [(1, 1000), (2, 1500)] and one.replay.samples >= 1
-    assert set(one.judged) == {(len(all_of(filled())), 2)}
-
-
-def test_a_bad_sample_ends_the_replay(replaying: Callable[..., Replaying]) -> None:
-    one = replaying()
-    one.verdict = "too much differs"
-    one.mark(1)
-    with pytest.raises(MoveFailed, match="given up: too much differs") as failed:
-        one.replay.run()
-    assert failed.value.detail["replay"]
-
-
-def test_without_a_sample_it_waits_a_little(replaying: Callable[..., Replaying],
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catching_up, "SAMPLE_SECONDS", 0.3)
-    one = replaying()
-    one.tap.add(b"calls")
-    began = time.monotonic()
-    one.replay.run()
-    assert time.monotonic() - began >= 0.3 and one.replay.samples == 0
+    assert one.destination.seen == [(1, 1000), (2, 1500)]
+    pages = len(all_of(filled()))
+    assert one.sampled == [Sampled(pages, 2, pages)] * 2
 
 
 def test_a_result_that_nobody_asked_for_is_refused(replaying: Callable[..., Replaying]) -> None:
     one = replaying(lambda number, pages: wire.probed(number + 1, pages, 0))
     one.mark(1)
     with pytest.raises(Corrupt, match="nobody asked"):
-        one.replay.run()
+        for _ in range(500):
+            one.ship()
 
 
 def test_late_answers_do_not_hide_what_is_wanted(replaying: Callable[..., Replaying]) -> None:
     one = replaying()
     one.mark(1)
-    piece = one.tap.take(0.0)
-    assert piece is not None
-    one.replay.send(piece)
+    one.ship()
     deadline = time.monotonic() + 5
     while not one.destination.seen and time.monotonic() < deadline:
         time.sleep(0.01)
     import msgspec
-    one.destination.connection.send(wire.WANT, msgspec.msgpack.encode([[BASE, [1, 2]]]))
+    one.destination.connection.send(WANT, msgspec.msgpack.encode([[BASE, [1, 2]]]))
     assert one.replay.wanted(time.monotonic() + 5) == {BASE: [1, 2]}
     with pytest.raises(MoveFailed, match="promised"):
         one.replay.wanted(time.monotonic())

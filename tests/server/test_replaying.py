@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from rgpu.checkpoint.snapshot import Snapshot, compare, of_image
-from rgpu.checkpoint.store import DirectoryStore
-from rgpu.server.replaying import Replay, Replayed
-from rgpu.server.worker import make_device
+from rgpu.checkpoint.session.snapshot import Snapshot, compare, of_image
+from rgpu.checkpoint.store.images import DirectoryStore
+from rgpu.server.device.spec import make_device
+from rgpu.server.worker.apply.replaying import Replay, Replayed
 from rgpu.session.errors import Corrupt, RecoveryFailed
-from rgpu.session.journal_file import JournalFileWriter
-from rgpu.session.record import Record
-from rgpu.session.recording import Recording, answer_line, parse_answers
+from rgpu.session.journal.journal_file import JournalFileWriter
+from rgpu.session.journal.record import Record
+from rgpu.session.journal.recording import Recording, answer_line, parse_answers
 
 CORPORA = Path(__file__).parents[1] / "session" / "corpora"
 NAMES = sorted(path.stem for path in CORPORA.glob("*.rgpuj"))

@@ -12,7 +12,7 @@ import pytest
 
 from rgpu.server.device.cpu import printed as cpu_printed
 from rgpu.server.device.cpu.printed import Printed
-from rgpu.server.session_text import LIMIT, PIECE, SessionText
+from rgpu.server.worker.session_text import LIMIT, PIECE, SessionText
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -152,7 +152,7 @@ def test_a_launch_begins_late_while_much_is_waiting(monkeypatch: pytest.MonkeyPa
 # -- the cuda device's ---------------------------------------------------------------
 CAPTURED = """
 import ctypes, os, sys
-from rgpu.server.device.cuda.printed import BLOCK, CapturedStdout
+from rgpu.server.device.cuda.work.printed import BLOCK, CapturedStdout
 libc = ctypes.CDLL(None)
 libc.printf(b"before\\n")
 captured = CapturedStdout()

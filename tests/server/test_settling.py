@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rgpu.migrate.records import SessionRecord, encode
-from rgpu.server.leadership import Leadership
+from rgpu.migrate.records.schema import SessionRecord, encode
+from rgpu.server.node.leadership import Leadership
 
 OWNED = SessionRecord(name="s", state="running", owner="node-a", incarnation=5, epoch=3, quota=1, agent="",
                       device="cpu:0")
@@ -45,7 +45,7 @@ def test_a_session_of_ours_without_a_worker_is_lost() -> None:
     """Its worker died after it was verified, before it was activated: nobody else knows."""
     done, deaths = settle(OWNED, {})
     assert done == "nothing is held here"
-    assert deaths == [("s", 3, None, "its worker on node-a died in a move")]
+    assert deaths == [("s", 3, "its worker on node-a died in a move")]
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from rgpu.server import spare, workers
-from rgpu.server.spare import ROOM
-from rgpu.server.spares import CONTEXT_MEMORY, Spares
+from rgpu.server.node.workers import handles as workers
+from rgpu.server.node.workers.spares import CONTEXT_MEMORY, Spares
+from rgpu.server.worker import spare
+from rgpu.server.worker.spare import ROOM
 
 
 async def nobody(session: str, event: str, values: dict[str, Any]) -> None:
@@ -54,7 +55,7 @@ def test_a_session_takes_a_spare_and_another_takes_its_place(tmp_path: Path) -> 
             view = await handle.refresh()
             assert (view["session"], view["epoch"], view["quota"], view["state"]) == ("a/1", 3, 64 << 20, "empty")
             line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            assert b"a/1" in line and b"rgpu.server.worker" in line, "ps shows whose worker it is"
+            assert b"a/1" in line and b"rgpu.server.worker.main" in line, "ps shows whose worker it is"
             assert "worker started" in handle.log_path.read_text(), "it logs for its session now"
             await until(lambda: spares.ready("cpu:0"))
             assert spares.pids() != [pid]
@@ -132,10 +133,10 @@ def test_nobody_waits_for_one_that_does_not_start(tmp_path: Path) -> None:
 
 def test_spares_end_with_their_daemon(tmp_path: Path) -> None:
     path = tmp_path / "one.sock"
-    process = subprocess.Popen([sys.executable, "-m", "rgpu.server.worker", "--device", "cpu:0", "--socket", str(path),
-                                "--spare", ROOM], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "rgpu.server.worker.main", "--device", "cpu:0", "--socket",
+                                str(path), "--spare", ROOM], stderr=subprocess.DEVNULL)
     try:
-        from rgpu.server.channel import connect
+        from rgpu.link.local.channel import connect
 
         channel = connect(path, 60)
         assert channel.receive()[0] == {"event": "ready"}

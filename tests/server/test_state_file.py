@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.server.state_file import hold_name
+from rgpu.server.node.state_file import hold_name
 from rgpu.session.errors import AlreadyExists
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from rgpu.link import effects as writing
-from rgpu.server.runtime import SessionRuntime
-from rgpu.server.worker import Worker, make_device
+from rgpu.server.device.spec import make_device
+from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.server.worker.main import Worker
 from rgpu.session.effects import Kind, unpack
 from rgpu.session.errors import Fenced
-from rgpu.session.record import pack_record
-from rgpu.session.recording import Recording
+from rgpu.session.journal.record import pack_record
+from rgpu.session.journal.recording import Recording
 from tests.effects.check import check
 
 CORPUS = Path(__file__).parents[1] / "session" / "corpora" / "cudart_saxpy.rgpuj"

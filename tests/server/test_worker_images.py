@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rgpu.checkpoint.frozen import RESERVE
-from rgpu.checkpoint.grants import Images
-from rgpu.checkpoint.store import DirectoryBlobs
-from rgpu.server import worker_tasks
+from rgpu.checkpoint.pages.frozen import RESERVE
+from rgpu.checkpoint.store.grants import Images
+from rgpu.checkpoint.store.images import DirectoryBlobs
 from rgpu.server.device.cpu.device import CpuDevice
-from rgpu.server.worker import Worker
+from rgpu.server.worker import tasks as worker_tasks
+from rgpu.server.worker.main import Worker
 from rgpu.session.addresses import DEVICE_BASE, GRANULE, PAGE
 from rgpu.session.errors import DeviceError, Fenced, MoveFailed, Refused, RgpuError
 from tests.server.test_parts import Answers, Journal
@@ -127,7 +127,7 @@ def test_what_may_be_set_aside(running: Running, room: int, aside: int, monkeypa
     seen = []
     monkeypatch.setattr(worker_tasks, "Imaging", lambda device, key, room, **more: seen.append(room) or made(
         device, key, room, **more))
-    from rgpu.checkpoint.imaging import Imaging as made
+    from rgpu.checkpoint.session.imaging import Imaging as made
 
     running.checkpoint("i", room=room)
     running.checkpoint("j")
@@ -176,7 +176,7 @@ class Departs:
     def __init__(self, worker: Worker, *_: Any) -> None:
         self.worker = worker
 
-    def run(self, session: str) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         Departs.staged = len(self.worker.runtime.device._staged)  # type: ignore[attr-defined]
         if self.worker.tasks._imaging is not None:
             assert self.worker.tasks._imaging.wait_read(0), "the ring is the move's"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from rgpu.server import workers
-from rgpu.server.channel import listen
+from rgpu.link.local.channel import listen
+from rgpu.server.node.workers import handles as workers
 
 LISTENS = """
 import sys, time
 from pathlib import Path
-from rgpu.server.channel import listen
+from rgpu.link.local.channel import listen
 time.sleep(0.3)
 sock = listen(Path(sys.argv[1]))
 time.sleep(60)

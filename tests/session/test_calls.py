@@ -42,8 +42,8 @@ def test_what_is_generated_is_up_to_date() -> None:
 def test_check_names_what_is_stale(tmp_path: Path) -> None:
     assert sorted(generate.write(tmp_path)) == sorted(generate.OUTPUTS)
     assert generate.stale(tmp_path) == []
-    (tmp_path / "docs/errors.md").write_text("edited by hand")
-    assert generate.stale(tmp_path) == ["docs/errors.md"]
+    (tmp_path / "docs/users/errors.md").write_text("edited by hand")
+    assert generate.stale(tmp_path) == ["docs/users/errors.md"]
 
 
 def test_every_exported_name_is_in_the_tables_once() -> None:
@@ -316,7 +316,7 @@ def test_types_have_the_layout_of_the_public_header(tmp_path: Path) -> None:
 
 def test_structs_pack_like_the_python_formats() -> None:
     """The record header of wire.hpp and of record.py are one."""
-    from rgpu.session.record import HEADER, HEADER_SIZE, MAGIC, MAX_ARGS, MAX_PAYLOAD
+    from rgpu.session.journal.record import HEADER, HEADER_SIZE, MAGIC, MAX_ARGS, MAX_PAYLOAD
 
     text = (GENERATED / "wire.hpp").read_text()
     assert f"kRecordMagic = {MAGIC:#010X}".replace("0X", "0x") in text

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgpu.session.errors import Corrupt
-from rgpu.session.graphs import (
+from rgpu.session.objects.graphs import (
     CopyNode,
     EmptyNode,
     KernelNode,

@@ -9,8 +9,8 @@ import pytest
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt, VersionMismatch
-from rgpu.session.journal_file import JournalFileReader, JournalFileWriter, decode_header, encode_header, verify
-from rgpu.session.record import Record, pack_record
+from rgpu.session.journal.journal_file import JournalFileReader, JournalFileWriter, decode_header, encode_header, verify
+from rgpu.session.journal.record import Record, pack_record
 
 
 def _record(seq: int, name: str, payload: bytes = b"", **values: object) -> Record:

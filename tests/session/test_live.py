@@ -13,13 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rgpu.session import ahead, graphs, module_table
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME, Effect
 from rgpu.session.errors import Corrupt, RecoveryFailed
-from rgpu.session.live import _HANDLERS, LiveObjects, Mapping
-from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
-from rgpu.session.record import Record
+from rgpu.session.journal.record import Record
+from rgpu.session.objects import ahead, graphs, module_table
+from rgpu.session.objects.live import _HANDLERS, LiveObjects, Mapping
+from rgpu.session.objects.module_table import FunctionInfo, GlobalVariable, ModuleTable
 
 MIB2 = 2 << 20
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rgpu.session.errors import Corrupt
-from rgpu.session.record import (
+from rgpu.session.journal.record import (
     AWAITED,
     EXTERNAL,
     HEADER,

@@ -7,8 +7,8 @@ import pytest
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME
 from rgpu.session.errors import Corrupt
-from rgpu.session.record import Record
-from rgpu.session.replay import ENDS_MEMORY, Apply, ApplyGate, Drop, WaitAll, WaitFor
+from rgpu.session.journal.apply_order import ENDS_MEMORY, Apply, ApplyGate, Drop, WaitAll, WaitFor
+from rgpu.session.journal.record import Record
 
 
 def _record(seq: int, name: str, **values: object) -> Record:
@@ -52,7 +52,12 @@ def test_memory_ends_in_replay_when_all_is_complete() -> None:
     assert gate.feed(first) == (WaitAll(0), Apply(first))
     assert gate.feed(second) == (WaitAll(1), Apply(second))
     assert not gate.replaying
-    assert gate.feed(third) == (Apply(third),), "live, the shim has looked already"
+    assert gate.feed(third) == (WaitAll(2), Apply(third)), "the shim looked at the watermark of a worker that is gone"
+    gate.complete(1)
+    fourth, fifth = (_record(n, "memory_free", address=n << 30) for n in (4, 5))
+    assert gate.feed(fourth) == (WaitAll(2), Apply(fourth)), "what was replayed may be unfinished"
+    gate.complete(2)
+    assert gate.feed(fifth) == (Apply(fifth),), "live, the shim has looked already"
 
 
 def test_the_table_of_calls_that_end_memory() -> None:

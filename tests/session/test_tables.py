@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpu.session import module_table
 from rgpu.session.errors import Corrupt, VersionMismatch
 from rgpu.session.facts import DeviceInfo, SessionFacts
-from rgpu.session.module_table import FunctionInfo, GlobalVariable, ModuleTable
+from rgpu.session.objects import module_table
+from rgpu.session.objects.module_table import FunctionInfo, GlobalVariable, ModuleTable
 
 u32, u64, i32 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.integers(-2**31, 2**31 - 1)
 names = st.text(max_size=12)
@@ -36,7 +36,7 @@ def test_facts_round_trip(value: SessionFacts) -> None:
 
 
 def test_facts_layout() -> None:
-    """The bytes of docs/architecture.md, written out."""
+    """The bytes of docs/protocols/shim.md (FactsHead, Device), written out."""
     device = DeviceInfo("gpu", bytes(range(16)), 7, (1, 2, -3), 0x2000_0000_0000, 0x0800_0000_0000, {75: 7, 16: -1})
     blob = SessionFacts("s/1", 9, 13000, 5, 6, True, (device,)).encode()
     want = b"".join((

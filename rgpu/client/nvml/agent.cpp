@@ -1,5 +1,4 @@
-// OBSERVE and OBSERVED on the agent's Unix socket (docs/architecture.md,
-// "Observing"). One connection for each question: nothing is held between
+// OBSERVE and OBSERVED on the agent's Unix socket (docs/protocols/shim.md). One connection for each question: nothing is held between
 // them, so a fork or a restarted agent needs no care.
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -11,12 +10,12 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "shim_link.hpp"
 #include "state.hpp"
 
 namespace rgpu::nvml {
 namespace {
 
-constexpr std::uint32_t PROTOCOL = 1, OBSERVE = 4, REFUSED = 36, OBSERVED = 38;
 constexpr std::uint32_t MAX_BODY = 1u << 20;
 constexpr std::int32_t NO_DEVICE = 100;  // CUresult: the pool has no place
 constexpr int PATIENCE = 10;             // seconds: the agent may have to ask the pool
@@ -49,55 +48,44 @@ struct Reader {
 
 Device read_device(Reader &in, std::uint64_t quota) {
   Device device;
-  if (in.has(sizeof device.uuid)) std::memcpy(device.uuid, in.at, sizeof device.uuid), in.at += sizeof device.uuid;
-  device.pci_domain = in.take<std::int32_t>();
-  device.pci_bus = in.take<std::int32_t>();
-  device.pci_device = in.take<std::int32_t>();
-  in.take<std::uint32_t>();
-  const auto total = in.take<std::uint64_t>();
+  const auto told = in.take<wire::FactsDevice>();
+  static_assert(sizeof device.uuid == sizeof told.uuid);
+  std::memcpy(device.uuid, told.uuid, sizeof device.uuid);
+  device.pci_domain = told.pci_domain;
+  device.pci_bus = told.pci_bus;
+  device.pci_device = told.pci_device;
+  const std::uint64_t total = told.total_memory;
   device.memory = quota && total ? std::min(quota, total) : std::max(quota, total);
-  in.take<std::uint64_t>();  // the range of addresses: base, size
-  in.take<std::uint64_t>();
   device.name = in.text(in.take<std::uint16_t>());
   const auto count = in.take<std::uint32_t>();
-  for (std::uint32_t i = 0; i < count && in.has(8); ++i) {
-    const auto which = in.take<std::int32_t>();
-    device.attributes.emplace_back(which, in.take<std::int32_t>());
+  for (std::uint32_t i = 0; i < count && in.has(sizeof(wire::FactsAttribute)); ++i) {
+    const auto one = in.take<wire::FactsAttribute>();
+    device.attributes.emplace_back(one.attribute, one.value);
   }
   return device;
 }
 
 // Session facts, as WELCOME carries them.
 bool read_facts(Reader in, Observation &found) {
-  if (in.take<std::uint32_t>() != 1) return false;
-  found.driver_version = in.take<std::uint32_t>();
-  in.take<std::uint64_t>();  // the session's number
-  const auto quota = in.take<std::uint64_t>();
-  in.take<std::uint64_t>();  // the journal's limit
-  in.take<std::uint32_t>();  // recover
-  const auto devices = in.take<std::uint32_t>();
+  const auto head = in.take<wire::FactsHead>();
+  if (head.version != wire::kFactsVersion) return false;
+  found.driver_version = head.driver_version;
   in.text(in.take<std::uint16_t>());
-  for (std::uint32_t i = 0; i < devices && in.ok; ++i) found.devices.push_back(read_device(in, quota));
+  for (std::uint32_t i = 0; i < head.devices && in.ok; ++i) found.devices.push_back(read_device(in, head.quota));
   return in.ok && in.at == in.end;
 }
 
 bool read_observation(const std::vector<std::uint8_t> &body, Observation &found) {
   Reader in{body.data(), body.data() + body.size()};
-  const auto version = in.take<std::uint32_t>();
-  in.take<std::uint32_t>();  // flags
-  const auto facts = in.take<std::uint32_t>(), release = in.take<std::uint32_t>();
-  const auto devices = in.take<std::uint32_t>(), processes = in.take<std::uint32_t>();
-  if (!in.ok || version != 1 || !in.has(facts)) return false;
-  if (!read_facts(Reader{in.at, in.at + facts}, found) || found.devices.size() != devices) return false;
-  in.at += facts;
-  found.release = in.text(release);
+  const auto head = in.take<wire::ObservedHead>();
+  if (!in.ok || head.version != wire::kObservedVersion || !in.has(head.facts)) return false;
+  if (!read_facts(Reader{in.at, in.at + head.facts}, found) || found.devices.size() != head.devices) return false;
+  in.at += head.facts;
+  found.release = in.text(head.release);
   for (Device &device : found.devices) device.used = in.take<std::uint64_t>();
-  for (std::uint32_t i = 0; i < processes && in.has(16); ++i) {
-    Process process;
-    process.pid = in.take<std::uint32_t>();
-    process.device = in.take<std::uint32_t>();
-    process.used = in.take<std::uint64_t>();
-    found.processes.push_back(process);
+  for (std::uint32_t i = 0; i < head.processes && in.has(sizeof(wire::ObservedProcess)); ++i) {
+    const auto told = in.take<wire::ObservedProcess>();
+    found.processes.push_back(Process{told.pid, told.device, told.used});
   }
   return in.ok && in.at == in.end;
 }
@@ -130,12 +118,16 @@ int connect_to(const char *path) {
 }
 
 bool ask(int fd, std::uint32_t &type, std::vector<std::uint8_t> &body) {
-  const std::uint32_t question[3] = {4, OBSERVE, PROTOCOL};
-  if (::send(fd, question, sizeof question, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof question)) return false;
-  std::uint32_t head[2];
-  if (!read_all(fd, head, sizeof head) || head[0] > MAX_BODY) return false;
-  type = head[1];
-  body.resize(head[0]);
+  const struct {
+    wire::MessageHead head;
+    std::uint32_t protocol;
+  } question{{sizeof question.protocol, wire::kObserve}, wire::kProtocol};
+  static_assert(sizeof question == sizeof question.head + sizeof question.protocol);
+  if (::send(fd, &question, sizeof question, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof question)) return false;
+  wire::MessageHead head;
+  if (!read_all(fd, &head, sizeof head) || head.length > MAX_BODY) return false;
+  type = head.type;
+  body.resize(head.length);
   return read_all(fd, body.data(), body.size());
 }
 
@@ -150,9 +142,9 @@ nvmlReturn_t observe(Observation &found) {
   const bool answered = ask(fd, type, body);
   ::close(fd);
   if (!answered) return NVML_ERROR_DRIVER_NOT_LOADED;
-  if (type == OBSERVED) return read_observation(body, found) ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
+  if (type == wire::kObserved) return read_observation(body, found) ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
   std::int32_t result = 0;
-  if (type == REFUSED && body.size() >= sizeof result) std::memcpy(&result, body.data(), sizeof result);
+  if (type == wire::kRefused && body.size() >= sizeof result) std::memcpy(&result, body.data(), sizeof result);
   return result == NO_DEVICE ? NVML_SUCCESS : NVML_ERROR_DRIVER_NOT_LOADED;
 }
 

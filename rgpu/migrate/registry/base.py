@@ -1,4 +1,4 @@
-"""The registry: what every implementation promises (docs/ownership.md, "The registry").
+"""The registry: what every implementation promises (docs/developers/registry.md, "The registry").
 
 A small ordered key-value store with one revision number over all keys, as etcd
 has it: every transaction that changes something raises the revision by one and

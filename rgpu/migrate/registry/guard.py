@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from rgpu.migrate.ownership import went_back
+from rgpu.migrate.records.ownership import went_back
 from rgpu.session.errors import Corrupt, PoolUnavailable
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ async def open_registry(address: str, seen: Path | None = None, *, doubtful: boo
     if kind == "embedded" and separator and place:
         return await EmbeddedRegistry.open(place)
     if kind == "etcd":
-        from rgpu.migrate.registry.etcd import EtcdRegistry  # only who uses it pays for gRPC
+        from rgpu.migrate.registry.etcd.registry import EtcdRegistry  # only who uses it pays for gRPC
 
         return await EtcdRegistry.open(address, seen, doubtful=doubtful)
     raise UsageError(f"{address!r} is no registry: use embedded:PATH or etcd://HOST:PORT,HOST:PORT/PREFIX",

@@ -1,7 +1,8 @@
 """Between the registry's records and the scheduler: placement by fragmentation, and the pool as planners see it.
 
 :func:`place_by_fragmentation` takes and gives what ``placement.place`` does. :func:`view` makes of
-records what :mod:`.rebalancing` and :mod:`.preempting` plan on: a host is its own "model", so that
+records what :mod:`rgpu.migrate.scheduling.plans.rebalancing` and :mod:`rgpu.migrate.scheduling.plans.preempting` plan
+on: a host is its own "model", so that
 which hosts may have a session at all (kind, capability, driver, a host asked for) is its demand's
 set of models. Memory is rounded so that a plan never counts on a byte too many.
 """
@@ -13,7 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rgpu.migrate.placement import (
+from rgpu.migrate.records.schema import NodeRecord, SessionRecord
+from rgpu.migrate.scheduling import placing
+from rgpu.migrate.scheduling.index import Index, build
+from rgpu.migrate.scheduling.placement import (
     Choice,
     Claim,
     Request,
@@ -26,9 +30,6 @@ from rgpu.migrate.placement import (
     request_for,
     unsuitable,
 )
-from rgpu.migrate.records import NodeRecord, SessionRecord
-from rgpu.migrate.scheduling import placing
-from rgpu.migrate.scheduling.index import Index, build
 from rgpu.migrate.scheduling.shares import MIB, mix_of, node_of, reason_of
 from rgpu.migrate.scheduling.snapshot import MAX_MEMORY_MIB, WHOLE, Demand, Device, Node, Placed
 from rgpu.migrate.scheduling.snapshot import Request as Wanted
@@ -39,8 +40,9 @@ from rgpu.session.devices import join, parts
 def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
     """The device where the pool fragments least; best-fit among equals.
 
-    By the snapshot's decider where it has one (:mod:`.kept`: the same answer, sooner), else worked out from the
-    records alone. Raises what :func:`rgpu.migrate.placement.place` raises, with the same reasons.
+    By the snapshot's decider where it has one (:mod:`rgpu.migrate.scheduling.following.kept`: the same answer, sooner),
+    else worked out from the
+    records alone. Raises what :func:`rgpu.migrate.scheduling.placement.place` raises, with the same reasons.
     """
     if snapshot.decider is not None and request.gpus == 1:
         return snapshot.decider.place(snapshot, request)

@@ -13,13 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from rgpu.migrate.scheduling.mix import Mix, mix
-from rgpu.migrate.scheduling.scores import Scores
 from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Node, Placed, Snapshot
 from rgpu.session.errors import Conflict
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class Scores:
+    """The scores of every device for one demand by one policy, kept by ``scores.py``."""
+
+    seen: int  #: how much of :attr:`Index.changed` they have in them
+    keys: list[Floats]  #: one grid for each key; the first is infinite where the demand does not fit
 
 
 @dataclass
@@ -40,7 +47,7 @@ class Index:
     models: dict[str, Bools]  #: model -> rows
     groups: Counter[tuple[str, int]] = field(default_factory=Counter)  #: (anti-affinity group, row) -> sessions
     effective: Ints = field(init=False)  #: see :meth:`free`; kept by :meth:`take` and :meth:`give`
-    scores: Scores = field(default_factory=Scores)
+    scores: dict[tuple[str, Demand], Scores] = field(default_factory=dict)  #: (policy, demand) -> scores
     changed: list[int] = field(default_factory=list)  #: rows in the order of their changes: what caches look at
 
     def __post_init__(self) -> None:
@@ -48,7 +55,7 @@ class Index:
 
     def refresh(self) -> None:
         """After the arrays were written directly: nothing kept is true any more."""
-        self.scores = Scores()
+        self.scores = {}
         self.effective = effective(self.compute, self.memory, self.total_memory)
 
     def copy(self) -> Index:

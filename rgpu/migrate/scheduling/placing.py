@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rgpu.migrate.scheduling import scores
 from rgpu.migrate.scheduling.index import Bools, Index, Ints
 from rgpu.migrate.scheduling.policies import DUST, POLICIES, REASONS, Places, least
 from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Placed, Request
-from rgpu.session.errors import Refused, UsageError
+from rgpu.session.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def place(index: Index, request: Request, policy: str = "fgd", seed: int = 0,
 
 def _remembered(index: Index, request: Request, policy: str, allowed: Bools | None) -> Place | None:
     """One device: by the scores kept for such a demand, of which only changed rows are worked out anew."""
-    keys = index.scores.keys(index, request.demand, policy)
+    keys = scores.keys(index, request.demand, policy)
     first = keys[0]
     if allowed is not None:
         first = np.where(allowed, first, np.inf)
@@ -134,10 +135,3 @@ def never_fits(index: Index, request: Request) -> str | None:
     if best == (0, 0):
         return f"{need} can never fit: the pool has {', '.join(sorted(models)) or 'no GPUs'}"
     return f"{need} can never fit: the largest that would is {best[0]} GPUs with {best[1]} MiB each on one host"
-
-
-def refuse_if_never(index: Index, request: Request) -> None:
-    """Raises :class:`Refused` for a request that no empty pool would fit."""
-    why = never_fits(index, request)
-    if why is not None:
-        raise Refused(f"{request.name}: {why}", session=request.name)

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rgpu.migrate.scheduling.index import Floats, Index, Ints
 from rgpu.migrate.scheduling.snapshot import WHOLE, Demand
-
-if TYPE_CHECKING:
-    from rgpu.migrate.scheduling.index import Floats, Index, Ints
 
 _PER_CENT = np.arange(WHOLE + 1)
 DUST = 1e-6  #: scores closer than this are equal: sums in another order must not decide
@@ -34,7 +31,7 @@ class Places:
         return self.rows[first], np.cumsum(first) - 1
 
 
-Score = Callable[["Index", Demand, Places, np.random.Generator], "tuple[Floats, ...]"]
+Score = Callable[[Index, Demand, Places, np.random.Generator], tuple[Floats, ...]]
 
 
 def by_random(index: Index, need: Demand, places: Places, random: np.random.Generator) -> tuple[Floats, ...]:
@@ -73,7 +70,7 @@ def marks(rises: Floats) -> Floats:
     """Whole marks of 0 to 100 for what fragmentation would rise by (per cent of a device): 50 for no change.
 
     Published FGD marks so (a sigmoid, cut to whole numbers): places within about 4 % of a device are equal, and
-    the next key decides. Exact gradients leave it no ties, and place worse (docs/simulation.md).
+    the next key decides. Exact gradients leave it no ties, and place worse (docs/developers/simulation.md).
     """
     return np.asarray(np.floor(100 / (1 + np.exp(rises / WHOLE)) + DUST))
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from rgpu.migrate.placement import Snapshot
-from rgpu.migrate.records import NodeRecord, SessionRecord
+from rgpu.migrate.records.schema import NodeRecord, SessionRecord
 from rgpu.migrate.scheduling.mix import Mix, share_mix
+from rgpu.migrate.scheduling.placement import Snapshot
 from rgpu.migrate.scheduling.snapshot import WHOLE, Device, Node
 
 MIB = 1 << 20

@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
-from rgpu.migrate.placement import Claim, Snapshot, claims_of
-from rgpu.migrate.records import NodeRecord, SessionRecord
+from rgpu.migrate.records.schema import NodeRecord, SessionRecord
 from rgpu.migrate.scheduling.adapter import Demands, View, pool_of, reserved_places, session_places, stays
-from rgpu.migrate.scheduling.followed import differences
+from rgpu.migrate.scheduling.following.followed import differences
 from rgpu.migrate.scheduling.index import Index, build
 from rgpu.migrate.scheduling.mix import share_mix
+from rgpu.migrate.scheduling.placement import Claim, Snapshot, claims_of
 from rgpu.migrate.scheduling.shares import Shares
 from rgpu.migrate.scheduling.snapshot import Placed
 

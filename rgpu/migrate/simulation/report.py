@@ -11,7 +11,7 @@ from rgpu.migrate.simulation.arrivals import churn, filling
 from rgpu.migrate.simulation.run import Options, Result, Run
 from rgpu.migrate.simulation.trace import Task
 
-#: Of every seed and of the mean; what each means stands in docs/simulation.md.
+#: Of every seed and of the mean; what each means stands in docs/developers/simulation.md.
 FIGURES = ("allocated_share", "fragmented_gpus", "fragmented_gpuless", "refused", "moves", "moves_per_hour",
            "moved_gib", "move_gpu_s", "waiting_s", "decision_us", "decision_p99_us", "sessions")
 SETTLED = 0.5  #: of a churn run: from there on its figures are averaged

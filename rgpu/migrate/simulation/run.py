@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from rgpu.migrate.scheduling.consolidating import consolidate
 from rgpu.migrate.scheduling.costs import Costs, Limits
 from rgpu.migrate.scheduling.index import Index, build
 from rgpu.migrate.scheduling.mix import mix
 from rgpu.migrate.scheduling.placing import Place, never_fits, place
+from rgpu.migrate.scheduling.plans.consolidating import consolidate
+from rgpu.migrate.scheduling.plans.rebalancing import Alarm, Plan, make_room
 from rgpu.migrate.scheduling.queueing import ordered
-from rgpu.migrate.scheduling.rebalancing import Alarm, Plan, make_room
 from rgpu.migrate.scheduling.snapshot import WHOLE, Node, Placed, Request, Snapshot
 from rgpu.migrate.simulation.arrivals import FOREVER, Arrival
 from rgpu.migrate.simulation.trace import Task

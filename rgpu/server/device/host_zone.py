@@ -5,7 +5,7 @@ the process as mmap(2) gives it out. A session's modules land where they stood
 before only if the processes look alike there: what one worker maps and another
 does not (memory shared with an agent on this host, frames for an image), at
 moments that the session does not determine, must not be among it. It is mapped
-in a range of its own, behind those of the session (docs/architecture.md,
+in a range of its own, behind those of the session (docs/developers/devices.md,
 "Address ranges").
 """
 

@@ -1,0 +1,1 @@
+"""The driver's calls as tables, and what is generated from them: exports, encoders, decoders, pages. Pure."""

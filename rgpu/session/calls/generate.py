@@ -23,8 +23,8 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     f"{_SHIM}/wire.hpp": wire.wire_header,
     "rgpu/server/device/cuda/native/generated/hot_calls.hpp": engine.hot_calls,
     "rgpu/session/calls/decoders.py": decoders.decoders,
-    "docs/coverage.md": docs.coverage,
-    "docs/errors.md": docs.errors,
+    "docs/users/coverage.md": docs.coverage,
+    "docs/users/errors.md": docs.errors,
 }
 
 

@@ -1,7 +1,7 @@
 """The hot calls: those that a device's native engine decodes and applies by itself.
 
 They leave nothing behind but memory contents and order, so
-:class:`~rgpu.session.live.LiveObjects` need not see them; this is checked
+:class:`~rgpu.session.objects.live.LiveObjects` need not see them; this is checked
 here, once, at import. Every other call goes to the executor, whole.
 """
 

@@ -5,7 +5,7 @@ call* (``memcpy_h2d``) is what the shim appends to the journal for it. Several
 driver functions share one wire call. The table below is the only place that
 declares them: the generator (:mod:`rgpu.session.calls.generate`) makes the
 C++ encoders and the Python decoders from it, and the replay and compaction
-rules (:mod:`rgpu.session.live`) read ``effect`` from it.
+rules (:mod:`rgpu.session.objects.live`) read ``effect`` from it.
 
 Call ids are append-only: an id once released never changes its meaning.
 
@@ -111,7 +111,7 @@ CALLS: tuple[Call, ...] = (
         "destination:addr destination_pitch:u64 source:addr source_pitch:u64 width:u64 height:u64 stream:stream")),
     Call(20, "module_load", S, E.CREATES, _args("module:module context:context library:u8 options:blob"),
          _args("table:blob log:blob"), payload=True, object_kind="module",
-         doc="payload: fat binary, cubin or PTX text. table: see rgpu.session.module_table."),
+         doc="payload: fat binary, cubin or PTX text. table: see rgpu.session.objects.module_table."),
     Call(21, "module_unload", A, E.DESTROYS, _args("module:module"), object_kind="module"),
     Call(22, "function_attribute", A, E.CONFIGURES, _args("module:module function:u32 attribute:i32 value:i32"),
          object_kind="module"),
@@ -144,15 +144,15 @@ CALLS: tuple[Call, ...] = (
     Call(39, "host_shadow_read", W, E.NONE, _args("address:addr size:u64 stream:stream"), reply_payload=True),
     Call(40, "graph_instantiate", A, E.CREATES, _args("exec:u64 context:context flags:u64"), payload=True,
          object_kind="graph_exec",
-         doc="payload: nodes, see rgpu.session.graphs. flags: CUgraphInstantiate_flags without those the shim serves."),
+         doc="payload: nodes, see rgpu.session.objects.graphs. flags: CUgraphInstantiate_flags without the shim's."),
     Call(41, "graph_exec_update", A, E.CONFIGURES, _args("exec:u64"), payload=True, object_kind="graph_exec",
-         doc="payload: (index, node) of each node that changes, see rgpu.session.graphs."),
+         doc="payload: (index, node) of each node that changes, see rgpu.session.objects.graphs."),
     Call(42, "graph_launch", A, E.WRITES, _args("exec:u64 stream:stream"),
          doc="Ordered behind the stream's work and behind earlier launches of the same exec."),
     Call(43, "graph_exec_destroy", A, E.DESTROYS, _args("exec:u64"), object_kind="graph_exec",
          doc="Returns at once; a launch of it that still runs goes on to its end."),
     Call(50, "tensor_map", S, E.NONE, _args("form:u32 arguments:blob"), _args("map:blob"),
-         doc="cuTensorMapEncode*: a descriptor of 128 bytes; form and arguments: docs/architecture.md, Tensor maps."),
+         doc="cuTensorMapEncode*: a descriptor of 128 bytes; arguments: docs/developers/devices.md, Tensor maps."),
     Call(51, "stream_memory_operation", A, E.WRITES, _args("stream:stream kind:u8 address:addr value:u64 flags:u32"),
          doc="kind: 0, 1 write of 32, 64 bits; 2, 3 wait for 32, 64 bits; flags as the driver's."),
     Call(70, "function_load", S, E.NONE, _args("module:module function:u32"), _args("attributes:blob"),

@@ -13,14 +13,15 @@ from typing import Any
 
 import msgspec
 
-from rgpu.link import tickets
 from rgpu.link.control import ControlServer, Request
-from rgpu.link.frames import SealedConnection, server_preamble
+from rgpu.link.data import tickets
+from rgpu.link.data.frames import SealedConnection, server_preamble
+from rgpu.link.data.published import Issued, Ping, pong
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import AlreadyExists, NotFound, Refused, RgpuError
 from rgpu.session.facts import DeviceInfo, SessionFacts
-from rgpu.session.record import Record, RecordReader
+from rgpu.session.journal.record import Record, RecordReader
 
 ANSWERED = {call.id for call in BY_ID.values() if call.answer is not Answer.ASYNC}
 
@@ -48,6 +49,10 @@ class FakeWorker:
         self.big = b""  #: payload of the answers
         self.printed: list[int | None] = []  #: how much text the agent said it had, at each attachment
         self.confirmed = 0  #: and since then
+        self.usual = 0  #: calls that the program is ahead, as this worker says
+        self.told: list[Any] = []  #: the same as each attachment said
+        self.issued: list[tuple[int, int, Issued]] = []  #: the same, and when it came, ns
+        self.pings: list[tuple[int, Ping]] = []  #: each with what was applied as it came
         self.connection: SealedConnection | None = None
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = self.listener.getsockname()[:2]
@@ -77,6 +82,7 @@ class FakeWorker:
             with self._owning:  # from here on the thread of the one before applies nothing
                 self.connection, wanted, kept = connection, self.applied + 1, sorted(self.retained)
             self.printed.append(request.get("printed"))
+            self.told.append(request.get("usual"))
             connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": wanted,
                                                         **self.pool.attached_more}))
             self.attached += 1  # last: who sees it may use the link
@@ -98,7 +104,10 @@ class FakeWorker:
                 if not self.mute and not self.withholds:
                     connection.send(18, struct.pack("<QII", self.applied, 0, 0))
             elif kind == 4 and not self.mute:
-                connection.send(20, bytes(body))
+                self.pings.append((self.applied, Ping.unpack(body)))
+                connection.send(20, pong(self.pings[-1][1].shipped, self.usual))
+            elif kind == 14:
+                self.issued.append((self.applied, time.monotonic_ns(), Issued.unpack(body)))
             elif kind == 3:
                 self.byes.append(msgspec.msgpack.decode(body))
             elif kind == 8:
@@ -171,20 +180,31 @@ class FakePool:
         self.line: list[str] = []  #: reasons for which whoever queues has to wait, one after the other
         self.parked: set[str] = set()
         self.places = 1  #: 0: the pool has no room for a session
-        self.server = ControlServer(node, self.files.authorized, "tcp://127.0.0.1:*")
+        self._node = node
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
+        self._serve()
+
+    def _serve(self) -> None:
+        self.server = ControlServer(self._node, self.files.authorized, "tcp://127.0.0.1:*")
         for verb, handler in {"session.create": self.create, "session.owner": self.owner, "pool.ping": self.ping,
                               "session.end": self.note, "session.withdraw": self.note, "session.unreachable": self.note,
                               "session.candidate": self.candidate, "session.checkpoint": self.note,
                               "session.renew_ticket": self.renew}.items():
             self.server.register(verb, handler)
         asyncio.run_coroutine_threadsafe(self.server.start(), self.loop).result(5)
-        self.endpoints = [Endpoint(self.server.address, node.public, "a")]
+        self.endpoints = [Endpoint(self.server.address, self._node.public, "a")]
         description = self.files.read_description()
         description.endpoints = self.endpoints
         self.files.write_description(description)
+
+    def move(self, before: Callable[[], None] = lambda: None) -> None:
+        """The node answers at another port from now on, and at the old one no more. ``before``: in between."""
+        old = self.server
+        self._serve()
+        before()
+        asyncio.run_coroutine_threadsafe(old.stop(), self.loop).result(5)
 
     def _grant(self, session: str) -> dict[str, Any]:
         granted = tickets.issue(self.files.secret(), session, self.user.public, "calls", lifetime=self.lifetime)
@@ -192,7 +212,7 @@ class FakePool:
                 "endpoints": [msgspec.to_builtins(endpoint) for endpoint in self.endpoints]}
 
     async def ping(self, request: Request) -> Any:
-        return {"host": "a"}
+        return {"host": "a", "endpoints": [msgspec.to_builtins(endpoint) for endpoint in self.endpoints]}
 
     async def create(self, request: Request) -> Any:
         name = request.args["name"]

@@ -13,9 +13,9 @@ import struct
 import time
 import zlib
 
-from rgpu.client.local import ANSWER, RELEASE, STATE, TEXT, WANTS_TEXT, WATERMARK, WELCOME
+from rgpu.link.messages.shim import ANSWER, RELEASE, STATE, TEXT, WANTS_TEXT, WATERMARK, WELCOME
 from rgpu.session.calls.wire import BY_NAME
-from rgpu.session.record import AWAITED, EXTERNAL, HEADER, pack
+from rgpu.session.journal.record import AWAITED, EXTERNAL, HEADER, pack
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -91,7 +91,7 @@ class Journal:
 
 
 class FakeReader:
-    """Reads the answer ring as docs/architecture.md has it; never attends, so each message rings the bell."""
+    """Reads the answer ring (docs/developers/links/shim-link.md); never attends, so each message rings the bell."""
 
     def __init__(self) -> None:
         page = os.memfd_create("shim", os.MFD_ALLOW_SEALING)
@@ -104,6 +104,12 @@ class FakeReader:
         self.pieces: bytearray | None = None
         self.wraps = self.restarts = self.longest = 0
         self.idle = False  #: read nothing
+
+    def stamp(self, seq: int, ns: int) -> None:
+        """Say that call ``seq`` is published now."""
+        at = 1024 // 8 + self.words[192 // 8] % 64 * 2
+        self.words[at], self.words[at + 1] = seq, ns
+        self.words[192 // 8] += 1
 
     def read(self, page: mmap.mmap) -> list[tuple[int, bytes]]:
         """Whole messages that have come since."""

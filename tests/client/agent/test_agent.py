@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.client import shipper
-from rgpu.client.agent import Agent, Options
-from rgpu.client.local import BLOCK, RUNNING, UNPROTECTED
+from rgpu.client.run import known_nodes
+from rgpu.client.run.agent import Agent, Options
+from rgpu.client.session import shipper
+from rgpu.link.messages.shim import JOURNAL_FULL, RUNNING, UNPROTECTED
 from rgpu.session.facts import SessionFacts
 from tests.client.agent.fake_pool import FakePool, FakeWorker, answer_of, eventually
 from tests.client.agent.fake_shim import FakeShim
@@ -271,7 +272,7 @@ def test_a_frozen_owner_is_left_when_the_pool_names_another(pool: FakePool, agen
 
 def test_a_silent_link_is_opened_anew_and_an_unreachable_owner_reported(
         pool: FakePool, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rgpu.client import attachment
+    from rgpu.client.session import attachment
 
     monkeypatch.setattr(shipper, "SILENCE_LIMIT", 0.5)
     monkeypatch.setattr(attachment, "UNREACHABLE_SECONDS", 0.5)
@@ -295,7 +296,7 @@ def test_silence_counts_when_every_call_is_known_to_be_applied(pool: FakePool, a
     worker = pool.sessions["heat"]
     worker.withholds = True
     shim.call(SYNC, bytes(8), awaited=True)
-    eventually(lambda: agent._shippers["heat"].acknowledged == 1)
+    eventually(lambda: agent._shippers["heat"].shipping.acknowledged == 1)
     shim.wait(lambda: shim.answers)
     assert worker.attached > 1
     answered_once(shim, [1])
@@ -366,7 +367,7 @@ def test_spilling_and_shipping_again_from_files(pool: FakePool, agent: Agent, tm
     eventually(lambda: not list(spilled.glob("*.rgpuj")))
 
 
-@pytest.mark.parametrize(("on_full", "state"), [("block", BLOCK), ("unprotected", UNPROTECTED)])
+@pytest.mark.parametrize(("on_full", "state"), [("block", JOURNAL_FULL), ("unprotected", UNPROTECTED)])
 def test_a_full_journal_follows_the_policy(pool: FakePool, on_full: str, state: int) -> None:
     agent = Agent(Options("heat", journal_limit=1 << 20, on_full=on_full), pool.user, pool.endpoints)
     agent.start()
@@ -383,7 +384,7 @@ def test_a_full_journal_follows_the_policy(pool: FakePool, on_full: str, state: 
             assert not shim.released
             eventually(lambda: worker.applied == shim.journal.seq)
             worker.notice("cut", position=worker.applied)
-            shim.wait(lambda: shim.released and shim.states == [BLOCK, RUNNING])
+            shim.wait(lambda: shim.released and shim.states == [JOURNAL_FULL, RUNNING])
     finally:
         agent.close()
 
@@ -494,6 +495,55 @@ def test_an_awaited_call_is_quick(pool: FakePool, agent: Agent) -> None:
 
 
 def test_the_answer_is_what_workers_say() -> None:
-    from rgpu.session.record import Record
+    from rgpu.session.journal.record import Record
 
     assert answer_of(Record(3, 26, b"")) == struct.pack("<QI", 3, 26)
+
+
+def test_a_pool_at_other_ports_is_found_by_its_description(pool: FakePool, complaints: list[str]) -> None:
+    """The agent is not attached, and knows no address at which anybody listens."""
+    agent = Agent(Options("heat", memory=1 << 20), pool.user, pool.endpoints, complain=complaints.append,
+                  described=lambda: pool.files.read_description().endpoints)
+    agent.start()
+    try:
+        shim = start(agent)
+        awaited = busy(shim, 40)
+        shim.wait(lambda: len(shim.answers) >= len(awaited))
+        pool.move()
+        pool.sessions["heat"].kill()
+        second = pool.sessions["heat"] = FakeWorker(pool, 2)
+        awaited += busy(shim, 40, 1)
+        shim.wait(lambda: len(shim.answers) >= len(awaited))
+        eventually(lambda: second.applied == shim.journal.seq)
+        answered_once(shim, awaited)
+        shim.goodbye()
+        eventually(lambda: pool.said("session.end"))
+    finally:
+        agent.close()
+    assert complaints == []
+
+
+def test_an_untroubled_session_asks_now_and_then_who_the_nodes_are(
+        pool: FakePool, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_nodes, "REFRESH_SECONDS", 0.5)
+    shim = start(agent)
+    pool.move(before=lambda: eventually(lambda: agent.desk.nodes.endpoints[0] == pool.endpoints[0]))
+    pool.sessions["heat"].kill()
+    second = pool.sessions["heat"] = FakeWorker(pool, 2)
+    awaited = busy(shim, 40)
+    shim.wait(lambda: len(shim.answers) >= len(awaited))
+    assert second.attached == 1
+
+
+def test_the_worker_tells_where_its_node_answers(pool: FakePool, agent: Agent) -> None:
+    shim = start(agent)
+    first = pool.sessions["heat"]
+    eventually(lambda: first.attached)
+    first.notice("control", address="tcp://127.0.0.1:1", public="x" * 40)  # of a node that nobody knows
+    pool.move()
+    first.notice("control", address=pool.endpoints[0].address, public=pool.endpoints[0].public)
+    eventually(lambda: agent.desk.nodes.endpoints == pool.endpoints)
+    first.kill()
+    pool.sessions["heat"] = FakeWorker(pool, 2)
+    awaited = busy(shim, 40)
+    shim.wait(lambda: len(shim.answers) >= len(awaited))

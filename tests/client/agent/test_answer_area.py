@@ -10,15 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from rgpu.client import local
-from rgpu.client.delivery import Deliveries
-from rgpu.client.host_link import Area
-from rgpu.client.returns import Returns
-from rgpu.link.shared import AREA_READY, PIECE_AT, SEALS
+from rgpu.client.data_link.host_link import Area
+from rgpu.client.session.delivery import Deliveries
+from rgpu.client.shim_link.returns import Returns
+from rgpu.link.local.shared import SEALS
+from rgpu.link.messages.data import AREA_READY, PIECE_AT_LAYOUT
+from rgpu.link.messages.shim import AREA
 from rgpu.session.answers import AnswerHash
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt
-from rgpu.session.record import AWAITED
+from rgpu.session.journal.record import AWAITED
 from tests.client.agent.test_answer_ring import Ends
 
 SIZE = 1 << 20
@@ -33,7 +34,7 @@ class Peer:
         self.answers: list[int] = []
 
     def send(self, kind: int, body: bytes, fd: int = -1) -> None:
-        assert kind == local.AREA and os.fstat(fd).st_size == SIZE
+        assert kind == AREA and os.fstat(fd).st_size == SIZE
         number, zero, size = struct.unpack("<IIQ", body)
         assert not zero
         self.areas.append((number, size))
@@ -89,7 +90,7 @@ class Rig:
 
     def piece(self, more: bool, number: int, offset: int, length: int, before: bytes = b"") -> bool:
         """A message of the worker: whether there was room for it."""
-        body = PIECE_AT.pack(more, number, offset, length) + before
+        body = PIECE_AT_LAYOUT.pack(more, number, offset, length) + before
         room = self.ends.ring.room(len(body) + 1)
         if room is None:
             return False

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.client import answer_ring
-from rgpu.client.agent import Agent, Options
-from rgpu.client.answer_ring import PAGE, AgentPage, AnswerRing
+from rgpu.client.run.agent import Agent, Options
+from rgpu.client.shim_link import answer_ring
+from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
+from rgpu.link.messages.shim import AGENT_PAGE_SIZE
 from rgpu.session.errors import Corrupt
 from tests.client.agent.fake_pool import FakePool, FakeWorker, answer_of, eventually
 from tests.client.agent.fake_shim import SEALS, FakeReader, FakeShim
@@ -79,7 +80,34 @@ def test_a_position_that_cannot_be_is_refused(lie: int) -> None:
         ends.ring.room(3000)
 
 
-@pytest.mark.parametrize(("size", "seals"), [(PAGE, 0), (PAGE, fcntl.F_SEAL_GROW), (2 * PAGE, SEALS), (0, SEALS)])
+def test_when_the_oldest_call_that_is_new_was_published() -> None:
+    ends = Ends()
+    ring = ends.ring
+    assert ring.published_at(0, 100) == 0, "nothing is stamped"
+    for seq in (3, 7, 9):
+        ends.reader.stamp(seq, 1000 + seq)
+    assert ring.published_at(5, 8) == 1007, "call 3 was taken before, 9 is not known yet"
+    assert ring.published_at(8, 8) == 0
+    assert ring.published_at(8, 20) == 1009 and ring.published_at(20, 20) == 0
+    for seq in range(100, 400):
+        ends.reader.stamp(seq, 1000 + seq)
+    assert ring.published_at(20, 399) == 1000 + 337, "the 63 newest are whole"
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 1 << 61, (1 << 64) - 1])
+def test_stamps_that_lie_are_looked_at_no_more_often_than_there_is_room_for(count: int) -> None:
+    ends = Ends()
+    words = ends.reader.words
+    for at in range(1024 // 8, 4096 // 8):
+        words[at] = (1 << 64) - 1
+    words[192 // 8] = count
+    began = time.process_time()
+    assert ends.ring.published_at(5, 1 << 63) == 0
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(("size", "seals"), [(AGENT_PAGE_SIZE, 0), (AGENT_PAGE_SIZE, fcntl.F_SEAL_GROW),
+                                             (2 * AGENT_PAGE_SIZE, SEALS), (0, SEALS)])
 def test_a_page_that_could_kill_the_agent_is_refused(size: int, seals: int) -> None:
     page, bell = os.memfd_create("shim", os.MFD_ALLOW_SEALING), os.eventfd(0)
     if size:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rgpu.client.attachment import (
+from rgpu.client.session.attachment import (
     TABLE,
     Attached,
     Attachment,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpu.client.keeping import RETRY, RETRY_FAILED, ApplyRate, Exposure, Facts, Rules, decide
+from rgpu.client.journal.keeping import RETRY, RETRY_FAILED, ApplyRate, Exposure, Facts, Rules, decide
 
 LIMIT = 1000
 RULES = Rules(LIMIT, max_age=60, max_replay=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.client.launcher import default_name, environment
+from rgpu.client.run.launcher import default_name, environment
+from rgpu.session.errors import UsageError
+from tests.building import libraries
 from tests.client.agent.fake_pool import FakePool, FakeWorker, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -21,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 RUN = """
 import sys
 from pathlib import Path
-from rgpu.client.launcher import run
+from rgpu.client.run.launcher import run
 from rgpu.link.logging import configure_logging
 from rgpu.session.errors import RgpuError
 configure_logging(level="error")
@@ -198,3 +201,23 @@ def test_names_and_environment() -> None:
     kept = {"NCCL_CUMEM_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
     several = environment(kept, Path("/lib"), Path("/run/a.sock"), several=True)
     assert {key: several[key] for key in kept} == kept
+
+
+@pytest.mark.parametrize("name", ["rgpu-0.1.0", "with spaces", "with:colon"])
+def test_the_library_is_loaded_from_any_path(tmp_path: Path, name: str) -> None:
+    """Whole, first, and without a word of the loader's on the program's stderr."""
+    library, run = tmp_path / name / "lib", tmp_path / "run"
+    library.mkdir(parents=True)
+    run.mkdir()
+    shutil.copy(libraries() / "libcuda.so.1", library)
+    for _ in range(2):  # a program's child that is a launcher again
+        given = environment({"PATH": os.environ["PATH"]}, library, run / "agent.sock")
+    done = subprocess.run(["cat", "/proc/self/maps"], env=given, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr and f"{library}/libcuda.so.1" in done.stdout
+    found = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"]
+    assert subprocess.run(found, env={**given, "LD_PRELOAD": ""}).returncode == 0
+
+
+def test_where_no_path_can_be_given_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="TMPDIR"):
+        environment({}, tmp_path / "a b", tmp_path / "c d" / "agent.sock")

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from rgpu.client import link_lanes
-from rgpu.client.link_lanes import LinkLanes
-from rgpu.client.shipper import LANE_CHUNK
-from rgpu.link.lanes import DEPTH, LANE, MARK, WORTH, Lane
-from rgpu.link.sealing import MESSAGE_LIMIT
+from rgpu.client.data_link import agent_lanes as link_lanes
+from rgpu.client.data_link.agent_lanes import LinkLanes
+from rgpu.client.session.shipping import LANE_CHUNK
+from rgpu.link.data.lanes import DEPTH, WORTH, Lane
+from rgpu.link.data.sealing import MESSAGE_LIMIT
+from rgpu.link.messages.data import LANE, MARK_LAYOUT
 from rgpu.session.errors import Corrupt, LinkError
 from tests.link.test_lanes import pair, slow_pair, until
 
@@ -80,7 +81,7 @@ def test_what_is_marked_comes_in_its_place() -> None:
         if number == 3:
             time.sleep(0.05)
     for number in range(4):
-        found.marked(MARK.pack(number % 2, len(bodies[number]) + 1))
+        found.marked(MARK_LAYOUT.pack(number % 2, len(bodies[number]) + 1))
         assert found.awaited == len(bodies[number]) + 1
         message = None
         while message is None:
@@ -99,14 +100,14 @@ def test_a_message_on_a_slow_lane_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     found.use()
     for _ in range(2):
         writer.send(17, body)
-    found.marked(MARK.pack(0, len(body) + 1))
+    found.marked(MARK_LAYOUT.pack(0, len(body) + 1))
     message, began = None, time.monotonic()
     while message is None:
         message = found.next()
         time.sleep(0.001)
     assert message == (17, body) and time.monotonic() - began > 0.3, "not slow: nothing was tested"
     stopped.set()
-    found.marked(MARK.pack(0, len(body) + 1))
+    found.marked(MARK_LAYOUT.pack(0, len(body) + 1))
     with pytest.raises(LinkError, match="does not come"):
         while found.next() is None:
             time.sleep(0.01)
@@ -117,9 +118,9 @@ def test_a_message_on_a_slow_lane_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 def test_a_mark_of_a_lane_that_is_not_there() -> None:
     found, theirs = opened(1)
     with pytest.raises(Corrupt):
-        found.marked(MARK.pack(1, 5))
+        found.marked(MARK_LAYOUT.pack(1, 5))
     theirs[0].close()
-    found.marked(MARK.pack(0, 5))
+    found.marked(MARK_LAYOUT.pack(0, 5))
     with pytest.raises(LinkError):
         while found.next() is None:
             time.sleep(0.01)

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from rgpu.client.agent import Agent, Options
-from rgpu.link.frames import SealedConnection
-from rgpu.link.module_refs import CALLS_REF, HAVE, NEED
+from rgpu.client.run.agent import Agent, Options
+from rgpu.link.data.frames import SealedConnection
+from rgpu.link.messages.data import CALLS_REF, HAVE, NEED
 from rgpu.server.module_cache import ModuleCache
-from rgpu.server.module_stream import ModuleStream
-from rgpu.session.record import RecordReader
+from rgpu.server.worker.agent.module_stream import ModuleStream
+from rgpu.session.journal.record import RecordReader
 from tests.client.agent.fake_pool import FakePool, FakeWorker, eventually
 from tests.client.agent.fake_shim import FakeShim
 

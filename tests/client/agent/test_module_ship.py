@@ -14,15 +14,17 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rgpu.client.journal import Cursor, Journal, Policy
-from rgpu.client.local import NewSegment
-from rgpu.client.module_ship import ModuleShip
-from rgpu.client.spill import write_segment
-from rgpu.link.module_refs import CALLS_REF, HAVE, NEED, NEEDED, PRESENT, REFERENCE, SMALLEST
+from rgpu.client.data_link.module_ship import ModuleShip
+from rgpu.client.journal.cursor import Cursor
+from rgpu.client.journal.kept import Journal, Policy
+from rgpu.client.journal.spill import write_segment
+from rgpu.client.shim_link.local import NewSegment
+from rgpu.link.data.module_refs import SMALLEST
+from rgpu.link.messages.data import CALLS_REF, HAVE, NEED, NEEDED_LAYOUT, PRESENT, REFERENCE_LAYOUT
 from rgpu.server.module_cache import ModuleCache
-from rgpu.server.module_stream import ModuleStream
+from rgpu.server.worker.agent.module_stream import ModuleStream
 from rgpu.session.errors import Corrupt
-from rgpu.session.record import Record, RecordReader, pack_record
+from rgpu.session.journal.record import Record, RecordReader, pack_record
 from tests.client.agent.fake_shim import Journal as ShimJournal
 
 CALLS = 2
@@ -73,7 +75,7 @@ class Wire:
         self.stream_offset += len(data)
 
     def send_reference(self, length: int, digest: bytes) -> None:
-        self._send(CALLS_REF, REFERENCE.pack(self.stream_offset, length, digest))
+        self._send(CALLS_REF, REFERENCE_LAYOUT.pack(self.stream_offset, length, digest))
         self.stream_offset += length
 
     def send_have(self, digests: list[bytes]) -> None:
@@ -282,7 +284,7 @@ def test_a_payload_that_changed_is_no_record(cache: ModuleCache) -> None:
 
 @pytest.mark.parametrize("kind, body", [
     (CALLS, b""), (CALLS, struct.pack("<Q", 1)), (CALLS_REF, bytes(47)), (CALLS_REF, bytes(49)), (CALLS_REF, bytes(48)),
-    (CALLS_REF, REFERENCE.pack(0, 1 << 40, bytes(32))), (CALLS_REF, REFERENCE.pack(8, 5, bytes(32)))])
+    (CALLS_REF, REFERENCE_LAYOUT.pack(0, 1 << 40, bytes(32))), (CALLS_REF, REFERENCE_LAYOUT.pack(8, 5, bytes(32)))])
 def test_messages_that_no_agent_sends(cache: ModuleCache, kind: int, body: bytes) -> None:
     stream = ModuleStream(cache, lambda *_: None)
     with pytest.raises(Corrupt):
@@ -299,11 +301,11 @@ def test_a_reference_of_another_length_is_absent(cache: ModuleCache) -> None:
     cache.put(image(1))
     said: list[tuple[int, bytes]] = []
     stream = ModuleStream(cache, lambda kind, body: said.append((kind, body)))
-    assert stream.take(CALLS_REF, memoryview(REFERENCE.pack(0, 99_999, blake3(image(1)).digest()))) is None
-    assert said == [(NEED, NEEDED.pack(0, 1))] and stream.waiting and cache.has(blake3(image(1)).digest())
+    assert stream.take(CALLS_REF, memoryview(REFERENCE_LAYOUT.pack(0, 99_999, blake3(image(1)).digest()))) is None
+    assert said == [(NEED, NEEDED_LAYOUT.pack(0, 1))] and stream.waiting and cache.has(blake3(image(1)).digest())
 
 
-@pytest.mark.parametrize("body", [b"", bytes(8), NEEDED.pack(56, 1), bytes(10)])
+@pytest.mark.parametrize("body", [b"", bytes(8), NEEDED_LAYOUT.pack(56, 1), bytes(10)])
 def test_a_worker_that_needs_what_was_not_named(cache: ModuleCache, body: bytes) -> None:
     _, ship = program(image(1))
     wire = Wire(cache, ship)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.client.agent import Agent, Options
-from rgpu.client.local import OBSERVE, OBSERVED, REFUSED, UNSUPPORTED, USAGE
-from rgpu.client.observe import Usage
+from rgpu.client.run.agent import Agent, Options
+from rgpu.client.shim_link.observe import Usage
 from rgpu.link import versions
+from rgpu.link.messages.shim import OBSERVE, OBSERVED, REFUSED, UNSUPPORTED, USAGE
 from rgpu.session.errors import Corrupt, VersionMismatch
 from rgpu.session.observed import Observation
 from tests.client.agent.fake_pool import FakePool, eventually

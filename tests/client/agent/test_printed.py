@@ -8,10 +8,11 @@ import struct
 
 import pytest
 
-from rgpu.client import local
-from rgpu.client.delivery import Deliveries
-from rgpu.client.printed import TextLedger
-from rgpu.client.returns import Returns
+from rgpu.client.session.delivery import Deliveries
+from rgpu.client.shim_link import local
+from rgpu.client.shim_link.printed import TextLedger
+from rgpu.client.shim_link.returns import Returns
+from rgpu.link.messages.shim import HELLO, TEXT, VERSION, WANTS_TEXT
 from rgpu.session.errors import Corrupt
 from tests.client.agent.fake_pool import FakePool, eventually
 from tests.client.agent.test_agent import SYNC, Agent, agent, complaints, pool, start  # noqa: F401  # fixtures
@@ -50,7 +51,7 @@ def test_without_a_ring_text_goes_over_the_socket() -> None:
             returns.printed(body)
         data = theirs.recv(4096)
         peer.close()
-    assert data == b"".join(struct.pack("<IIQ", 8 + len(text), local.TEXT, at) + text
+    assert data == b"".join(struct.pack("<IIQ", 8 + len(text), TEXT, at) + text
                             for at, text in ((0, b"hello\n"), (3, b"lo\nworld\n")))
 
 
@@ -58,9 +59,9 @@ def test_hello_says_whether_text_is_wanted() -> None:
     ours, theirs = socket.socketpair()
     with theirs, open("/dev/null", "rb") as null:
         peer = local.LocalPeer(ours)
-        for wishes in (0, local.WANTS_TEXT):
-            body = struct.pack("<IIIIQH", local.PROTOCOL, 1, 1, wishes, 1, 1) + b"x"
-            socket.send_fds(theirs, [struct.pack("<II", len(body), local.HELLO) + body], [null.fileno()])
+        for wishes in (0, WANTS_TEXT):
+            body = struct.pack("<IIIIQH", VERSION, 1, 1, wishes, 1, 1) + b"x"
+            socket.send_fds(theirs, [struct.pack("<II", len(body), HELLO) + body], [null.fileno()])
             (hello,) = peer.receive()
             assert isinstance(hello, local.Hello) and hello.text is bool(wishes)
             hello.close()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.client.agent import Agent, Options
-from rgpu.session.recording import Recording
+from rgpu.client.run.agent import Agent, Options
+from rgpu.session.journal.recording import Recording
 from tests.client.agent.fake_pool import FakePool, FakeWorker
 from tests.client.agent.test_agent import SYNC, busy, eventually, start
 

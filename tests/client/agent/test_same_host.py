@@ -16,18 +16,20 @@ from typing import Any
 
 import pytest
 
-from rgpu.client.data_link import CALLS
-from rgpu.client.host_link import HostAsk, HostLink
-from rgpu.client.journal import Cursor, Journal, Policy
-from rgpu.client.local import NewSegment
-from rgpu.client.module_ship import ModuleShip
-from rgpu.client.same_host import SameHost
-from rgpu.client.spill import write_segment
-from rgpu.link import shared
-from rgpu.server.module_stream import ModuleStream
-from rgpu.server.same_host import Door, HostMemory, PlainArea
+from rgpu.client.data_link.bulk import SameHost
+from rgpu.client.data_link.host_link import HostAsk, HostLink
+from rgpu.client.data_link.module_ship import ModuleShip
+from rgpu.client.journal.cursor import Cursor
+from rgpu.client.journal.kept import Journal, Policy
+from rgpu.client.journal.spill import write_segment
+from rgpu.client.shim_link.local import NewSegment
+from rgpu.link.local import shared
+from rgpu.link.messages.data import CALLS, CALLS_AT, PLACE_LAYOUT
+from rgpu.link.messages.memory import MEMORY
+from rgpu.server.worker.agent.module_stream import ModuleStream
+from rgpu.server.worker.agent.same_host import Door, HostMemory, PlainArea
 from rgpu.session.errors import Corrupt
-from rgpu.session.record import Record, RecordReader
+from rgpu.session.journal.record import Record, RecordReader
 from tests.client.agent import fake_shim
 
 ARGS = struct.pack("<QQ", 0x2000_0000_0000, 0)  #: of memcpy_h2d
@@ -58,7 +60,7 @@ class Worker:
 
     def send_calls_at(self, buffers: list[Any], memory: int, offset: int, length: int) -> None:
         data = b"".join(buffers)
-        self.messages.append((shared.CALLS_AT, shared.PLACE.pack(self.offset, memory, 0, offset, length) + data))
+        self.messages.append((CALLS_AT, PLACE_LAYOUT.pack(self.offset, memory, 0, offset, length) + data))
         self.offset += len(data) + length
 
     def send_have(self, digests: list[bytes]) -> None:
@@ -68,7 +70,7 @@ class Worker:
     def take(self) -> None:
         kind, body = self.messages.popleft()
         parts: tuple[Any, ...] = (body[8:],)
-        if kind == shared.CALLS_AT:
+        if kind == CALLS_AT:
             assert self.door is not None
             offset, before, payload = self.door.place(memoryview(body))
             assert self.stream.take_placed(offset, len(before) + len(payload))
@@ -79,7 +81,7 @@ class Worker:
         for part in parts:
             for record in self.reader.feed(part):
                 self.applied = record.seq
-                if kind == shared.CALLS_AT and len(record.payload) >= shared.SMALLEST:
+                if kind == CALLS_AT and len(record.payload) >= shared.SMALLEST:
                     assert isinstance(record.payload, memoryview)  # it was not copied
                 self.reading.append((record, self.wire[record.seq - 1]))
 
@@ -386,7 +388,7 @@ def test_places_that_are_not_there_end_the_link(rig: Rig) -> None:
     for memory, zero, offset, length in ((number + 1, 0, 64, 8), (number, 0, size, 1), (number, 0, 64, size),
                                          (number, 0, 1 << 63, 1 << 63), (number, 0, 64, 0), (number, 1, 64, 8)):
         with pytest.raises(Corrupt):
-            door.place(shared.PLACE.pack(0, memory, zero, offset, length))
+            door.place(PLACE_LAYOUT.pack(0, memory, zero, offset, length))
     with pytest.raises(Corrupt):
         door.place(b"short")
 
@@ -395,7 +397,7 @@ def test_hostile_memory_is_refused_and_the_rest_goes_on(rig: Rig) -> None:
     assert rig.bulk._link is not None and rig.bulk._link.channel is not None
     fd = os.memfd_create("bad", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 1 << 20)
-    rig.bulk._link.channel.send(shared.MEMORY, 99, 1 << 20, fd=fd)
+    rig.bulk._link.channel.send(MEMORY, 99, 1 << 20, fd=fd)
     deadline = time.monotonic() + 5
     while not rig.bulk.refused and time.monotonic() < deadline:
         rig.bulk.ready()

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rgpu.client.journal import Cursor, Journal, Policy
-from rgpu.client.keeping import Facts, decide, full_reason
-from rgpu.client.local import NewSegment
-from rgpu.client.segments import MAX_LOG
-from rgpu.client.spill import write_segment
+from rgpu.client.journal.cursor import Cursor
+from rgpu.client.journal.keeping import Facts, decide, full_reason
+from rgpu.client.journal.kept import Journal, Policy
+from rgpu.client.journal.spill import write_segment
+from rgpu.client.shim_link.local import NewSegment
+from rgpu.client.shim_link.segments import MAX_LOG
 from rgpu.session.errors import Corrupt, RgpuError
-from rgpu.session.journal_file import verify
-from rgpu.session.record import RecordReader
+from rgpu.session.journal.journal_file import verify
+from rgpu.session.journal.record import RecordReader
 from tests.client.agent import fake_shim
 from tests.client.agent.fake_shim import SEALS, FakeSegment
 

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from rgpu.client import sending
-from rgpu.client.sending import FrameSender
+from rgpu.client.data_link import sending
+from rgpu.client.data_link.sending import FrameSender
 from rgpu.session.errors import LinkError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.client import waiting
-from rgpu.client.waiting import create_session
+from rgpu.client.run import waiting
+from rgpu.client.run.waiting import create_session
 from rgpu.session.errors import AlreadyExists, Fenced, PoolUnavailable, Refused, RgpuError, UnknownOutcome
 
 

@@ -18,12 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rgpu.client import local
-from rgpu.client.answer_ring import AgentPage
-from rgpu.client.journal import Journal, Policy
-from rgpu.session import addresses, facts, module_table
+from rgpu.client.journal.kept import Journal, Policy
+from rgpu.client.shim_link import local
+from rgpu.client.shim_link.answer_ring import AgentPage
+from rgpu.link.messages.shim import WATERMARK
+from rgpu.session import addresses, facts
 from rgpu.session.calls import decoders, wire
-from rgpu.session.record import AWAITED, Record, RecordReader
+from rgpu.session.journal.record import AWAITED, Record, RecordReader
+from rgpu.session.objects import module_table
 
 MIB = 1 << 20
 NATIVE: dict[str, Any] = json.loads((Path(__file__).parent / "native_580.json").read_text())
@@ -218,7 +220,7 @@ class Session:
                     done = record.seq
         if done:
             self.position = done + 1
-            self.peer.send(local.WATERMARK, struct.pack("<QII", done, 0, 0))
+            self.peer.send(WATERMARK, struct.pack("<QII", done, 0, 0))
 
     def _apply(self, record: Record) -> None:
         call = wire.BY_ID[record.call_id]

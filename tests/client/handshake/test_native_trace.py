@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.session import addresses, facts, module_table
+from rgpu.session import addresses, facts
+from rgpu.session.objects import module_table
 from tests.client.handshake.conftest import Stage
 from tests.client.handshake.peer import MIB, NATIVE
 

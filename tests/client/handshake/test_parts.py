@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 HERE = Path(__file__).parent
 SHIM = HERE.parents[2] / "rgpu" / "client" / "shim"
+ROOMS = [f"-I{room}" for room in SHIM.iterdir()]
 NATIVE: dict[str, Any] = json.loads((HERE / "native_580.json").read_text())
 ATTRIBUTE = {int(k): v[1] for k, v in NATIVE["devices"]["attributes"].items()}
 
@@ -42,8 +43,8 @@ class Parts:
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
     program = tmp_path_factory.mktemp("parts") / "parts"
-    sources = [HERE / "parts.cpp", SHIM / "handshake_md2.cpp", SHIM / "fatbin.cpp"]
-    flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{SHIM}"]
+    sources = [HERE / "parts.cpp", SHIM / "handshake" / "handshake_md2.cpp", SHIM / "modules" / "fatbin.cpp"]
+    flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", *ROOMS]
     subprocess.run(["g++", *flags, *sources, "-o", program], check=True)
     running = Parts(program)
     yield running

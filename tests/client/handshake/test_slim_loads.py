@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rgpu.session.facts import ONLY_PTX
-from rgpu.session.module_table import FunctionInfo, ModuleTable, encode
+from rgpu.session.objects.module_table import FunctionInfo, ModuleTable, encode
 from tests.client.handshake import peer
 from tests.client.handshake.conftest import Stage
 from tests.client.handshake.test_objects import START

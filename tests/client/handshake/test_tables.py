@@ -29,11 +29,18 @@ TABLES = {
     "module functions": ("6e163fbe-b958-444d-835c-e182aff1991e", 99, {7}),
 }
 
+#: slots that are called and whose callers accept the refusal: nothing is said of them
+REFUSED = {"RUNTIME_CALLBACK_HOOKS": {1, 4}, "cuBLASLt": {4}}
+
 
 @pytest.mark.parametrize("name", TABLES)
 def test_size_and_other_slots(stage: Stage, name: str) -> None:
-    """Word 0 is the size in bytes, no word is null, and a slot without a meaning says so, once, by name."""
+    """Word 0 is the size in bytes, no word is null; a slot without a meaning says so, once, by name.
+
+    Unless its callers are known to go on without it.
+    """
     uuid, words, named = TABLES[name]
+    quiet = REFUSED.get(name, set())
     code = START + f"""
 words = table({uuid!r})
 assert words[0] == 8 * {words}, words[0]
@@ -42,8 +49,9 @@ for i in sorted(set(range(1, {words})) - {named!r}):
     assert slot(words, i)() == 801 == slot(words, i)(), i
 """
     outcome = stage.run(code)
-    assert outcome.err.count("was called and is not implemented") == words - 1 - len(named)
+    assert outcome.err.count("was called and is not implemented") == words - 1 - len(named) - len(quiet)
     assert words - 1 == len(named) or f"export table {name}: slot " in outcome.err
+    assert not any(f"export table {name}: slot {slot} was called" in outcome.err for slot in quiet), outcome.err
 
 
 def test_small_tables(stage: Stage) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.client.local import OBSERVE, OBSERVED, REFUSED
+from rgpu.link.messages.shim import OBSERVE, OBSERVED, REFUSED
 from rgpu.session.facts import DeviceInfo, SessionFacts
 from rgpu.session.observed import Observation, Process
 from tests.building import libraries

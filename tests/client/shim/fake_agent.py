@@ -3,7 +3,7 @@
 Everything the shim publishes is put together as it would go on the data link
 and read with the worker's own reader, so a wrong sum, length or order fails
 the test. Memory is modelled far enough that copies return what was written.
-Nothing is complete while ``hold`` is set.
+Nothing is complete while ``hold`` is set, nothing of the streams in ``held``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rgpu.session import facts, graphs, module_table
+from rgpu.session import facts
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, Answer
-from rgpu.session.record import AWAITED, EXTERNAL, HEADER, Record, RecordReader, padded
+from rgpu.session.journal.record import AWAITED, EXTERNAL, HEADER, Record, RecordReader, padded
+from rgpu.session.objects import graphs, module_table
 from tests.client.shim.fake_ring import FakeRing
 
 HELLO, SEGMENT, GOODBYE, WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, TEXT = 1, 2, 3, 32, 33, 34, 35, 36, 39
@@ -66,6 +67,9 @@ class FakeAgent:
         self.errors: list[str] = []
         self.inline = self.external = 0
         self.hold = False  #: nothing completes: waits are not answered, no watermark
+        self.held: set[int] = set()  #: streams that do nothing
+        self.quiet = False  #: no watermark comes, only answers
+        self.kept: set[str] = set()  #: calls that are not answered yet, by name
         self.stall = False  #: nothing is read
         self.silent = False  #: nothing is answered; the test does it
         self.error = 0  #: the sticky error that the watermark carries
@@ -81,6 +85,8 @@ class FakeAgent:
         self.texts: list[list[tuple[int, bytes]]] = []  #: printed (position, text) ahead of each next awaited answer
         self.sockets: list[socket.socket] = []
         self._held: list[Record] = []
+        self._undone: list[tuple[int, int]] = []  #: (seq, stream) of calls on held streams
+        self._given: dict[int, int] = {}  #: the last call of each other stream
         self._marked = 0
         self._handled = 0  #: records of walks that are over: answered or held, and marked
         self._passed: list[int] = []
@@ -129,9 +135,18 @@ class FakeAgent:
                 self.names()[-20:]
 
     def let_go(self) -> None:
-        """End ``hold``: everything completes."""
+        """End ``hold`` and ``kept``: everything completes."""
         self.hold = False
+        self.kept = set()
         os.eventfd_write(self._wake, 1)
+
+    def seqs(self, name: str) -> list[int]:
+        return [record.seq for record in self.records if BY_ID[record.call_id].name == name]
+
+    def observed_before(self, seq: int) -> list[int]:
+        """What stood in the journal as observed when call ``seq`` was published."""
+        told = zip(self.seqs("completed"), self.args("completed"), strict=True)
+        return [args.observed for at, args in told if at < seq]
 
     def close_connection(self) -> None:
         self.sockets[0].shutdown(socket.SHUT_RDWR)
@@ -253,10 +268,12 @@ class FakeAgent:
         if not self.hold and not self.silent:
             held, self._held = self._held, []
             for record in held:
-                self._answer(sock, record)
+                if BY_ID[record.call_id].name in self.kept:
+                    self._held.append(record)
+                else:
+                    self._answer(sock, record)
             if self._marked < len(self.records):
-                self._marked = len(self.records)
-                self._send(sock, WATERMARK, struct.pack("<QII", self._marked, self.error, 0))
+                self._mark(sock, len(self.records))
         if new:
             with self._changed:
                 self._handled = len(self.records)
@@ -302,6 +319,12 @@ class FakeAgent:
     def _apply(self, sock: socket.socket, record: Record) -> None:
         call = BY_ID[record.call_id]
         args = decoders.decode(record.call_id, record.args)
+        stream = getattr(args, "stream", None)
+        if stream in self.held and call.name != "stream_destroy":
+            self._undone.append((record.seq, stream))
+            return
+        if stream is not None:
+            self._given[stream] = record.seq
         if call.name in ("memory_map", "host_allocate"):
             self._memory[args.address] = bytearray(args.size)
         elif call.name == "memory_unmap":
@@ -329,7 +352,7 @@ class FakeAgent:
             self._graph(call.name, args, record.payload)
         elif call.name == "host_free":
             self._memory.pop(args.address)
-        if call.answer is Answer.WAIT and self.hold:
+        if call.name in self.kept or call.answer is Answer.WAIT and self.hold:
             self._held.append(record)
         elif call.answer is not Answer.ASYNC and not self.silent:
             self._answer(sock, record)
@@ -396,9 +419,16 @@ class FakeAgent:
             for position, text in self.texts.pop(0):
                 self.print_text(position, text)
         if call.answer is Answer.WAIT and self._marked < record.seq - 1:  # first the watermark, as the worker does
-            self._marked = record.seq - 1
-            self._send(sock, WATERMARK, struct.pack("<QII", self._marked, self.error, 0))
+            self._mark(sock, record.seq - 1)
         self._send(sock, ANSWER, struct.pack("<QiII", record.seq, 0, 0, len(reply)) + reply + payload)
+
+    def _mark(self, sock: socket.socket, position: int) -> None:
+        self._marked = position
+        if self.quiet:
+            return
+        done = min((seq - 1 for seq, _ in self._undone), default=position)
+        streams = b"".join(struct.pack("<QQ", *each) for each in self._given.items()) if self._undone else b""
+        self._send(sock, WATERMARK, struct.pack("<QII", min(done, position), self.error, len(streams) // 16) + streams)
 
     def print_text(self, position: int, text: bytes) -> None:
         """Kernels printed ``text``, which begins at that byte of all they printed."""

@@ -1,4 +1,4 @@
-"""The agent's end of the answer ring, written down a second time: what docs/architecture.md says, nothing shared."""
+"""The agent's end of the answer ring, written a second time from docs/developers/links/shim-link.md."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIM = ROOT / "rgpu" / "client" / "shim"
+ROOMS = [f"-I{room}" for room in SHIM.iterdir()]
 MAGIC = 0xBA55ED50
 PTX, ELF = 1, 2
 ONLY_PTX, FORCE_PTX = 1, 2  #: flags of :meth:`Slimmer.slim`
@@ -57,8 +58,8 @@ class Slimmer:
 
     def __init__(self, folder: Path) -> None:
         library = folder / "slim.so"
-        sources = [Path(__file__).with_name("slim_parts.cpp"), SHIM / "slim.cpp", SHIM / "fatbin.cpp"]
-        subprocess.run(["c++", "-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", f"-I{SHIM}",
+        sources = [Path(__file__).with_name("slim_parts.cpp"), SHIM / "modules/slim.cpp", SHIM / "modules/fatbin.cpp"]
+        subprocess.run(["c++", "-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", *ROOMS,
                         "-o", str(library), *map(str, sources)], check=True)
         self._slim = c.CDLL(str(library)).slim_image
         self._slim.restype = c.c_uint64

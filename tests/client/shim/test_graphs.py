@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from rgpu.session.graphs import EmptyNode, KernelNode, MemsetNode
+from rgpu.session.objects.graphs import EmptyNode, KernelNode, MemsetNode
 from tests.client.shim.test_capture import program_of
 
 #: Parameters of nodes as C structures.

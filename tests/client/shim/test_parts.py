@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIM = ROOT / "rgpu" / "client" / "shim"
+ROOMS = [f"-I{room}" for room in SHIM.iterdir()]
 GRANULE = 2 << 20
 BASE = 0x2000_0000_0000
 
@@ -19,8 +20,9 @@ BASE = 0x2000_0000_0000
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
     library = tmp_path_factory.mktemp("parts") / "parts.so"
-    subprocess.run(["c++", "-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", f"-I{SHIM}", "-o", str(library),
-                    str(Path(__file__).with_name("parts.cpp")), str(SHIM / "allocator.cpp"), str(SHIM / "crc32.cpp")],
+    subprocess.run(["c++", "-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", *ROOMS, "-o", str(library),
+                    str(Path(__file__).with_name("parts.cpp")), str(SHIM / "memory/allocator.cpp"),
+                    str(SHIM / "core/crc32.cpp")],
                    check=True)
     loaded = c.CDLL(str(library))
     u64, pointer = c.c_uint64, c.c_void_p

@@ -167,3 +167,28 @@ def test_without_a_ring_answers_come_over_the_socket(tmp_path: Path, program: An
             assert d2h(a, 100000) == b"x" * 100000
             """).end()
         assert agent.ring is None
+
+
+def test_when_calls_were_published_stands_in_the_page(agent: FakeAgent, program: Any) -> None:
+    """Stamps, at least 250 µs apart, of CLOCK_MONOTONIC: the agent's own clock."""
+    began = time.monotonic_ns()
+    program(agent, """
+        import time
+        context()
+        a = alloc(1 << 20)
+        for i in range(100):
+            ok(cu.cuMemsetD8_v2(U64(a), 1, SIZE(64)))
+            ok(cu.cuMemsetD8_v2(U64(a), 1, SIZE(64)))
+            time.sleep(0.001)
+        ok(cu.cuCtxSynchronize())
+        """).end()
+    assert agent.ring is not None
+    words = agent.ring.theirs.cast("Q")
+    count = words[192 // 8]
+    assert count >= 100
+    stamps = [tuple(words[1024 // 8 + number % 64 * 2 + k] for k in (0, 1)) for number in range(count - 64, count)]
+    assert stamps == sorted(stamps) and len({seq for seq, _ in stamps}) == 64
+    assert all(after[1] - before[1] >= 250_000 for before, after in zip(stamps, stamps[1:], strict=False))
+    assert began < stamps[0][1] and stamps[-1][1] < time.monotonic_ns()
+    last = agent.records[-1].seq
+    assert last - 140 < stamps[0][0] and stamps[-1][0] <= last

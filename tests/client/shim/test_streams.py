@@ -104,7 +104,7 @@ def test_launch_checks_and_parameters(agent, program):
 
 
 def test_registers_beyond_the_block_are_out_of_resources(agent, program):
-    from rgpu.session.module_table import FunctionInfo, ModuleTable
+    from rgpu.session.objects.module_table import FunctionInfo, ModuleTable
     from tests.client.shim import fake_agent
 
     greedy = FunctionInfo("kernel", fake_agent.KERNEL.parameters, (256, 0, 0, 0, 200, 75, 75, 0, 49152, *[0] * 7))

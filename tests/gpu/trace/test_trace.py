@@ -27,7 +27,7 @@ needs_recording = pytest.mark.skipif(
 ON_PURPOSE: dict[str, str] = {
     "pointers: held registered / device pointer": "registered memory has no shadow: kernels cannot reach it",
 }
-#: Deviations that are to be mended, not wanted: each is a known limit in CHANGELOG.
+#: Deviations that are to be mended, not wanted: each stands in docs/users/limits.md.
 NOT_YET: dict[str, str] = {}
 #: Section → the driver function without which it cannot run; compared as soon as that is supported.
 WAITING: dict[str, str] = {"capture": "cuStreamBeginCapture_v2", "graphs": "cuStreamBeginCapture_v2"}

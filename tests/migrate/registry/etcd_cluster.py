@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rgpu.migrate.registry import etcd_rpc
+from rgpu.migrate.registry.etcd import rpc as etcd_rpc
 from tests.scenarios.proxy import free_port
 
 #: Debian puts it into /usr/bin.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rgpu.migrate.registry.base import Change, Put
-from rgpu.migrate.registry.etcd import EtcdRegistry
+from rgpu.migrate.registry.etcd.registry import EtcdRegistry
 from rgpu.session.errors import PoolUnavailable, UnknownOutcome
 
 _numbers = itertools.count()

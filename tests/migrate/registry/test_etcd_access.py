@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rgpu.migrate.registry.base import Put, absent, txn_certain, unchanged
-from rgpu.migrate.registry.etcd import EtcdRegistry
+from rgpu.migrate.registry.etcd.registry import EtcdRegistry
 from rgpu.session.errors import AuthenticationFailed, PoolUnavailable
 from tests.migrate.registry.etcd_cluster import EtcdCluster, Tls, needs_etcd
 from tests.migrate.registry.etcd_use import Follower, eventually, prefix, use, works

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.migrate.leases import NODE_SLOT, LeaseKeeper
-from rgpu.migrate.registry import etcd, etcd_rpc
+from rgpu.migrate.membership.leases import NODE_SLOT, LeaseKeeper
 from rgpu.migrate.registry.base import Compacted, Delete, Put, absent, created, txn_certain, unchanged
 from rgpu.migrate.registry.clock import boot_time_ns
-from rgpu.migrate.registry.etcd import EtcdRegistry
+from rgpu.migrate.registry.etcd import registry as etcd
+from rgpu.migrate.registry.etcd import rpc as etcd_rpc
+from rgpu.migrate.registry.etcd.registry import EtcdRegistry
 from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError, UnknownOutcome
 from tests.migrate.registry.etcd_cluster import EtcdCluster, Member, needs_etcd
 from tests.migrate.registry.etcd_use import Follower, eventually, prefix, use, works

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rgpu.migrate.registry import etcd_rpc
 from rgpu.migrate.registry.base import Delete, Put, absent, has_value, unchanged
-from rgpu.migrate.registry.etcd_address import parse
-from rgpu.migrate.registry.etcd_messages import Fault, Keys, changes, fault, successor, txn_request, txn_result
+from rgpu.migrate.registry.etcd import rpc as etcd_rpc
+from rgpu.migrate.registry.etcd.address import parse
+from rgpu.migrate.registry.etcd.messages import Fault, Keys, changes, fault, successor, txn_request, txn_result
 from rgpu.migrate.registry.guard import Guard
 from rgpu.session.errors import AuthenticationFailed, Corrupt, PoolUnavailable, Refused, UsageError
 

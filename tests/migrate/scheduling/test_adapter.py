@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from rgpu.migrate.placement import Request, Snapshot, place
 from rgpu.migrate.scheduling.adapter import MIB, place_by_fragmentation
+from rgpu.migrate.scheduling.placement import Request, Snapshot, place
 from rgpu.session.errors import NotFound, Refused
 from tests.migrate.test_placement import node, session
 

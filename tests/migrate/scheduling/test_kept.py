@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rgpu.migrate import placement
-from rgpu.migrate.placement import Claim, Request, Snapshot
-from rgpu.migrate.records import DeviceRecord, MoveRecord, Needs, NodeRecord, SessionRecord, Wants
+from rgpu.migrate.records.schema import DeviceRecord, MoveRecord, Needs, NodeRecord, SessionRecord, Wants
+from rgpu.migrate.scheduling import placement
 from rgpu.migrate.scheduling.adapter import View, place_by_fragmentation, view
-from rgpu.migrate.scheduling.followed import CHUNK, Followed, differences
-from rgpu.migrate.scheduling.kept import Kept
+from rgpu.migrate.scheduling.following.followed import CHUNK, Followed, differences
+from rgpu.migrate.scheduling.following.kept import Kept
 from rgpu.migrate.scheduling.mix import mix, share_mix
+from rgpu.migrate.scheduling.placement import Claim, Request, Snapshot
 from rgpu.migrate.scheduling.shares import MIB, mix_of
 from rgpu.migrate.scheduling.snapshot import Demand
 from rgpu.migrate.scheduling.views import Views
-from rgpu.migrate.waiting import Entry, serve
+from rgpu.migrate.scheduling.waiting import Entry, serve
 from rgpu.session.errors import RgpuError
 from rgpu.session.facts import PEERS
 from tests.migrate.test_placement import node, session

@@ -25,7 +25,7 @@ namespace wire {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are little-endian");
 
-// The journal record (docs/architecture.md).
+// The journal record (docs/developers/journal.md).
 inline constexpr uint32_t kRecordMagic = 0x4C434752;
 inline constexpr uint16_t kFlagExternal = 1;
 inline constexpr uint16_t kFlagAwaited = 2;
@@ -54,100 +54,6 @@ struct ExternalPayload {  // in the payload's place, with EXTERNAL
 static_assert(sizeof(ExternalPayload) == 16);
 
 inline constexpr uint64_t padded(uint64_t size) { return (size + 7) & ~uint64_t{7}; }
-
-// Shared memory between shim and agent.
-inline constexpr char kSegmentMagic[9] = "RGPUSEG1";
-inline constexpr char kAgentPageMagic[9] = "RGPUAGT1";
-inline constexpr uint32_t kSegmentLog = 0;
-inline constexpr uint32_t kSegmentBulk = 1;
-inline constexpr size_t kSegmentHeader = 64;
-inline constexpr size_t kLogSegmentSize = 4u << 20;
-inline constexpr size_t kBulkSegmentSize = 64u << 20;
-inline constexpr size_t kBulkAlignment = 64;
-inline constexpr size_t kInlinePayload = 64u << 10;  // above it payloads go to bulk segments
-inline constexpr size_t kAgentPageSize = 4096;
-inline constexpr size_t kAgentSleepingOffset = 64;
-inline constexpr size_t kAgentWrittenOffset = 128;  // bytes of the answer ring ever written
-inline constexpr size_t kShimPageSize = 4096;
-inline constexpr size_t kShimReadOffset = 64;        // bytes of the answer ring ever read
-inline constexpr size_t kShimAttendingOffset = 128;  // 1 while a thread looks at the ring
-
-struct AgentPageHeader {
-    char magic[8];
-    uint64_t ring_offset;
-    uint64_t ring_size;  // 0: there is no ring
-};
-
-// The answer ring: messages 64-aligned, none cut by the ring's end.
-inline constexpr size_t kRingAlignment = 64;
-inline constexpr uint32_t kRingSkip = 0;  // type of what fills the ring's end
-struct RingHeader {
-    uint32_t length;  // of the body, which follows
-    uint32_t type;    // kAnswer or kWatermark, as on the Unix socket, or kAnswerAt
-    uint32_t first;   // 1: begins an answer; what was unfinished before is void
-    uint32_t zero;
-};
-static_assert(sizeof(RingHeader) == 16);
-
-// Begins the body of kAnswerAt: where the piece's last bytes stand; those before them follow.
-struct PieceAt {
-    uint8_t more;
-    uint32_t area;
-    uint64_t offset;
-    uint64_t length;
-} __attribute__((packed));
-static_assert(sizeof(PieceAt) == 21);
-
-struct AreaOffer {  // body of kArea
-    uint32_t number;
-    uint32_t zero;
-    uint64_t size;
-};
-static_assert(sizeof(AreaOffer) == 16);
-
-// The page where the shim says how many bytes the program holds.
-inline constexpr char kUsageMagic[9] = "RGPUUSE1";
-inline constexpr size_t kUsagePageSize = 4096;
-inline constexpr size_t kUsageOffset = 64;  // u64 for each device
-
-struct SegmentHeader {
-    char magic[8];
-    uint32_t index;
-    uint32_t kind;
-    uint64_t size;
-    uint64_t committed;  // stored with release order
-    uint64_t next;       // 0, or 1 + the index of the next log segment
-    uint64_t first_seq;
-    uint64_t zero[2];
-};
-static_assert(sizeof(SegmentHeader) == kSegmentHeader);
-
-// Unix socket between shim and agent: u32 body length, u32 type, body.
-inline constexpr uint32_t kProtocol = 1;
-inline constexpr uint32_t kWantsRing = 1;  // HELLO: the shim reads answers from a ring
-inline constexpr uint32_t kWantsText = 2;  // HELLO: the shim takes what kernels print
-inline constexpr uint32_t kWantsArea = 4;  // and payloads from an area that the ring's messages name
-enum Message : uint32_t {
-    kHello = 1,
-    kSegment = 2,
-    kGoodbye = 3,
-    kObserve = 4,
-    kUsage = 5,
-    kUnsupported = 6,
-    kAreaMapped = 7,
-    kWelcome = 32,
-    kAnswer = 33,
-    kWatermark = 34,
-    kRelease = 35,
-    kRefused = 36,
-    kState = 37,
-    kObserved = 38,
-    kText = 39,
-    kArea = 41,
-    kAnswerAt = 40,  // in the answer ring only
-};
-inline constexpr uint32_t kAnswerSticky = 1;
-enum State : uint32_t { kRunning = 0, kJournalFull = 1, kUnprotected = 2 };
 
 inline constexpr uint64_t kLegacyStream = 0;
 inline constexpr uint64_t kFirstHandle = 16;

@@ -7,6 +7,7 @@ in :mod:`.modules`. See :class:`rgpu.checkpoint.device.Device` for the contract.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 import time
@@ -17,10 +18,10 @@ from typing import Any
 import numpy as np
 import structlog
 
-from rgpu.checkpoint import pagehash
+from rgpu.checkpoint.codec.frames import FramePool, host_pool
 from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
-from rgpu.checkpoint.frames import FramePool, host_pool
-from rgpu.checkpoint.ring import HostRing
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.link.faults import fault
 from rgpu.server.device.cpu import addressspace
 from rgpu.server.device.cpu.facts import available_memory, make_facts
@@ -34,7 +35,7 @@ from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Fault, Streams
 from rgpu.server.device.hardware import HARDWARE
 from rgpu.session.errors import DeviceError
-from rgpu.session.graphs import Node
+from rgpu.session.objects.graphs import Node
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +72,7 @@ class CpuDevice:
         self._modules = Modules(self._memory, self._engine)
         self._staged: dict[int, np.ndarray[Any, Any]] = {}
         self._staged_lock = threading.Lock()
-        self._streams = Streams(count)
+        self._streams = self.order_gates = Streams(count)
         self._graphs = Graphs(self)
         self._contexts: dict[int, dict[int, int]] = {}
         self._device_of: dict[int, int] = {}  #: of each context
@@ -198,7 +199,9 @@ class CpuDevice:
 
     # -- ordered work -------------------------------------------------------------------
     def launch(self, seq: int, launch: Launch) -> None:
-        self._streams.submit(Op(seq, self.launch_work(launch)), launch.stream)
+        work = self.launch_work(launch)
+        what = f"kernel {self._modules.kernel(launch.module, launch.function)[1].name}"
+        self._streams.submit(Op(seq, work, what=what), launch.stream)
 
     def launch_graph(self, seq: int, graph: int, stream: int) -> None:
         op, before = self._graphs.launch(seq, graph)
@@ -208,6 +211,8 @@ class CpuDevice:
         """Checks a launch; returns what executes it."""
         module, kernel = self._modules.check_launch(launch, self.threads)
         parameters = bytes(launch.parameters[:kernel.parameter_bytes])
+        with contextlib.suppress(Exception):  # if it cannot be, its execution says so
+            module.linked.compile(kernel.name)  # here, as a driver loads a kernel at its first launch
 
         def run() -> None:
             if fault("cpu.launch") == "ecc":
@@ -335,6 +340,9 @@ class CpuDevice:
 
     def progress(self) -> tuple[set[int], dict[int, int]]:
         return self._streams.progress()
+
+    def unfinished(self) -> tuple[int, str] | None:
+        return self._streams.unfinished()
 
     def is_complete(self, seq: int) -> bool:
         return self._streams.is_complete(seq)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from rgpu.checkpoint.device import Launch
 from rgpu.server.device.cpu.schedule import INVALID_HANDLE, Op
 from rgpu.session.errors import DeviceError
-from rgpu.session.graphs import CopyNode, EmptyNode, KernelNode, MemsetNode, Node, apply_changes
+from rgpu.session.objects.graphs import CopyNode, EmptyNode, KernelNode, MemsetNode, Node, apply_changes
 
 INVALID_VALUE = 1
 Run = Callable[[], None]
@@ -74,7 +74,7 @@ class Graphs:
             for run in runs:
                 run()
 
-        before, found.last = found.last, Op(seq, execute)
+        before, found.last = found.last, Op(seq, execute, what="a graph")
         return found.last, before if before is not None and not before.complete else None
 
     def _find(self, number: int) -> _Exec:

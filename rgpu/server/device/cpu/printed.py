@@ -1,6 +1,6 @@
 """What kernels of the ``cpu`` device print: kept until the session takes it.
 
-Implements :class:`rgpu.server.session_text.DeviceText`. A GPU prints into a
+Implements :class:`rgpu.server.worker.session_text.DeviceText`. A GPU prints into a
 buffer of fixed size, and what does not fit is lost. Here a launch may print
 :data:`LAUNCH_LIMIT` bytes and loses what is beyond, at the same byte in every
 replay; and a launch begins late while much is waiting.

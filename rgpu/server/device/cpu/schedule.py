@@ -36,14 +36,16 @@ class Op:
     ``run`` does the work and returns data for ``done`` (None: pure ordering,
     never needs a thread). ``stamp``: called under the mutex at completion.
     ``held``: a host function; complete only when it was released as well.
+    ``what``: how it is called when somebody waits for it in vain.
     """
 
     __slots__ = ("seq", "stream", "run", "done", "stamp", "waiting", "followers", "complete", "held", "reached",
-                 "released")
+                 "released", "what")
 
     def __init__(self, seq: int, run: Callable[[], Any] | None = None, done: Callable[[int, Any], None] | None = None,
-                 stamp: Callable[[], None] | None = None, held: bool = False) -> None:
+                 stamp: Callable[[], None] | None = None, held: bool = False, what: str = "") -> None:
         self.seq, self.run, self.done, self.stamp, self.held = seq, run, done, stamp, held
+        self.what = what
         self.stream: Stream | None = None
         self.waiting = 0
         self.followers: list[Op] = []
@@ -203,6 +205,12 @@ class Schedule:
         """The first error sticks."""
         if not self.error:
             self.error, self.detail = result, detail
+
+    def unfinished(self) -> tuple[int, str] | None:
+        if not self.pending:
+            return None
+        op = self.pending[min(self.pending)]
+        return op.seq, op.what
 
     def progress(self) -> tuple[set[int], dict[int, int]]:
         return set(self.pending), {n: s.done_seq for n, s in self._streams.items() if s.done_seq}

@@ -50,6 +50,7 @@ class Streams:
         self._callbacks = 0
         self._notify: Callable[[], None] | None = None
         self._notified = False
+        self._let_go: set[int] = set()  #: host functions released ahead of their ``host_function_done``
         self._closed = False
         self._working = 0  #: threads that execute an op now
         self._worked, self._working_since = 0.0, 0.0
@@ -110,11 +111,34 @@ class Streams:
             op.done = None  # it is answered now, not at completion
             reached(0, None)
 
-        op = Op(seq, reach, reached, held=True)
+        op = Op(seq, reach, reached, held=True, what="a host function")
         self.submit(op, stream)
 
     def release_host_function(self, seq: int) -> None:
         """The host function of call ``seq`` has run. Raises DeviceError(400) if there is none waiting."""
+        with self._mutex:
+            if seq in self._let_go:
+                self._let_go.discard(seq)
+                return
+        self._release(seq)
+
+    @property
+    def held(self) -> bool:
+        """Whether a host function is open and was not released. Implements
+        :class:`rgpu.server.worker.apply.lookahead.Gates`."""
+        with self._mutex:
+            return any(not op.released for op in self.schedule.held.values())
+
+    def release(self, call: int) -> None:
+        """Let the stream go that stands at host function ``call``, ahead of the record that says so."""
+        try:
+            self._release(call)
+        except DeviceError:
+            return  # it is not there yet, or went on already
+        with self._mutex:
+            self._let_go.add(call)
+
+    def _release(self, seq: int) -> None:
         with self._mutex:
             op = self.schedule.held.get(seq)
             if op is None or op.released:
@@ -267,6 +291,10 @@ class Streams:
         with self._mutex:
             self._notified = False
             return self.schedule.progress()
+
+    def unfinished(self) -> tuple[int, str] | None:
+        with self._mutex:
+            return self.schedule.unfinished()
 
     def is_complete(self, seq: int) -> bool:
         return seq not in self.schedule.pending

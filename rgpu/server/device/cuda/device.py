@@ -2,7 +2,7 @@
 
 One context (the device's primary one) for each worker process, or one for each of
 the session's GPUs (:mod:`.gpus`), the session's own addresses for its memory
-(:mod:`.memory`). Ordered work and completion are
+(:mod:`rgpu.server.device.cuda.memory.allocations`). Ordered work and completion are
 the native engine's (:mod:`.engine`): the methods here serve calls from Python;
 the record stream goes to the engine directly, as :attr:`CudaDevice.fast_path`.
 """
@@ -18,32 +18,33 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from rgpu.checkpoint.codec.frames import FramePool
 from rgpu.checkpoint.device import Done, Launch, Region
-from rgpu.checkpoint.frames import FramePool
-from rgpu.checkpoint.pagehash import PageHashes, Ranges
-from rgpu.server.device.cuda import clusters, modules, pinned, tensormap
-from rgpu.server.device.cuda.engine import Engine
+from rgpu.checkpoint.pages.pagehash import PageHashes, Ranges
+from rgpu.server.device.cuda.engine import GRAPH, Engine
 from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.server.device.cuda.facts import facts
-from rgpu.server.device.cuda.frames import CudaFrames
 from rgpu.server.device.cuda.gpus import Gpu, open_gpus
-from rgpu.server.device.cuda.graphs import Graphs
-from rgpu.server.device.cuda.hashers import Homes, SeveralHashers
-from rgpu.server.device.cuda.hostfunctions import HostFunctions
-from rgpu.server.device.cuda.inplace import InPlace
-from rgpu.server.device.cuda.pagehash import Hasher, PageHasher, hash_regions
-from rgpu.server.device.cuda.peer import CudaPeer
-from rgpu.server.device.cuda.placing import Placing, one_heap
-from rgpu.server.device.cuda.printed import CapturedStdout, Printed
-from rgpu.server.device.cuda.ring import CudaRing
-from rgpu.server.device.cuda.staging import Staging
-from rgpu.server.device.cuda.streams import Completion
-from rgpu.server.device.cuda.zeroing import Zeroing
+from rgpu.server.device.cuda.memory import pinned
+from rgpu.server.device.cuda.memory.frames import CudaFrames
+from rgpu.server.device.cuda.memory.hashers import Homes, SeveralHashers
+from rgpu.server.device.cuda.memory.inplace import InPlace
+from rgpu.server.device.cuda.memory.pagehash import Hasher, PageHasher, hash_regions
+from rgpu.server.device.cuda.memory.peer import CudaPeer
+from rgpu.server.device.cuda.memory.placing import Placing, one_heap
+from rgpu.server.device.cuda.memory.ring import CudaRing
+from rgpu.server.device.cuda.memory.staging import Staging
+from rgpu.server.device.cuda.memory.zeroing import Zeroing
+from rgpu.server.device.cuda.work import clusters, modules, tensormap
+from rgpu.server.device.cuda.work.graphs import Graphs
+from rgpu.server.device.cuda.work.hostfunctions import HostFunctions
+from rgpu.server.device.cuda.work.printed import CapturedStdout, Printed
+from rgpu.server.device.cuda.work.streams import Completion
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM
 from rgpu.session.errors import DeviceError
-from rgpu.session.graphs import KernelNode, Node
-from rgpu.session.module_table import ModuleTable
+from rgpu.session.objects.graphs import KernelNode, Node
+from rgpu.session.objects.module_table import ModuleTable
 
 CUDA_ERROR_INVALID_VALUE = 1
 CUDA_ERROR_INVALID_DEVICE = 101
@@ -463,6 +464,20 @@ class CudaDevice:
 
     def progress(self) -> tuple[set[int], dict[int, int]]:
         return self.engine.progress()
+
+    def unfinished(self) -> tuple[int, str] | None:
+        pending, _ = self.engine.progress()
+        if not pending:
+            return None
+        seq, what = min(pending), ""
+        if (launched := self.engine.launched(seq)) is not None:
+            number, function = launched
+            module = self._modules.get(number)
+            if number == GRAPH:
+                what = "a graph"
+            elif module is not None:
+                what = f"kernel {module.table.functions[function].name}"
+        return seq, what
 
     def is_complete(self, seq: int) -> bool:
         return bool(self.engine.is_complete(seq))

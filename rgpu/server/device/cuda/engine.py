@@ -18,10 +18,10 @@ import numpy as np
 from rgpu.server.fast_path import Came, Fed, Piece, Took
 from rgpu.session.calls.wire import BY_ID
 from rgpu.session.errors import Corrupt, DeviceError
-from rgpu.session.record import Record
+from rgpu.session.journal.record import Record
 
 LIBRARY = "librgpu_engine.so"
-VERSION = 5
+VERSION = 6
 RING = int(os.environ.get("RGPU_ENGINE_RING", 128 << 20))  #: bytes pinned for what goes to the device
 ARENA = int(os.environ.get("RGPU_ENGINE_ARENA", 288 << 20))  #: bytes pinned for what comes from it
 WATERMARK_SIZE = 1 << 16
@@ -35,7 +35,7 @@ class _Step(ctypes.Structure):
                 ("seq", c_uint64), ("payload_len", c_uint64), ("args", c_void_p), ("payload", c_void_p),
                 ("args_len", c_uint32), ("thread", c_uint32), ("call", ctypes.c_uint16), ("flags", ctypes.c_uint16),
                 ("awaiting", c_uint32), ("bugs", c_uint64), ("bug_seq", c_uint64), ("bug_result", c_int),
-                ("bug_call", c_uint32)]
+                ("bug_call", c_uint32), ("stream", c_uint64), ("waited", c_uint64)]
 
 
 class _Out(ctypes.Structure):
@@ -69,10 +69,14 @@ def _library() -> ctypes.CDLL:
         "remove_graph": (None, e, q), "add_range": (None, e, q, q),
         "remove_range": (i, e, q), "contains": (i, e, q, q), "feed": (None, e, p, z, POINTER(_Step)),
         "passed": (None, e, q),
-        "position": (None, e, q), "applied": (q, e), "reset": (None, e), "foreign": (None, e, p, z),
-        "pass_all": (None, e, i), "interrupt": (None, e, i), "apply": (i, e, c_uint32, q, p, z, p, z),
+        "position": (None, e, q), "applied": (q, e), "keep_place": (None, e, p), "reset": (None, e),
+        "foreign": (None, e, p, z),
+        "pass_all": (None, e, i), "interrupt": (None, e, i), "order": (None, e, i), "in_order": (i, e, q, q),
+        "pass_order": (None, e, q), "usual": (None, e, c_uint32), "reached": (q, e), "ahead": (c_uint32, e),
+        "apply": (i, e, c_uint32, q, p, z, p, z),
         "boundary": (None, e, q), "submitted": (None, e, q, q), "mark": (i, e, q, q, i), "is_complete": (i, e, q),
         "wait_complete": (i, e, q, q), "drain": (i, e, q), "worked": (q, e), "progress": (z, e, p, z, p, z, POINTER(z)),
+        "launched": (i, e, q, POINTER(q), POINTER(c_uint32)),
         "watermark": (z, e, p, z, i, i), "error": (i, e), "fail": (None, e, i), "broken": (None, e, i),
         "attach": (None, e), "detach": (None, e), "take": (None, e, POINTER(_Out), q),
         "take_here": (None, e, POINTER(_Out), q, i), "look": (i, q, i), "take_callback": (None, e, POINTER(_Out), q),
@@ -92,6 +96,9 @@ def _address(data: Any) -> tuple[int, int, Any]:
     """(address, bytes, what keeps it alive) of a contiguous buffer, read-only ones too."""
     array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     return array.ctypes.data, array.nbytes, array
+
+
+GRAPH = 2**64 - 1  #: in the place of a module
 
 
 class Engine:
@@ -134,7 +141,14 @@ class Engine:
             payload = ctypes.string_at(step.payload, step.payload_len) if step.payload_len else b""
             record = Record(step.seq, step.call, args, payload, step.thread, step.flags)
         return Fed(Came(step.came), step.taken, record, step.awaiting, step.bugs,
-                   (step.bug_call, step.bug_seq, step.bug_result))
+                   (step.bug_call, step.bug_seq, step.bug_result),
+                   (step.seq, step.call, step.stream, step.payload_len) if step.came == Came.WAITING else (0, 0, 0, 0))
+
+    def waited(self) -> int:
+        return int(self._step.waited)
+
+    def in_order(self, stream: int, seconds: float) -> int:
+        return int(self._lib.rge_in_order(self._engine, stream, int(seconds * 1e9)))
 
     def position(self, applied: int, foreign: list[int]) -> None:
         self._lib.rge_position(self._engine, applied)
@@ -189,6 +203,12 @@ class Engine:
         pending, streams = (c_uint64 * size)(), (c_uint64 * (2 * size))()
         count = self._lib.rge_progress(self._engine, pending, size, streams, size, byref(pairs))
         return set(pending[:count]), {streams[2 * i]: streams[2 * i + 1] for i in range(pairs.value)}
+
+    def launched(self, seq: int) -> tuple[int, int] | None:
+        """(module, function) of the kernel that an unfinished call launches; of a graph (GRAPH, 0); None: no launch."""
+        module, function = c_uint64(), c_uint32()
+        found = self._lib.rge_launched(self._engine, seq, byref(module), byref(function))
+        return (module.value, function.value) if found else None
 
     def watermark(self, whole: bool, broken: int) -> bytes:
         size = self._lib.rge_watermark(self._engine, self._body, WATERMARK_SIZE, whole, broken)

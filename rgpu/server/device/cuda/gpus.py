@@ -14,8 +14,8 @@ from typing import Any
 from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
-from rgpu.server.device.cuda.memory import Memory, Ranges
-from rgpu.server.device.cuda.zeroing import Zeroing
+from rgpu.server.device.cuda.memory.allocations import Memory, Ranges
+from rgpu.server.device.cuda.memory.zeroing import Zeroing
 from rgpu.session.errors import DeviceError
 
 PEER_ACCESS_ALREADY_ENABLED = 704

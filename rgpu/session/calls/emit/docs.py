@@ -1,4 +1,4 @@
-"""docs/coverage.md and docs/errors.md."""
+"""docs/users/coverage.md and docs/users/errors.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _counts() -> str:
 
 
 def coverage() -> str:
-    """The text of docs/coverage.md."""
+    """The text of docs/users/coverage.md."""
     parts = [_BANNER, _COVERAGE_HEAD, _counts(),
              "A symbol with `_ptds` or `_ptsz` in brackets also exists for the per-thread default stream.\n"]
     for area, entries in AREAS.items():
@@ -57,7 +57,7 @@ def coverage() -> str:
 
 
 def errors() -> str:
-    """The text of docs/errors.md."""
+    """The text of docs/users/errors.md."""
     rows = ""
     # Not what another module derives for itself.
     public = [cls for cls in all_classes() if cls.__module__ == all_classes.__module__]

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rgpu.checkpoint import cut, restore
 from rgpu.checkpoint.device import GRANULE
-from rgpu.checkpoint.pages import PageTable, collect_dirty
-from rgpu.checkpoint.store import DirectoryStore, write_image
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.pages.pages import PageTable, collect_dirty
+from rgpu.checkpoint.session import restore
+from rgpu.checkpoint.store.images import DirectoryStore, write_image
 from rgpu.server.device.cpu import CpuDevice
 from rgpu.session.addresses import PINNED_BASE
 from rgpu.session.errors import RecoveryFailed

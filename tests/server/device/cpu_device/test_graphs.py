@@ -10,7 +10,7 @@ import pytest
 
 from rgpu.server.device.cpu import CpuDevice
 from rgpu.session.errors import DeviceError
-from rgpu.session.graphs import CopyNode, EmptyNode, KernelNode, MemsetNode, Node
+from rgpu.session.objects.graphs import CopyNode, EmptyNode, KernelNode, MemsetNode, Node
 from tests.server.device.cpu_device import stub
 from tests.server.device.cpu_device.conftest import WAIT, Client
 

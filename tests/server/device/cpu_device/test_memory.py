@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rgpu.checkpoint import pagehash
 from rgpu.checkpoint.device import GRANULE, PAGE, Region
+from rgpu.checkpoint.pages import pagehash
 from rgpu.server.device.cpu import CpuDevice
 from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.session.addresses import ALLOCATION_SIZE, DEVICE_BASE, PINNED_BASE

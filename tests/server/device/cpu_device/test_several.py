@@ -10,7 +10,7 @@ import pytest
 
 from rgpu.checkpoint.device import GRANULE
 from rgpu.server.device.cpu import CpuDevice
-from rgpu.server.worker import make_device
+from rgpu.server.device.spec import make_device
 from rgpu.session.addresses import GLOBALS_OFFSET, device_base
 from rgpu.session.errors import DeviceError, Refused
 from tests.server.device.cpu_device import stub

@@ -13,8 +13,8 @@ from typing import Any
 
 from rgpu.checkpoint.device import Region
 from rgpu.checkpoint.peer import Imported
+from rgpu.migrate.transfer.peer_link import Listener, close_all
 from rgpu.server.device.cuda.device import CudaDevice
-from rgpu.server.peer_link import Listener, close_all
 from rgpu.session.errors import RgpuError
 
 KEY = bytes(range(32))

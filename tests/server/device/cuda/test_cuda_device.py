@@ -172,8 +172,8 @@ def test_a_cut_stays_while_the_session_runs_on(device: Any, ptx: bytes) -> None:
     """Pages copied aside on the GPU keep their bytes; giving their memory back does not wait for a running kernel."""
     import time
 
-    from rgpu.checkpoint.frozen import freeze
-    from rgpu.checkpoint.pages import PageTable, collect_dirty
+    from rgpu.checkpoint.pages.frozen import freeze
+    from rgpu.checkpoint.pages.pages import PageTable, collect_dirty
 
     size, key = 32 * GRANULE, bytes(range(32))
     device.create_context(16, 0, True)

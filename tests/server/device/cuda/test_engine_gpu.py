@@ -48,7 +48,7 @@ class Session:
     """A runtime on the GPU, fed with packed records in random cuts."""
 
     def __init__(self, device: Any, ptx: bytes) -> None:
-        from rgpu.server.runtime import SessionRuntime
+        from rgpu.server.worker.apply.runtime import SessionRuntime
         from tests.server.device.cuda.fake_driver.support import BASE, SIZE, Journal
 
         self.base, self.size, self.journal, self.rng = BASE, SIZE, Journal(), random.Random(7)
@@ -62,8 +62,8 @@ class Session:
                   + make("stream_create", stream=STREAM, context=16, flags=1, priority=0)
                   + make("stream_create", stream=OTHER, context=16, flags=1, priority=0)
                   + make("event_create", event=EVENT, context=16, flags=2))
-        from rgpu.session import module_table
         from rgpu.session.calls import decoders
+        from rgpu.session.objects import module_table
 
         reply = self.runtime.retained.unobserved()[0][2]
         table = module_table.decode(decoders.decode_reply("module_load", reply).table)
@@ -159,7 +159,7 @@ def test_a_call_that_waits_behind_a_host_function(session: Session, ptx: bytes, 
     Standing still here means that the record is not looked for, or that the driver holds a lock over its wait
     that the poller of streams needs (then only the patient case ends).
     """
-    from rgpu.server import lookahead
+    from rgpu.server.worker.apply import lookahead
     from rgpu.session.addresses import PINNED_BASE
 
     monkeypatch.setattr(lookahead, "PATIENCE", patience)

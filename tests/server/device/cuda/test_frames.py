@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rgpu.checkpoint import cut, restore
+from rgpu.checkpoint.codec.frames import FRAME_BYTES, FRAME_PAGES, PITCH, FramePool
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, PITCH, FramePool
-from rgpu.checkpoint.imaging import Imaging
-from rgpu.checkpoint.store import DirectoryStore
-from rgpu.server.device.cuda import frames as cuda_frames
-from rgpu.server.device.cuda import pagehash as device_hash
-from rgpu.server.device.cuda.frames import CudaFrames
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.session import restore
+from rgpu.checkpoint.session.imaging import Imaging
+from rgpu.checkpoint.store.delivery import Delivery
+from rgpu.checkpoint.store.images import DirectoryStore
+from rgpu.server.device.cuda.memory import frames as cuda_frames
+from rgpu.server.device.cuda.memory import pagehash as device_hash
+from rgpu.server.device.cuda.memory.frames import CudaFrames
 from rgpu.session.errors import DeviceError
 from tests.checkpoint.fake_device import FakeDevice
 from tests.server.device.cuda.engine_driver import EngineDriver, Stream
@@ -179,7 +181,7 @@ class EngineDevice(FakeDevice):
 @pytest.mark.parametrize("room", [0, 10, 1000])
 def test_an_image_and_back(driver: EngineDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """Everything that an image and a restore do with the device, with room there for none, some and all pages."""
-    monkeypatch.setattr("rgpu.checkpoint.delivery.THREADS", 1)  # the driver of Python knows no threads
+    monkeypatch.setattr("rgpu.checkpoint.store.delivery.THREADS", 1)  # the driver of Python knows no threads
     device = EngineDevice(room=room * PAGE).set_up(driver, [30, 5])
     first, second = (data for _, data in device.places.values())
     first[3 * PAGE:7 * PAGE] = 0
@@ -201,7 +203,7 @@ def test_an_image_and_back(driver: EngineDriver, tmp_path: Path, monkeypatch: py
     held = first.tobytes(), second.tobytes()
     first[:7 * PAGE], first[7 * PAGE:], second[:] = 0, 0xEE, 0xEE
     with store.open("b") as found:
-        delivery = found.delivery(device)  # type: ignore[arg-type]
+        delivery = Delivery(found, device)  # type: ignore[arg-type]
         assert delivery.run() == 31
         restore.finish(device, found.state, blame=delivery.blame)  # type: ignore[arg-type]
     assert (first.tobytes(), second.tobytes()) == held

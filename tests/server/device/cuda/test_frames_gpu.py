@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rgpu.checkpoint import cut, restore
+from rgpu.checkpoint.codec.frames import FRAME_BYTES, FRAME_PAGES, PITCH
 from rgpu.checkpoint.device import GRANULE, PAGE
-from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, PITCH
-from rgpu.checkpoint.imaging import Imaging
-from rgpu.checkpoint.store import DirectoryStore
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.session import restore
+from rgpu.checkpoint.session.imaging import Imaging
+from rgpu.checkpoint.store.images import DirectoryStore
 from rgpu.session.addresses import DEVICE_BASE, PINNED_BASE
 
 pytestmark = pytest.mark.gpu

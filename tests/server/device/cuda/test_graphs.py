@@ -13,7 +13,7 @@ import pytest
 from rgpu.checkpoint.device import GRANULE
 from rgpu.session.addresses import DEVICE_BASE
 from rgpu.session.errors import DeviceError
-from rgpu.session.graphs import CopyNode, EmptyNode, KernelNode, MemsetNode, Node
+from rgpu.session.objects.graphs import CopyNode, EmptyNode, KernelNode, MemsetNode, Node
 
 pytestmark = pytest.mark.gpu
 

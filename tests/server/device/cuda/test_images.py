@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from rgpu.server.device.cuda import images
-from rgpu.server.device.cuda.images import Variable
+from rgpu.server.device.cuda.work import binaries as images
+from rgpu.server.device.cuda.work.binaries import Variable
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
 

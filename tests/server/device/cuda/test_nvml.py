@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.server import examining
 from rgpu.server.device.cuda import nvml
+from rgpu.server.node.devices import examining
 
 UUIDS = [bytes(range(16)), bytes(range(16, 32))]
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rgpu.checkpoint import pagehash as ph
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.server.device.cuda import pagehash as device_hash
+from rgpu.checkpoint.pages import pagehash as ph
 from rgpu.server.device.cuda.kernels import generate
+from rgpu.server.device.cuda.memory import pagehash as device_hash
 from rgpu.session.errors import DeviceError
 from tests.server.device.cuda.engine_driver import EngineDriver
 

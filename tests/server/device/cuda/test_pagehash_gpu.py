@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rgpu.checkpoint import pagehash as ph
 from rgpu.checkpoint.device import GRANULE, PAGE, Launch, Region
+from rgpu.checkpoint.pages import pagehash as ph
 from rgpu.session.addresses import DEVICE_BASE
 
 pytestmark = pytest.mark.gpu
@@ -203,7 +203,7 @@ def test_the_cubin_loads_on_hopper(device: Any) -> None:
 
 def test_cubin_and_ptx_agree(device: Any) -> None:
     """A Hopper and a node that compiles the PTX must hash alike."""
-    from rgpu.server.device.cuda import pagehash as device_hash
+    from rgpu.server.device.cuda.memory import pagehash as device_hash
 
     data = random_bytes(SIZE, 12)
     device.write(DEVICE_BASE, data)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from cuda.bindings import driver
 
-from rgpu.server.device.cuda import memory as memories
-from rgpu.server.device.cuda import peer as peers
-from rgpu.server.device.cuda.staging import first_gap
+from rgpu.server.device.cuda.memory import allocations as memories
+from rgpu.server.device.cuda.memory import peer as peers
+from rgpu.server.device.cuda.memory.staging import first_gap
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.errors import DeviceError
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rgpu.checkpoint.device import PAGE, Region
-from rgpu.server.peer_link import Giver, close_all
+from rgpu.migrate.transfer.peer_link import Giver, close_all
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.errors import DeviceError
 from tests.scenarios.pool import ROOT

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rgpu.server.device.cuda.placing import gaps, highest
+from rgpu.server.device.cuda.memory.placing import gaps, highest
 from tests.scenarios.pool import ROOT
 
 ADDR_NO_RANDOMIZE = 0x0040000  #: personality(2)
@@ -24,7 +24,7 @@ threads = [threading.Thread(target=time.sleep, args=(5,), daemon=True) for _ in 
 [thread.start() for thread in threads]
 """
 MAPPED = """
-from rgpu.server.device.cuda.placing import Placing, _reserve
+from rgpu.server.device.cuda.memory.placing import Placing, _reserve
 placing = Placing()
 assert placing.end > placing.start > 0
 {first}
@@ -47,7 +47,7 @@ PTX = b'''.version 7.0
 device = CudaDevice(0)
 device.create_context(16, 0, True)
 {first}
-for number, size in ((17, 64), (18, 1 << 20), (19, 4096)):  # tens of MiB: see CHANGELOG, known limits
+for number, size in ((17, 64), (18, 1 << 20), (19, 4096)):  # tens of MiB: see docs/users/limits.md
     table, _ = device.load(number, PTX.replace(b"SIZE", str(size).encode()) + bytes(1), b"", False)
     print([(variable.name, variable.address) for variable in table.globals])
     {between}

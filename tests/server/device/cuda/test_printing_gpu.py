@@ -27,11 +27,11 @@ def lines(turn: int, count: int = 1) -> bytes:
 
 class Printing:
     def __init__(self) -> None:
-        from rgpu.server.device.cuda.printed import CapturedStdout
+        from rgpu.server.device.cuda.work.printed import CapturedStdout
 
         captured = CapturedStdout()
         from rgpu.server.device.cuda.device import CudaDevice
-        from rgpu.server.runtime import SessionRuntime
+        from rgpu.server.worker.apply.runtime import SessionRuntime
         from tests.server.device.cuda.fake_driver.support import Journal
         from tests.server.device.cuda.test_engine_gpu import compiled
 
@@ -49,8 +49,8 @@ class Printing:
     def attach(self, printed: int = 0) -> End:
         end = End(linked(self.runtime, printed=printed)[1], printed)
         if not self.functions:
-            from rgpu.session import module_table
             from rgpu.session.calls import decoders
+            from rgpu.session.objects import module_table
 
             end.send(self.begin)
             assert end.answer(self.load)[0] == 0

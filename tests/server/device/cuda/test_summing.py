@@ -14,7 +14,7 @@ import pytest
 from tests.scenarios.pool import ROOT
 
 NATIVE = ROOT / "rgpu/server/device/cuda/native"
-SHIM = ROOT / "rgpu/client/shim"
+SHIM = ROOT / "rgpu/client/shim/core"
 SIZES = (0, 1, 4095, 524287, 524288, 524289, 600_000, 1 << 20, (1 << 20) + 13, 3 << 20, (5 << 20) + 1)
 
 

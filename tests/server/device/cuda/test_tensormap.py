@@ -8,7 +8,7 @@ import pytest
 
 from rgpu.session.errors import DeviceError
 
-tensormap = pytest.importorskip("rgpu.server.device.cuda.tensormap")
+tensormap = pytest.importorskip("rgpu.server.device.cuda.work.tensormap")
 
 
 def packed(form: int, rank: int) -> bytes:

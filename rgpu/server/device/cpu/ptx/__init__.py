@@ -8,9 +8,9 @@ the program uses; every access is checked against ``MemoryRanges``.
 
 from __future__ import annotations
 
-from .errors import PtxError
-from .launch import LaunchResult, MemoryRanges
-from .module import GlobalInfo, KernelInfo, LinkedModule, ParamInfo, PtxModule, parse_module
+from rgpu.server.device.cpu.ptx.errors import PtxError
+from rgpu.server.device.cpu.ptx.launch import LaunchResult, MemoryRanges
+from rgpu.server.device.cpu.ptx.module import GlobalInfo, KernelInfo, LinkedModule, ParamInfo, PtxModule, parse_module
 
 __all__ = [
     "GlobalInfo",

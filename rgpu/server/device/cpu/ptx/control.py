@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 
-from . import flow, schedule_ir
-from .codegen import Gen, Mods, call_target
-from .errors import PtxError
-from .flow import Block
-from .layout import (
+from rgpu.server.device.cpu.ptx import flow, schedule_ir
+from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
+from rgpu.server.device.cpu.ptx.errors import PtxError
+from rgpu.server.device.cpu.ptx.flow import Block, call_target
+from rgpu.server.device.cpu.ptx.instructions import run
+from rgpu.server.device.cpu.ptx.layout import (
     ASSERT,
     F_ACTIVE,
     F_BLOCKED,
@@ -25,9 +26,9 @@ from .layout import (
     L_STOP,
     T_LAUNCH,
 )
-from .memory_ir import REPORT
-from .model import Function, Imm, Instruction, Not, Reg, Sym
-from .registry import run
+from rgpu.server.device.cpu.ptx.model import Function, Imm, Instruction, Not, Reg, Sym
+from rgpu.server.device.cpu.ptx.ops.memory_ir import REPORT
+from rgpu.server.device.cpu.ptx.ops.system import print_formatted
 
 # Back-edges a warp may take before it lets other warps (and cancellation) have
 # a turn; in loops that look like spinning, pending lanes get theirs sooner.
@@ -367,8 +368,6 @@ class _Writer:
         self._leave()
 
     def _call(self, end: Instruction, m: Mods) -> None:
-        from .ops_system import print_formatted
-
         g = self.g
         m.has("uni")
         m.done()

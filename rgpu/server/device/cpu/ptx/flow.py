@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .errors import PtxError
-from .model import Addr, Function, Imm, Instruction, LabelMark, Not, Operand, Pair, Reg, Sym, Vec
+from rgpu.server.device.cpu.ptx.errors import PtxError
+from rgpu.server.device.cpu.ptx.model import Addr, Function, Instruction, LabelMark, Not, Operand, Pair, Reg, Sym, Vec
 
 CARRY = Reg("%cc", 1)
 WARP_SYNC = {"shfl", "vote", "match", "redux"}
@@ -210,6 +210,9 @@ def blocks_of(fn: Function, first_id: int) -> list[Block]:
     return blocks
 
 
-def imm(op: Operand) -> int | None:
-    """The value of an integer literal, None for anything else."""
-    return op.value if isinstance(op, Imm) else None
+def call_target(ins: Instruction) -> str:
+    """The function a call names."""
+    for op in ins.operands:
+        if isinstance(op, Sym):
+            return op.name
+    raise ins.refuse("calls through pointers")

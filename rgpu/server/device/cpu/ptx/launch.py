@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import jit, printf
-from . import layout as at
-from .codegen import KernelCode
-from .schedule_ir import WORKER
+from rgpu.server.device.cpu.ptx import jit, printf
+from rgpu.server.device.cpu.ptx import layout as at
+from rgpu.server.device.cpu.ptx.codegen import KernelCode
+from rgpu.server.device.cpu.ptx.schedule_ir import WORKER
 
 Dim = tuple[int, int, int]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .errors import PtxError
+from rgpu.server.device.cpu.ptx.errors import PtxError
 
 # Width in bits of every scalar type a register, variable or access can have.
 WIDTHS = {

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import jit
-from .codegen import KernelCode, float_bits, generate
-from .errors import PtxError
-from .launch import Dim, Launch, LaunchResult, MemoryRanges
-from .model import Program, Variable
-from .parser import parse
+from rgpu.server.device.cpu.ptx import jit
+from rgpu.server.device.cpu.ptx.codegen import KernelCode, generate
+from rgpu.server.device.cpu.ptx.emitter import float_bits
+from rgpu.server.device.cpu.ptx.errors import PtxError
+from rgpu.server.device.cpu.ptx.launch import Dim, Launch, LaunchResult, MemoryRanges
+from rgpu.server.device.cpu.ptx.model import Program, Variable
+from rgpu.server.device.cpu.ptx.syntax.parser import parse
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ returning, and be entered again: barriers need neither threads nor coroutines.
 
 from __future__ import annotations
 
-from .jit import Helper, helper
-from .layout import (
+from rgpu.server.device.cpu.ptx.jit import Helper, helper
+from rgpu.server.device.cpu.ptx.layout import (
     B_EXPECTED,
     B_RESULT_ALL,
     B_RESULT_TRUE,
@@ -55,7 +55,7 @@ from .layout import (
     T_WARP_LOCAL,
     T_WARPS,
 )
-from .memory_ir import IOTA32, REPORT, field, splat
+from rgpu.server.device.cpu.ptx.ops.memory_ir import IOTA32, REPORT, field, splat
 
 
 def frame(name: str, index: int, base: str = "%F") -> str:

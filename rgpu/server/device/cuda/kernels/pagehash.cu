@@ -1,4 +1,4 @@
-// The page hash of rgpu/checkpoint/pagehash.py (its definition and bound are there), one warp to a page.
+// The page hash of rgpu/checkpoint/pages/pagehash.py (its definition and bound are there), one warp to a page.
 //
 // Lane l of a warp reads 16 bytes of each of the page's 128 rows: column l. It keeps the column's four NH sums in
 // registers; the key word at a row is the same for all lanes, a broadcast read of shared memory. ROWS_AHEAD rows are

@@ -9,7 +9,7 @@
 using rgpu::Engine;
 
 // Changed with the layouts of Step and Out and the functions below.
-RGPU_API int rge_version() { return 5; }
+RGPU_API int rge_version() { return 6; }
 
 RGPU_API Engine *rge_open(void *context, uint64_t ring, uint64_t arena, char *error, size_t size) {
     auto *engine = new (std::nothrow) Engine(context);
@@ -56,11 +56,19 @@ RGPU_API int rge_contains(Engine *e, uint64_t address, uint64_t size) { return e
 RGPU_API void rge_feed(Engine *e, const uint8_t *data, size_t size, rgpu::Step *step) { e->feed(data, size, *step); }
 RGPU_API void rge_passed(Engine *e, uint64_t seq) { e->passed(seq); }
 RGPU_API void rge_position(Engine *e, uint64_t applied) { e->position(applied); }
+RGPU_API void rge_keep_place(Engine *e, uint64_t *begun) { e->keep_place(begun); }
 RGPU_API uint64_t rge_applied(Engine *e) { return e->applied(); }
 RGPU_API void rge_reset(Engine *e) { e->reset(); }
 RGPU_API void rge_foreign(Engine *e, const uint64_t *seqs, size_t count) { e->set_foreign(seqs, count); }
 RGPU_API void rge_pass_all(Engine *e, int on) { e->pass_all(on); }
 RGPU_API void rge_interrupt(Engine *e, int on) { e->interrupt(on); }
+
+RGPU_API void rge_order(Engine *e, int on) { e->order(on); }
+RGPU_API void rge_usual(Engine *e, uint32_t calls) { e->usual(calls); }
+RGPU_API int rge_in_order(Engine *e, uint64_t stream, uint64_t ns) { return e->in_order(stream, ns); }
+RGPU_API void rge_pass_order(Engine *e, uint64_t stream) { e->pass_order(stream); }
+RGPU_API uint64_t rge_reached(Engine *e) { return e->reached(); }
+RGPU_API uint32_t rge_ahead(Engine *e) { return e->ahead(); }
 
 RGPU_API int rge_apply(Engine *e, uint32_t call, uint64_t seq, const uint8_t *args, size_t args_len,
                        const uint8_t *payload, size_t payload_len) {
@@ -78,6 +86,9 @@ RGPU_API uint64_t rge_worked(Engine *e) { return e->worked(); }
 RGPU_API size_t rge_progress(Engine *e, uint64_t *pending, size_t pending_size, uint64_t *streams,
                              size_t streams_size, size_t *pairs) {
     return e->progress(pending, pending_size, streams, streams_size, pairs);
+}
+RGPU_API int rge_launched(Engine *e, uint64_t seq, uint64_t *module, uint32_t *function) {
+    return e->launched(seq, module, function);
 }
 RGPU_API size_t rge_watermark(Engine *e, uint8_t *body, size_t size, int whole, int broken) {
     return e->watermark(body, size, whole, broken);

@@ -48,6 +48,7 @@ CUresult Engine::launch(const wire::Launch &call, uint64_t seq) {
     if (!on) return kInvalidHandle;
     if (call.parameters.size < function.parameters || call.attributes.size % sizeof(LaunchAttribute)) return kInvalidValue;
     const Counted counted(function.prints ? &printing_launches_ : nullptr);
+    on->giving = {seq, call.module, call.function};
     size_t size = call.parameters.size;
     void *extra[] = {reinterpret_cast<void *>(1), const_cast<void *>(call.parameters.data),  // buffer pointer
                      reinterpret_cast<void *>(2), &size,                                     // buffer size
@@ -82,6 +83,7 @@ CUresult Engine::launch_graph(const wire::GraphLaunch &call, uint64_t seq) {
     Stream *on = stream(call.stream);
     if (found == graphs_.end() || !on) return kInvalidHandle;
     const Counted counted(found->second.prints ? &printing_launches_ : nullptr);
+    on->giving = {seq, kGraph, 0};
     return keep(*on, driver_.graph_launch(found->second.handle, on->handle), seq);
 }
 

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#include "shim_link.hpp"  // the data link has the same watermark
+
 namespace rgpu {
 
 namespace {
@@ -78,7 +80,8 @@ void Engine::submit(Stream &stream, uint64_t seq) {
     if (!seq) return;
     stream.pending.emplace_back(stream.tick, seq);
     ++pending_;
-    if (stream.tick - stream.marked >= kMarkEvery) mark_stream(stream);
+    if (stream.giving.seq == seq) stream.launched.push_back(stream.giving);
+    if (stream.tick - stream.marked >= static_cast<uint64_t>(mark_every())) mark_stream(stream);
 }
 
 void Engine::mark_stream(Stream &stream) {
@@ -170,11 +173,13 @@ void Engine::measure(size_t completed) {
 
 void Engine::reach(Stream &stream, uint64_t tick, CUresult result) {
     stream.done = tick;
+    ++reached_;
     while (!stream.pending.empty() && stream.pending.front().first <= tick) {
         stream.done_seq = stream.pending.front().second;
         stream.pending.pop_front();
         --pending_;
     }
+    while (!stream.launched.empty() && stream.launched.front().seq <= stream.done_seq) stream.launched.pop_front();
     while (!stream.actions.empty() && stream.actions.front().tick <= tick) {
         Action action = stream.actions.front();
         stream.actions.pop_front();
@@ -245,6 +250,20 @@ size_t Engine::progress(uint64_t *pending, size_t pending_size, uint64_t *stream
     return count;
 }
 
+// Which kernel an unfinished call launches; false: none, or it is complete.
+bool Engine::launched(uint64_t seq, uint64_t *module, uint32_t *function) {
+    std::lock_guard lock(mutex_);
+    for (Stream *stream : active_) {
+        auto at = std::lower_bound(stream->launched.begin(), stream->launched.end(), seq,
+                                   [](const Launched &item, uint64_t value) { return item.seq < value; });
+        if (at == stream->launched.end() || at->seq != seq) continue;
+        *module = at->module;
+        *function = at->function;
+        return true;
+    }
+    return false;
+}
+
 // The body of a WATERMARK message: only streams that moved since the last one, unless `whole`. 0: nothing new.
 size_t Engine::watermark(uint8_t *body, size_t size, bool whole, int broken) {
     const uint64_t position = applied();  // first: what is applied later is pending or not counted
@@ -254,15 +273,15 @@ size_t Engine::watermark(uint8_t *body, size_t size, bool whole, int broken) {
         if (!stream->pending.empty()) done = std::min(done, stream->pending.front().second - 1);
     for (const EventWait &wait : event_waits_) done = std::min(done, wait.answer->seq - 1);
     const int sticky = error() ? error() : broken;
-    uint8_t *at = body + 16;
+    uint8_t *at = body + sizeof(wire::WatermarkHead);
     uint32_t count = 0;
     for (const auto &[number, stream] : streams_) {
         if (stream->done_seq == 0 || (!whole && stream->done_seq == stream->reported)) continue;
-        if (at + 16 > body + size) break;
-        std::memcpy(at, &number, 8);
-        std::memcpy(at + 8, &stream->done_seq, 8);
+        const wire::StreamMark mark{number, stream->done_seq};
+        if (at + sizeof mark > body + size) break;
+        std::memcpy(at, &mark, sizeof mark);
         stream->reported = stream->done_seq;
-        at += 16;
+        at += sizeof mark;
         ++count;
     }
     last_watermark_ = now_ns();
@@ -270,9 +289,8 @@ size_t Engine::watermark(uint8_t *body, size_t size, bool whole, int broken) {
     if (!whole && !count && done == last_done_ && sticky == last_error_) return 0;
     last_done_ = done;
     last_error_ = sticky;
-    std::memcpy(body, &done, 8);
-    std::memcpy(body + 8, &sticky, 4);
-    std::memcpy(body + 12, &count, 4);
+    const wire::WatermarkHead head{done, static_cast<uint32_t>(sticky), count};
+    std::memcpy(body, &head, sizeof head);
     return static_cast<size_t>(at - body);
 }
 

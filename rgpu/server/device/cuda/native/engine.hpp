@@ -32,6 +32,8 @@ inline constexpr size_t kHeadroom = 64;     // before each piece: the sender wri
 // Each GPU of the session has a legacy stream, numbered as the session numbers the GPU.
 inline constexpr bool is_legacy(uint64_t stream) { return stream < wire::kFirstHandle; }
 inline constexpr int kMarkEvery = 32;  // submissions between two markers of a stream
+inline constexpr uint64_t kNoStream = ~uint64_t{0};
+inline constexpr uint64_t kTurn = 20'000'000;  // ns that a call waits for its turn without any completion, in feed()
 
 uint64_t now_ns();
 
@@ -61,6 +63,12 @@ struct Action {  // due when its stream has reached the tick
     uint32_t index = 0;
 };
 
+struct Launched {  // what names a kernel when somebody waits for it in vain
+    uint64_t seq = 0, module = 0;
+    uint32_t function = 0;
+};
+inline constexpr uint64_t kGraph = ~uint64_t{0};  // in the module's place
+
 struct Stream {
     uint64_t number = 0;
     CUstream handle = nullptr;
@@ -72,6 +80,8 @@ struct Stream {
     uint64_t reported = 0;                                // done_seq that the last watermark said
     std::deque<std::pair<uint64_t, uint64_t>> pending;    // (tick, seq), both growing
     std::deque<Action> actions;                           // by tick
+    std::deque<Launched> launched;                        // of those that are pending, by seq
+    Launched giving;                                      // being given to the driver
     std::deque<std::pair<uint64_t, CUevent>> markers;     // by tick
     bool active = false;
 };
@@ -100,7 +110,7 @@ struct Graph {
 };
 
 enum class Outcome { applied, interrupted, opened, handed };
-enum class Came : int { all = 0, record = 1, interrupted = 2, corrupt = 3 };
+enum class Came : int { all = 0, record = 1, interrupted = 2, corrupt = 3, waiting = 4, behind = 5 };
 
 struct Step {  // mirrored in engine.py
     int32_t came;
@@ -121,6 +131,8 @@ struct Step {  // mirrored in engine.py
     uint64_t bug_seq;
     int32_t bug_result;
     uint32_t bug_call;
+    uint64_t stream;  // waiting: that the call gives work to; payload_len: bytes of it that are still to be fed
+    uint64_t waited;  // ns that feed() has waited for work of the device so far: not inside the driver
 };
 
 enum class Took : int { nothing = 0, answer = 1, progress = 2, woken = 3 };
@@ -183,6 +195,8 @@ class Engine {
     void passed(uint64_t seq);        // the caller applied the record that feed() gave it
     void position(uint64_t applied);  // the session was rebuilt up to there
     void reset();                     // a new connection: the stream of records begins anew
+    // Each call's position is stored there before it is applied: what was under way outlives this process.
+    void keep_place(uint64_t *begun) { begun_ = reinterpret_cast<std::atomic<uint64_t> *>(begun); }
     void set_foreign(const uint64_t *seqs, size_t count);
     void pass_all(bool on) { pass_all_ = on; }
     void interrupt(bool on);
@@ -196,11 +210,24 @@ class Engine {
     CUresult mark(uint64_t stream, uint64_t seq, bool all);  // a callback when that point is reached
     CUresult mark_context(CUcontext context, uint64_t seq);   // … by all streams of a GPU
 
+    // -- the order of issue (order.cpp) -------------------------------------------
+    void order(bool on);  // any thread
+    // The applying thread: work for `stream` comes next. 1: its turn is now, for what was given to others before is
+    // complete; 0: nothing of that completed for so long; -1: interrupted.
+    int in_order(uint64_t stream, uint64_t patience_ns);
+    void pass_order(uint64_t stream) { work_stream_.store(stream, std::memory_order_release); }
+    uint64_t reached();  // grows with each completion that was seen
+    // Calls that the program is usually ahead of its work. feed() says `behind` before a call is given to another
+    // stream while clearly more of them are under way. UINT32_MAX: it never does.
+    void usual(uint32_t calls) { usual_.store(calls, std::memory_order_relaxed); }  // any thread
+    uint32_t ahead();    // calls given and not complete; UINT32_MAX: as many as may be
+
     // -- progress (completion.cpp) -----------------------------------------------
     bool is_complete(uint64_t seq);
     bool wait_complete(uint64_t seq, uint64_t timeout_ns);
     bool drain(uint64_t timeout_ns);
     uint64_t worked();  // ns so far with work on the device
+    bool launched(uint64_t seq, uint64_t *module, uint32_t *function);
     size_t progress(uint64_t *pending, size_t pending_size, uint64_t *streams, size_t streams_size, size_t *pairs);
     size_t watermark(uint8_t *body, size_t size, bool whole, int broken);
     int error() const { return error_.load(std::memory_order_acquire); }
@@ -258,10 +285,16 @@ class Engine {
     Stream *stream(uint64_t number);
     void argument_error(uint16_t call, uint64_t seq, CUresult result);
 
+    // order.cpp
+    bool behind(const RecordView &view, uint64_t &stream);
+    bool work_of(const RecordView &view, uint64_t &stream);  // whether a hot call gives work to a stream, and which
+    int mark_every() const;
+
     // inflow.cpp
     bool open_inflow(const RecordView &view, Bad &bad);
     size_t inflow(const uint8_t *data, size_t size, Frame *frame, bool &interrupted, Bad &bad);
-    bool stage(const uint8_t *data, size_t size, bool &interrupted, size_t &used);
+    bool stage(const uint8_t *data, size_t size, Frame *frame, bool &interrupted, size_t &used);
+    void hold(Frame *frame);
     void submit_slot();
     void end_inflow();
     CUresult put(const void *from, size_t size);
@@ -316,6 +349,7 @@ class Engine {
 
     std::map<const uint8_t *, size_t> windows_;  // pinned: where each begins, its bytes
     std::atomic<uint64_t> applied_{0};
+    std::atomic<uint64_t> unseen_{0}, *begun_ = &unseen_;
     std::vector<uint8_t> gathered_;
     bool gathered_done_ = false;
     uint64_t offset_ = 0;
@@ -331,6 +365,12 @@ class Engine {
     bool direct_ = false;           // inside apply(): errors are returned, nothing interrupts
     CUresult direct_result_ = 0;
     uint64_t patient_until_ = 0;    // position up to which a device that stands still is not waited for again
+
+    std::atomic<bool> ordered_{false};
+    std::atomic<uint32_t> usual_{UINT32_MAX};
+    std::atomic<uint64_t> work_stream_{kNoStream};  // in order: that work went to last
+    uint64_t reached_ = 0;
+    std::atomic<uint64_t> waited_ns_{0};
 
     std::atomic<size_t> pending_{0};  // calls that were submitted and are not complete
     size_t ahead_ = 256;        // how many may be
@@ -357,14 +397,18 @@ void backoff(uint64_t waited_ns);
 template <typename Predicate>
 int Engine::wait_until(Predicate predicate, uint64_t deadline, bool interruptible) {
     const uint64_t began = now_ns();
-    for (uint64_t now = began;; now = now_ns()) {
+    for (uint64_t now = began, looks = 0;; now = now_ns(), ++looks) {
+        int got = -2;
         {
             std::lock_guard lock(mutex_);
-            if (predicate()) return 1;
-            if (collect() && predicate()) return 1;
+            if (predicate() || (collect() && predicate())) got = 1;
         }
-        if (interruptible && !direct_ && interrupts_.load(std::memory_order_acquire)) return -1;
-        if (now >= deadline) return 0;
+        if (got == -2 && interruptible && !direct_ && interrupts_.load(std::memory_order_acquire)) got = -1;
+        if (got == -2 && now >= deadline) got = 0;
+        if (got != -2) {
+            if (interruptible && looks) waited_ns_ += now_ns() - began;
+            return got;
+        }
         backoff(now - began);
     }
 }

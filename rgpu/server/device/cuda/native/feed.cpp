@@ -38,7 +38,6 @@ Bad Engine::examine(const uint8_t *data, size_t have, RecordView &view, size_t &
 
 void Engine::hand_over(const RecordView &view, Step &step) {
     const RecordHeader &header = view.header;
-    if (wire::awaited(header.call)) foreign_.insert(header.seq);
     step.seq = header.seq;
     step.call = header.call;
     step.flags = header.flags;
@@ -92,6 +91,7 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
         }
         return Came::all;
     }
+    begun_->store(header.seq, std::memory_order_relaxed);
     bool own = wire::hot(header.call) && !pass_all_;
     if (header.call == wire::Completed::id) {
         wire::Completed call;
@@ -106,13 +106,29 @@ Came Engine::process(const RecordView &view, Step &step, Bad &bad) {
         if (foreign_.erase(call.observed)) own = false;
     }
     if (!own) {
+        if (wire::awaited(header.call)) foreign_.insert(header.seq);
         hand_over(view, step);
         return Came::record;
+    }
+    if (ordered_.load(std::memory_order_acquire)) {
+        if (uint64_t to; work_of(view, to)) {
+            const int turn = in_order(to, kTurn);
+            if (turn < 0) return Came::interrupted;
+            if (!turn) {
+                hand_over(view, step);
+                step.stream = to;
+                return Came::waiting;
+            }
+        }
+    } else if (uint64_t to; behind(view, to)) {
+        hand_over(view, step);
+        step.stream = to;
+        return Came::behind;
     }
     switch (apply_hot(view, bad)) {
         case Outcome::interrupted: return Came::interrupted;
         case Outcome::opened: return Came::all;
-        case Outcome::handed:
+        case Outcome::handed:  // no awaited call
             hand_over(view, step);
             return Came::record;
         case Outcome::applied: break;
@@ -180,9 +196,13 @@ void Engine::feed(const uint8_t *data, size_t size, Step &step) {
         if (came == Came::record) gathered_done_ = true;
         if (came == Came::all || came == Came::record) offset_ += need;
     }
+    if (came == Came::waiting && !gathered_.empty())  // else the whole record is fed again
+        step.payload_len = streams_payload(step.call) ? padded(step.payload_len) : 0;
+    else if (came == Came::waiting) step.payload_len = 0;
     step.came = static_cast<int>(came);
     step.bad = static_cast<int>(bad);
     step.taken = at;
+    step.waited = waited_ns_;
     step.applied = applied();
     step.offset = offset_;
     std::lock_guard lock(mutex_);

@@ -82,15 +82,9 @@ size_t Engine::inflow(const uint8_t *data, size_t size, Frame *frame, bool &inte
             if (frame && in.height == 1 && !in.filled && here >= kDirect) {
                 // DMA reads the frame while it is summed below; it is given back when the copy is complete.
                 in.error = put(data + at, here);
-                if (!in.error) {
-                    std::lock_guard lock(mutex_);
-                    staging_.hold(frame);
-                    in.stream->actions.push_back({.kind = Action::frame, .tick = in.stream->tick, .from = frame});
-                    activate(*in.stream);
-                    mark_stream(*in.stream);
-                }
+                if (!in.error) hold(frame);
                 in.sent += here;
-            } else if (!stage(data + at, here, interrupted, used)) {
+            } else if (!stage(data + at, here, frame, interrupted, used)) {
                 return at;
             }
         }
@@ -111,8 +105,18 @@ size_t Engine::inflow(const uint8_t *data, size_t size, Frame *frame, bool &inte
     return at;
 }
 
-// A piece of the payload through a slot. False: interrupted before anything was used.
-bool Engine::stage(const uint8_t *data, size_t size, bool &interrupted, size_t &used) {
+// What was just given to the inflow's stream reads the frame: it is given back when that is complete.
+void Engine::hold(Frame *frame) {
+    std::lock_guard lock(mutex_);
+    Stream &on = *inflow_.stream;
+    staging_.hold(frame);
+    on.actions.push_back({.kind = Action::frame, .tick = on.tick, .from = frame});
+    activate(on);
+    mark_stream(on);
+}
+
+// A piece of the payload, which may stand in a frame, through a slot. False: interrupted before anything was used.
+bool Engine::stage(const uint8_t *data, size_t size, Frame *frame, bool &interrupted, size_t &used) {
     Inflow &in = inflow_;
     if (!in.slot.data) {
         const uint64_t rest = in.total - in.sent;
@@ -123,8 +127,10 @@ bool Engine::stage(const uint8_t *data, size_t size, bool &interrupted, size_t &
             return false;
         }
         if (got == 0 && in.height == 1) {
-            // What fills the ring may wait for a call behind this one: the driver stages it then.
+            // What fills the ring may wait for a call behind this one: the driver stages it then, but for what is
+            // pinned. That it reads where it stands.
             in.error = put(data, size);
+            if (frame && !in.error) hold(frame);
             in.sent += size;
             used = size;
             return true;

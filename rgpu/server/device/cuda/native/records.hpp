@@ -1,5 +1,5 @@
 // The record stream, cut anywhere, taken apart with the checks and in the order
-// of rgpu/session/record.py. Pure: what a record does is the engine's business.
+// of rgpu/session/journal/record.py. Pure: what a record does is the engine's business.
 //
 // A record that lies whole in the piece given is used in place; otherwise its
 // head (and, unless the payload may be taken piece by piece, the payload) is

@@ -12,7 +12,7 @@ from tests.building import libraries
 HERE = Path(__file__).parent
 ROOT = HERE.parents[4]
 NATIVE = ROOT / "rgpu/server/device/cuda/native"
-SHIM = ROOT / "rgpu/client/shim"
+SHIM = ROOT / "rgpu/client/shim/core"
 
 
 def compiler() -> str | None:

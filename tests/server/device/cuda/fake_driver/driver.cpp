@@ -415,8 +415,14 @@ API Result cuMemcpy2DAsync_v2(const Copy2D *given, void *stream) {
             std::memcpy(to + row * copy.dst_pitch, from + row * copy.src_pitch, copy.width);
     });
 }
-API Result cuMemcpyDtoH_v2(void *to, Ptr from, size_t size) { return std::memcpy(to, reinterpret_cast<void *>(from), size), sticky.load(); }
-API Result cuMemcpyHtoD_v2(Ptr to, const void *from, size_t size) { return std::memcpy(reinterpret_cast<void *>(to), from, size), sticky.load(); }
+// As on a real driver: behind what the legacy stream was given, a memset of it included.
+Result copy_now(void *to, const void *from, size_t size) {
+    std::unique_lock guard(lock);
+    changed.wait(guard, [] { return legacy()->work.empty(); });
+    return std::memcpy(to, from, size), sticky.load();
+}
+API Result cuMemcpyDtoH_v2(void *to, Ptr from, size_t size) { return copy_now(to, reinterpret_cast<void *>(from), size); }
+API Result cuMemcpyHtoD_v2(Ptr to, const void *from, size_t size) { return copy_now(reinterpret_cast<void *>(to), from, size); }
 // As on a real driver: on the legacy stream, and not done when it returns.
 API Result cuMemsetD8_v2(Ptr to, unsigned char value, size_t size) { return set(to, 0, value, 1, size, 1, nullptr); }
 API Result cuMemsetD8Async(Ptr to, unsigned char v, size_t n, void *s) { return set(to, 0, v, 1, n, 1, s); }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rgpu.checkpoint.codec.frames import FRAME_BYTES, FRAME_PAGES, PITCH
 from rgpu.checkpoint.device import GRANULE, PAGE, Region
-from rgpu.checkpoint.frames import FRAME_BYTES, FRAME_PAGES, PITCH
 from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.session.errors import DeviceError
 from tests.server.device.cuda.fake_driver.support import BASE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rgpu.session.errors import DeviceError
-from rgpu.session.graphs import KernelNode
+from rgpu.session.objects.graphs import KernelNode
 from tests.server.device.cuda.fake_driver.support import BASE, SIZE, Journal
 
 MODULE, STREAM, GRAPH = 17, 18, 40
@@ -47,7 +47,7 @@ def test_more_parameters_than_four_kilobytes(ready: Any) -> None:
 
 def test_what_the_function_was_allowed_when_it_was_captured(ready: Any) -> None:
     """Since then the program asked for less; both nodes are made, and the function keeps its last attribute."""
-    from rgpu.server.device.cuda.nodes import _attribute
+    from rgpu.server.device.cuda.work.nodes import _attribute
 
     ready.set_function_attribute(MODULE, 0, 8, 1000)
     ready.instantiate_graph(GRAPH, 16, 0, [total([1, 2], shared=100_000), total([3], shared=900)])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rgpu.server.device import hardware
-from rgpu.server.runtime import SessionRuntime
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from tests.server.device.cuda.fake_driver.support import Agent as AgentEnd
 from tests.server.device.cuda.fake_driver.support import driver, linked
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.server import lookahead
-from rgpu.server.runtime import SessionRuntime
+from rgpu.server.worker.apply import lookahead
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import PINNED_BASE
 from tests.server.device.cuda.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
 from tests.server.links import wait_until

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from rgpu.client.shipper import LANE_CHUNK
-from rgpu.link import lanes
-from rgpu.link.frames import Handover, SealedConnection
-from rgpu.link.lanes import LANE, LANED, LANED_BACK, LANES, MARK, WORTH, Lane
-from rgpu.link.sealing import FROM_NODE, TO_NODE
-from rgpu.server import agent_link
-from rgpu.server.agent_link import AgentLink
+from rgpu.client.session.shipping import LANE_CHUNK
+from rgpu.link.data import lanes
+from rgpu.link.data.frames import Handover, SealedConnection
+from rgpu.link.data.lanes import WORTH, Lane
+from rgpu.link.messages.data import FROM_NODE, LANE, LANED, LANED_BACK, LANES, MARK_LAYOUT, TO_NODE
 from rgpu.server.device.cuda.device import CudaDevice
-from rgpu.server.runtime import SessionRuntime
+from rgpu.server.worker.agent import agent_link
+from rgpu.server.worker.agent.agent_link import AgentLink
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from tests.server.device.cuda.fake_driver.support import Journal
 
 MIB = 1 << 20
@@ -69,7 +69,7 @@ class Attached:
                 self.connection.send(2, head, piece)
                 continue
             lane, self.turn = self.turn, (self.turn + 1) % COUNT
-            self.connection.send(LANED, MARK.pack(lane, 1 + len(head) + len(piece)))
+            self.connection.send(LANED, MARK_LAYOUT.pack(lane, 1 + len(head) + len(piece)))
             self.lanes[lane].wait_ready(20)
             self.lanes[lane].send(2, head, piece)
             self.over[0] += 1

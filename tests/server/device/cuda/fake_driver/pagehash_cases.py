@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rgpu.checkpoint.device import GRANULE, PAGE, Region
-from rgpu.checkpoint.pagehash import PageHashes, expand_key
-from rgpu.server.device.cuda import pagehash as device_hash
+from rgpu.checkpoint.pages.pagehash import PageHashes, expand_key
 from rgpu.server.device.cuda.device import CudaDevice
+from rgpu.server.device.cuda.memory import pagehash as device_hash
 from tests.server.device.cuda.fake_driver.support import BASE
 
 KEY = bytes(range(32))

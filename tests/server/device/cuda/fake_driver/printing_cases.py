@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.server.agent_link import AgentLink
+from rgpu.server.worker.agent.agent_link import AgentLink
 from tests.server.device.cuda import fresh
 from tests.server.device.cuda.fake_driver.support import BASE, Journal, driver
 from tests.server.links import End, linked, wait_until
@@ -30,8 +30,8 @@ class Printing:
 
     def __init__(self, image: bytes = IMAGE) -> None:
         from rgpu.server.device.cuda.device import CudaDevice
-        from rgpu.server.device.cuda.printed import CapturedStdout
-        from rgpu.server.runtime import SessionRuntime
+        from rgpu.server.device.cuda.work.printed import CapturedStdout
+        from rgpu.server.worker.apply.runtime import SessionRuntime
 
         self.device = CudaDevice(0, CapturedStdout())
         self.runtime = SessionRuntime("s", 1, self.device)
@@ -129,7 +129,7 @@ def test_a_replay_says_nothing_twice() -> None:
 
 def an_agent_that_reads_slowly() -> None:
     """Calls are not applied while too much is under way; the agent's word for it is read meanwhile."""
-    from rgpu.server import session_text
+    from rgpu.server.worker import session_text
 
     session_text.LIMIT = 100_000
     session = Printing()

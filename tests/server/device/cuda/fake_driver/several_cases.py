@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rgpu.checkpoint import cut
+from rgpu.checkpoint.codec.frames import PITCH
 from rgpu.checkpoint.device import GRANULE, PAGE, Region
-from rgpu.checkpoint.frames import PITCH
-from rgpu.checkpoint.pagehash import Ranges
+from rgpu.checkpoint.manifest import cut
+from rgpu.checkpoint.pages.pagehash import Ranges
 from rgpu.server.device.cuda.device import CudaDevice
-from rgpu.server.runtime import SessionRuntime
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import PINNED_FIRST, device_base
 from rgpu.session.errors import DeviceError
 from rgpu.session.facts import PEER_ATOMICS, PEERS
-from rgpu.session.graphs import KernelNode
+from rgpu.session.objects.graphs import KernelNode
 from tests.server.device.cuda.fake_driver.support import Journal, collect, driver
 from tests.server.links import wait_until
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rgpu.checkpoint.device import GRANULE, PAGE
-from rgpu.server.device.cuda import staging
 from rgpu.server.device.cuda.device import CudaDevice
+from rgpu.server.device.cuda.memory import staging
 from rgpu.session.errors import DeviceError
 from tests.server.device.cuda.fake_driver.support import BASE
 

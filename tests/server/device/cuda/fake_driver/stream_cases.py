@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rgpu.server.device.cuda.device import CudaDevice
-from rgpu.server.runtime import SessionRuntime
+from rgpu.server.stalling import stuck
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.errors import Corrupt, LinkError, TimedOut
-from rgpu.session.record import RecordReader
+from rgpu.session.journal.record import RecordReader
 from tests.server.device.cuda.fake_driver.support import (
     BASE,
     SIZE,
@@ -400,3 +401,23 @@ def test_time_on_the_device_is_counted(device: Any, journal: Journal) -> None:
     assert worked >= 0.29
     time.sleep(0.2)
     assert device.busy_seconds() - before == worked, "not while it rests"
+
+
+def test_the_oldest_unfinished_kernel_is_named(device: CudaDevice, journal: Journal) -> None:
+    """Whichever stream it is in; launches that ended, and those behind it, are none of it."""
+    runtime, feed = started(device, journal)
+    clear_flag(device, feed, journal)
+    assert device.unfinished() is None
+    feed(b"".join(journal.add_one(BASE + 4096, stream=19) for _ in range(100)))
+    assert device.drain(20)
+    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE)))
+    spinning = journal.seq
+    feed(b"".join(journal.add_one(BASE + 4096, stream=stream) for stream in (18, 19, 18)))
+    assert device.wait_complete(journal.seq - 1, 20)
+    assert device.unfinished() == (spinning, "kernel wait_flag")
+    assert stuck(device, 0.2).startswith(f"kernel wait_flag (call {spinning}) has not ended")
+    with pytest.raises(TimedOut, match="kernel wait_flag .* it runs on"):
+        runtime.quiesce(60, 0.02)
+    assert not runtime.paused
+    device.write(BASE, b"\1\0\0\0")
+    assert device.drain(20) and device.unfinished() is None and not stuck(device)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from rgpu.link.frames import SealedConnection
+from rgpu.link.data.frames import SealedConnection
 from rgpu.server.device.cuda.device import CudaDevice
-from rgpu.server.runtime import SessionRuntime
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
-from rgpu.session.record import pack
+from rgpu.session.journal.record import pack
 from tests.server.links import linked
 
 __all__ = ["linked"]

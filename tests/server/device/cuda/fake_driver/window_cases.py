@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from rgpu.link import shared
-from rgpu.server.agent_link import AgentLink
+from rgpu.link.local import shared
 from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.server.fast_path import Piece
-from rgpu.server.runtime import SessionRuntime
-from rgpu.server.same_host import DeviceArea, HostMemory
+from rgpu.server.worker.agent.agent_link import AgentLink
+from rgpu.server.worker.agent.same_host import DeviceArea, HostMemory
+from rgpu.server.worker.apply.runtime import SessionRuntime
 from tests.server.device.cuda.fake_driver.stream_cases import clear_flag, started
 from tests.server.device.cuda.fake_driver.support import BASE, WAIT_FLAG, Journal, collect
 

@@ -13,7 +13,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are little-end
 // Numbers below are of legacy streams.
 inline constexpr uint64_t kFirstHandle = 16;
 
-// The journal record (docs/architecture.md).
+// The journal record (docs/developers/journal.md).
 inline constexpr uint32_t kRecordMagic = 0x4C434752;
 inline constexpr uint16_t kFlagExternal = 1;
 inline constexpr uint16_t kFlagAwaited = 2;

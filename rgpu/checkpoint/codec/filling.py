@@ -1,0 +1,77 @@
+"""Chunks of packs into the rows of a frame, compared with the names they are wanted by: by threads or processes.
+
+Chunks that lie one behind the other in a pack are one read; raw ones are read to
+where they are to be, compressed ones beside it. What was read is named while a
+processor's cache has it still. Whatever is not as it should be is left to who
+asked, who looks at it alone and says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rgpu.checkpoint.codec import chunk
+from rgpu.checkpoint.codec.frames import PITCH
+from rgpu.checkpoint.manifest.reuse import Array
+from rgpu.checkpoint.native import blake3_native
+
+#: A row's chunk: which pack, bytes in it, where, and its name. As it goes over a socket (:mod:`.encoder`).
+WANTED = np.dtype([("pack", "<u4"), ("length", "<u4"), ("offset", "<u8"), ("name", "u1", (chunk.NAME_SIZE,))])
+ROWS = 64  #: that are read and then named: 4 MiB
+
+#: (pack, offset, buffers …): fill them one after the other from there on.
+Read = Callable[[int, int, list[memoryview]], object]
+
+
+def fill(rows: Array, wanted: Array, key: bytes | None, read: Read) -> Array:
+    """Which of (n,) ``wanted`` stand in (n, PITCH) ``rows`` as raw chunks now; the others' rows hold anything.
+
+    ``key`` None: names are not compared, and compressed chunks are left out. Raises what ``read`` raises.
+    """
+    right = np.zeros(len(wanted), bool)
+    for start in range(0, len(wanted), ROWS):
+        some = slice(start, min(start + ROWS, len(wanted)))
+        right[some] = _fill(rows[some], wanted[some], key, read)
+    return right
+
+
+def _fill(rows: Array, wanted: Array, key: bytes | None, read: Read) -> Array:
+    lengths, offsets = wanted["length"], wanted["offset"]
+    raw = lengths == PITCH
+    apart = (np.diff(wanted["pack"]) != 0) | (offsets[1:] - offsets[:-1] != lengths[:-1])
+    if key is None:
+        apart |= raw[1:] != raw[:-1]
+    starts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)]
+    for first, last in zip(starts, starts[1:], strict=False):
+        if raw[first] or key is not None:
+            _read_run(rows[first:last], wanted[first:last], read)
+    right: Array = (rows[:, :16] == chunk.raw_start()).all(axis=1) & (rows[:, 16:48] == wanted["name"]).all(axis=1)
+    if key is None:
+        return right & raw
+    names = blake3_native.name_pages(rows.ctypes.data + chunk.CHUNK_HEADER, rows.strides[0], len(rows), key)
+    return right & (names == wanted["name"]).all(axis=1)
+
+
+def _read_run(rows: Array, wanted: Array, read: Read) -> None:
+    """Chunks that lie one behind the other. A compressed one's row gets the header of a raw chunk, if it is a page."""
+    lengths, into, beside = wanted["length"], [], []
+    edges = [0, *(np.flatnonzero(np.diff(lengths == PITCH)) + 1).tolist(), len(wanted)]
+    for first, last in zip(edges, edges[1:], strict=False):
+        if lengths[first] == PITCH:
+            into.append(rows[first:last].reshape(-1).data)
+        else:
+            into.append(memoryview(bytearray(int(lengths[first:last].sum()))))
+            beside.append((first, last, into[-1]))
+    read(int(wanted["pack"][0]), int(wanted["offset"][0]), into)
+    for first, last, packed in beside:
+        at = 0
+        for index in range(first, last):
+            row, name, length = rows[index], wanted["name"][index], int(lengths[index])
+            data = chunk.unpack_page(packed[at:at + length], name.tobytes())
+            row[:16] = chunk.raw_start() if data else 0
+            row[16:48] = name
+            if data:
+                row[chunk.CHUNK_HEADER:] = np.frombuffer(data, np.uint8)
+            at += length

@@ -1,0 +1,77 @@
+"""For each page of an image being written: the number of its chunk, and the hash of what is there.
+
+All regions' pages stand in two arrays, one region behind the other in the order in which they came: a frame's pages,
+which are of many regions, are told in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest.reuse import Array
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.pages import PageList
+
+_FEWEST = 1 << 10  #: pages, to begin with
+
+
+class Extent(Protocol):
+    """A region of either kind."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+class PageColumns:
+    """``numbers``: uint32, ZERO_PAGE where nothing was added; ``hashes``: (n, 2) uint64, zeros there.
+
+    Asking for places may replace both by longer ones: ask first, then name the array.
+    One thread adds regions (every method); whoever else writes to the arrays holds the lock that it holds then.
+    """
+
+    def __init__(self) -> None:
+        self.numbers, self.hashes = _blank(_FEWEST)
+        self._used = 0
+        self._starts: dict[int, int] = {}  #: region address → where its pages begin
+        self._regions: Sequence[Extent] = ()  #: that :meth:`places` met last
+        self._firsts = np.zeros(0, np.int64)  #: where each of them begins
+
+    def starts(self, regions: Sequence[Extent]) -> Array:
+        """Where the pages of each begin: int64."""
+        missing = [region for region in regions if region.address not in self._starts]
+        for region in missing:
+            self._starts[region.address] = self._used
+            self._used += pagehash.page_count(region.size)
+        if self._used > len(self.numbers):
+            numbers, hashes = _blank(max(self._used, 2 * len(self.numbers)) - len(self.numbers))
+            self.numbers = np.concatenate([self.numbers, numbers])
+            self.hashes = np.concatenate([self.hashes, hashes])
+        return np.array([self._starts[region.address] for region in regions], np.int64)
+
+    def place(self, region: Extent, index: int) -> int:
+        """Of one page."""
+        if region.address not in self._starts:
+            self.starts([region])
+        return self._starts[region.address] + index
+
+    def places(self, pages: PageList) -> Array:
+        """Of each of them: int64. Parts of one list are told from their common regions."""
+        if pages.regions is not self._regions:
+            self._firsts, self._regions = self.starts(pages.regions), pages.regions
+        return self._firsts[pages.owners] + pages.indices
+
+    def whole(self, regions: Sequence[Extent]) -> Array:
+        """Of every page of these regions, one region behind the other: int64."""
+        counts = np.array([pagehash.page_count(region.size) for region in regions], np.int64)
+        ends = np.cumsum(counts)
+        return np.repeat(self.starts(regions) - (ends - counts), counts) + np.arange(ends[-1] if len(ends) else 0)
+
+
+def _blank(count: int) -> tuple[Array, Array]:
+    return np.full(count, image.ZERO_PAGE, np.uint32), np.zeros((count, 2), np.uint64)

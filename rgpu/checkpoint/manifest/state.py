@@ -1,0 +1,97 @@
+"""A session's state apart from its pages: what an image's manifest and a move carry.
+
+Encoded as msgpack with these field names; decoding is strict (types, lengths)
+and raises :class:`Corrupt`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rgpu.checkpoint.device import Region
+from rgpu.checkpoint.pages import pagehash
+from rgpu.session.errors import Corrupt
+
+VERSION = 1
+MAX_REGIONS = 1 << 20
+_KINDS = ("mapped", "global", "pinned")
+
+
+class RegionState(msgspec.Struct, frozen=True):
+    """One region; ``hashes``: 16 bytes a page (:func:`rgpu.checkpoint.pages.pagehash.pack`), empty while not known."""
+
+    address: int
+    size: int
+    kind: str
+    owner: int = 0
+    name: str = ""
+    hashes: bytes = b""
+
+    def region(self) -> Region:
+        return Region(self.address, self.size, self.kind, self.owner, self.name)
+
+    def page_hashes(self) -> np.ndarray[Any, Any]:
+        return pagehash.unpack(self.hashes)
+
+
+class SessionState(msgspec.Struct, kw_only=True):
+    """See the module docstring.
+
+    ``live``: the dict of :mod:`rgpu.session.objects.live`, opaque here. ``events``:
+    event → session-clock ns of its last completed record, or None. ``clock``:
+    session clock, ns. ``answers``: answers the program has not confirmed, as
+    the worker keeps them. ``printed``: [bytes that kernels printed so far, those
+    at the end that may not be delivered] (:mod:`rgpu.session.printed`). ``position``: the
+    last applied journal position.
+    ``hash_key``: 32 bytes, keys of the page hashes.
+    """
+
+    version: int = VERSION
+    session: str
+    epoch: int
+    position: int
+    hash_key: bytes
+    regions: list[RegionState]
+    live: Any = None
+    events: dict[int, int | None] = {}
+    clock: int = 0
+    answers: Any = None
+    printed: Any = None
+    device: dict[str, Any] = {}  #: name, compute capability, driver version of where it was taken
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> SessionState:
+        """Raises :class:`Corrupt` for anything but a well-formed state of this version."""
+        try:
+            state = msgspec.msgpack.decode(data, type=SessionState)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise Corrupt(f"session state does not decode: {error}", offset=0, reason="msgpack") from error
+        state.check()
+        return state
+
+    def check(self) -> None:
+        """Invariants that every reader may rely on. Raises :class:`Corrupt`."""
+        def bad(reason: str) -> Corrupt:
+            return Corrupt(f"session state: {reason}", offset=0, reason=reason)
+
+        if self.version != VERSION:
+            raise bad(f"version {self.version}, {VERSION} wanted")
+        if len(self.hash_key) != pagehash.KEY_BYTES:
+            raise bad(f"hash key of {len(self.hash_key)} bytes")
+        if self.position < 0 or self.epoch < 0 or len(self.regions) > MAX_REGIONS:
+            raise bad("position, epoch or number of regions out of range")
+        end = -1
+        for region in self.regions:
+            if region.kind not in _KINDS or region.size <= 0 or region.address < end:
+                raise bad(f"region {region.address:#x}+{region.size:#x} {region.kind!r} (order, size or kind)")
+            end = region.address + region.size
+            if end >= 1 << 63:
+                raise bad(f"region {region.address:#x}+{region.size:#x} ends outside the address space")
+            if region.hashes and len(region.hashes) != 16 * pagehash.page_count(region.size):
+                raise bad(f"region {region.address:#x}: {len(region.hashes)} bytes of page hashes")

@@ -1,0 +1,270 @@
+"""Which pages must be sent or stored: the hashes of what the other side has.
+
+Pure bookkeeping over hashes (:mod:`.pagehash`). A region starts as what the
+other side gets without a page being sent: zeros for mapped memory and pinned
+shadows, unknown for module variables (their initial values are not zero).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rgpu.checkpoint.device import PAGE, Device, Region
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.pagehash import PageHashes
+from rgpu.session.errors import Corrupt, DeviceError
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page with its bytes: ``index`` counts from the region's start; ``data`` is None for all zeros."""
+
+    region: Region
+    index: int
+    data: bytes | None
+    hash: tuple[int, int]
+
+    @property
+    def address(self) -> int:
+        return self.region.address + self.index * PAGE
+
+    @property
+    def size(self) -> int:
+        return page_size(self.region, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class PageList:
+    """Whole pages of many regions, as columns: a row for each, ascending by address."""
+
+    regions: Sequence[Region]
+    owners: np.ndarray[Any, Any]  #: int64: the number of its region
+    indices: np.ndarray[Any, Any]  #: int64, in its region
+    hashes: np.ndarray[Any, Any]  #: (n, 2) uint64
+    addresses: np.ndarray[Any, Any]  #: uint64
+
+    @staticmethod
+    def of(regions: Sequence[Region], some: Sequence[tuple[int, Any, Any]]) -> PageList:
+        """Of (number of a region, indices of its pages, the hashes of all its pages) …, ascending."""
+        some = [one for one in some if len(one[1])]
+        if not some:
+            empty = np.zeros(0, np.int64)
+            return PageList(regions, empty, empty, np.zeros((0, 2), np.uint64), np.zeros(0, np.uint64))
+        numbers, counts = [number for number, _, _ in some], [len(indices) for _, indices, _ in some]
+        indices = np.concatenate([indices for _, indices, _ in some])
+        starts = np.array([regions[number].address for number in numbers], np.uint64)
+        return PageList(
+            regions, np.repeat(np.array(numbers, np.int64), counts), indices,
+            np.concatenate([hashes if len(mine) == len(hashes) else hashes[mine] for _, mine, hashes in some]),
+            np.repeat(starts, counts) + indices.astype(np.uint64) * np.uint64(PAGE))
+
+    @staticmethod
+    def at(regions: Sequence[Region], owners: Any, indices: Any, hashes: Any) -> PageList:
+        """Of columns; ``hashes``: of these pages."""
+        addresses = np.array([region.address for region in regions], np.uint64)[owners]
+        offsets = indices.astype(np.uint64)
+        offsets *= np.uint64(PAGE)
+        addresses += offsets
+        return PageList(regions, owners, indices, hashes, addresses)
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def part(self, start: int, end: int) -> PageList:
+        return PageList(self.regions, self.owners[start:end], self.indices[start:end], self.hashes[start:end],
+                        self.addresses[start:end])
+
+    def by_region(self) -> Iterator[tuple[int, int, slice]]:
+        """(address of a region, its bytes, which rows are its pages)."""
+        starts = [0, *(np.flatnonzero(np.diff(self.owners)) + 1).tolist(), len(self.owners)]
+        for start, end in zip(starts, starts[1:], strict=False):
+            if start < end:
+                region = self.regions[int(self.owners[start])]
+                yield region.address, region.size, slice(start, end)
+
+    def changed(self, row: int) -> DeviceError:
+        """What to raise for a page that does not have its hash."""
+        region = self.regions[int(self.owners[row])]
+        return DeviceError(f"page {self.indices[row]} of {region.address:#x} changed during the cut", 999)
+
+
+def page_size(region: Region, index: int) -> int:
+    """Bytes of page ``index`` (the last one may be short). Raises IndexError outside the region."""
+    left = region.size - index * PAGE
+    if index < 0 or left <= 0:
+        raise IndexError(f"page {index} of a region of {region.size} bytes")
+    return min(left, PAGE)
+
+
+def starting_hashes(region: Region, key: bytes) -> np.ndarray[Any, Any]:
+    """What the other side has before anything is sent; a variable's rows match no page (all ones)."""
+    count = pagehash.page_count(region.size)
+    hashes = np.full((count, 2), 2**64 - 1, np.uint64)
+    if region.kind != "global" and count:
+        hashes[:] = pagehash.zero_hash(key)
+        hashes[-1] = pagehash.zero_hash(key, page_size(region, count - 1))
+    return hashes
+
+
+class PageTable:
+    """Last-sent hashes of every region; the difference to present ones is what is dirty.
+
+    ``key``: the session's 32-byte hash key. Not thread-safe.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self._sent: dict[tuple[int, int, str], np.ndarray[Any, Any]] = {}
+        self._mapped: list[tuple[int, int, str]] = []  #: those of mapped memory by address, once they were asked for
+
+    def follow(self, regions: Iterable[Region]) -> tuple[list[Region], list[Region]]:
+        """Adopt the present list of regions: (appeared, gone as regions without names).
+
+        A region that was unmapped and mapped again between two calls looks
+        the same here; its pages then differ by content, as all others do.
+        """
+        present = {_identity(region): region for region in regions}
+        self._mapped = []
+        gone = [Region(*identity) for identity in self._sent.keys() - present.keys()]
+        for region in gone:
+            del self._sent[_identity(region)]
+        appeared = [region for identity, region in present.items() if identity not in self._sent]
+        for region in appeared:
+            self._sent[_identity(region)] = starting_hashes(region, self.key)
+        return appeared, gone
+
+    def dirty(self, region: Region, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Indices of the pages whose present ``hashes`` differ from what was sent. Changes nothing."""
+        sent = self._sent[_identity(region)]
+        if hashes.shape != sent.shape:
+            raise Corrupt(f"{len(hashes)} page hashes for a region of {len(sent)} pages", offset=region.address,
+                          reason="hash count")
+        return np.flatnonzero(pagehash.differ(hashes, sent))
+
+    def mark_sent(self, region: Region, index: int, value: tuple[int, int]) -> None:
+        self._sent[_identity(region)][index] = value
+
+    def assume(self, region: Region, hashes: np.ndarray[Any, Any]) -> None:
+        """The other side has just these pages of a region that :meth:`follow` named."""
+        if hashes.shape != self._sent[_identity(region)].shape:
+            raise Corrupt(f"{len(hashes)} page hashes for a region of another size", offset=region.address,
+                          reason="hash count")
+        self._sent[_identity(region)][:] = hashes
+
+    def learn(self, address: int, hashes: np.ndarray[Any, Any] | None, count: int) -> None:
+        """The other side has these ``count`` pages from ``address`` on, in a mapped region; None: nobody knows what.
+
+        Of a region that :meth:`follow` dropped nothing is kept.
+        """
+        if not self._mapped:
+            self._mapped = sorted(identity for identity in self._sent if identity[2] == "mapped")
+        number = bisect.bisect_right(self._mapped, address, key=lambda identity: identity[0]) - 1
+        if number >= 0 and address < self._mapped[number][0] + self._mapped[number][1]:
+            first = (address - self._mapped[number][0]) // PAGE
+            self._sent[self._mapped[number]][first:first + count] = 2**64 - 1 if hashes is None else hashes
+
+    def forget(self, region: Region, index: int) -> None:
+        """The page was not delivered after all: it is dirty whatever it holds."""
+        self._sent[_identity(region)][index] = 2**64 - 1
+
+    def sent(self, region: Region) -> np.ndarray[Any, Any]:
+        """A copy of what the other side has of a region."""
+        return self._sent[_identity(region)].copy()
+
+
+def hash_present(device: Device, regions: Sequence[Region], key: bytes) -> Iterator[tuple[Region, PageHashes]]:
+    """Every region with its hashes, while work runs; what was unmapped meanwhile is left out. Raises DeviceError."""
+    try:
+        yield from zip(regions, device.hash_regions(regions, key), strict=True)
+        return
+    except DeviceError:
+        gone = set(regions) - set(device.regions())
+        if not gone:
+            raise
+    for region in regions:
+        try:
+            found = device.hash_regions([region], key)[0]
+        except DeviceError:
+            if region in device.regions():
+                raise
+            continue
+        yield region, found
+
+
+def _identity(region: Region) -> tuple[int, int, str]:
+    return region.address, region.size, region.kind
+
+
+def read_page(device: Device, region: Region, index: int, key: bytes) -> Page:
+    """Copy one page out and hash *the copy*, so that hash and bytes always agree."""
+    data = device.read(region.address + index * PAGE, page_size(region, index))
+    value = pagehash.hash_page(data, key)
+    if value == pagehash.zero_hash(key, len(data)) and not any(data):
+        return Page(region, index, None, value)
+    return Page(region, index, data, value)
+
+
+def collect_dirty(device: Device, table: PageTable, regions: list[Region] | None = None) -> Iterator[Page]:
+    """Every page that differs from what was sent, copied, hashed and marked as sent.
+
+    ``regions``: those the other side was told of; by default the device's
+    present ones. While work runs, a page may change behind its copy: then it is
+    dirty in the next round; and a region may be unmapped: it is left out, and
+    the next call's :meth:`PageTable.follow` drops it. Only on a drained device
+    is the result a consistent cut.
+    """
+    regions = device.regions() if regions is None else regions
+    table.follow(regions)
+    for region in regions:
+        try:
+            yield from _dirty_pages(device, table, region)
+        except DeviceError:
+            if region in device.regions():
+                raise
+
+
+def _dirty_pages(device: Device, table: PageTable, region: Region) -> Iterator[Page]:
+    sent = table.sent(region)
+    for index in table.dirty(region, device.hash_pages(region, table.key)):
+        page = read_page(device, region, int(index), table.key)
+        if page.hash == tuple(int(word) for word in sent[index]):
+            continue  # it changed back between hash and copy
+        table.mark_sent(region, page.index, page.hash)
+        yield page
+
+
+def apply_page(device: Device, regions: Iterable[Region] | dict[int, Region], address: int, index: int,
+               data: Any | None) -> None:
+    """Write one received page. ``address``: the region's; ``data`` None: zeros.
+
+    Raises :class:`Corrupt` for a region or an index that is not there or a
+    wrong length: nothing is written outside the session's regions.
+    """
+    by_address = regions if isinstance(regions, dict) else {region.address: region for region in regions}
+    region = by_address.get(address)
+    if region is None:
+        raise Corrupt(f"a page for {address:#x}, where the session has no region", offset=address, reason="no region")
+    try:
+        size = page_size(region, index)
+    except IndexError as error:
+        raise Corrupt(str(error), offset=address, reason="page index") from error
+    if data is None:
+        data = bytes(size)
+    elif len(data) != size:
+        raise Corrupt(f"page {index} of {address:#x} has {len(data)} bytes, {size} wanted", offset=address,
+                      reason="page length")
+    device.write(address + index * PAGE, data)
+
+
+def differing(device: Device, region: Region, wanted: np.ndarray[Any, Any], key: bytes) -> np.ndarray[Any, Any]:
+    """Indices of the pages of a drained device that do not have the wanted hashes."""
+    present = device.hash_pages(region, key)
+    if present.shape != wanted.shape:
+        raise Corrupt(f"{len(wanted)} page hashes for a region of {len(present)} pages", offset=region.address,
+                      reason="hash count")
+    return np.flatnonzero(pagehash.differ(present, wanted))

@@ -1,0 +1,375 @@
+"""The worker's side of the process that writes its images (:mod:`.image_process`).
+
+Numbering chunks, writing packs and the manifest took 0.3 s of the worker's interpreter for an image of 5 GB, and the
+thread that applies the session's calls needs that interpreter: its steps were longer by as much, all together
+(docs/benchmarks.md, "What images cost"). Here a frame costs one message and one answer.
+
+:class:`RemoteWriter` is to :mod:`.imaging` what an :class:`rgpu.checkpoint.store.writer.ImageWriter` is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from types import TracebackType
+from typing import Any
+
+import structlog
+
+from rgpu.checkpoint.codec.frames import Shared
+from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest.reuse import Array, Wanted
+from rgpu.checkpoint.manifest.state import RegionState, SessionState
+from rgpu.checkpoint.pages.pages import Page, PageList
+from rgpu.checkpoint.session.image_process import bulk, pack_pages, pack_regions, unbulk, unpack_wanted
+from rgpu.checkpoint.store.writer import STILL_PATIENCE
+from rgpu.link.local.packets import Channel
+from rgpu.session.errors import LinkError, RgpuError, StoreError, StoreUnreachable, from_dict
+
+log = structlog.get_logger(__name__)
+
+PATIENCE = 60.0  #: seconds for the process to begin an image (it starts, and reads the previous one), or to end one
+DEAD_SECONDS = 10.0  #: until nothing of a process that was killed is left
+_ENDED = "the process that writes images ended: take the checkpoint again"
+
+
+class Link:
+    """A process that was started, and what it was asked. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Raises :class:`StoreError` when it cannot be started."""
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Future[tuple[Any, list[int]]]] = {}
+        self._done: dict[int, Callable[[], None]] = {}  #: what to call for each ticket
+        self.failed: Callable[[RgpuError], None] = lambda error: None  #: told what went wrong
+        self.lost = False
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._life, held = os.pipe()
+        try:
+            arguments = [sys.executable, "-m", "rgpu.checkpoint.session.image_process", str(there.fileno()), str(held)]
+            self._process = subprocess.Popen(  # a worker's stdout may be what kernels print
+                arguments, pass_fds=(there.fileno(), held), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                start_new_session=True)
+        except OSError as error:
+            here.close()
+            os.close(self._life)
+            raise StoreError(f"no process for images could be started: {error}") from error
+        finally:
+            there.close()
+            os.close(held)
+        self.pid = self._process.pid
+        # One that is frozen must not hold up whoever tells it something: the session may stand still meanwhile.
+        limit = struct.pack("ll", *divmod(int(1e6 * STILL_PATIENCE), 10**6))
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._channel = Channel(here)
+        threading.Thread(target=self._read, name="image-link", daemon=True).start()
+
+    def _read(self) -> None:
+        """Until the process is gone."""
+        try:
+            while True:
+                message, fds = self._channel.receive()
+                if "done" in message:
+                    self.done(int(message["done"]))
+                elif "failed" in message:
+                    self.failed(from_dict(message["failed"]))
+                else:
+                    self._answered(message, fds)
+        except (RgpuError, KeyError, TypeError, ValueError) as error:
+            self._lost(error)
+
+    def _answered(self, message: dict[str, Any], fds: list[int]) -> None:
+        with self._lock:
+            future = self._asked.pop(int(message["id"]), None)
+        if future is None:
+            close_all(fds)
+        elif "error" in message:
+            future.set_exception(from_dict(message["error"]))
+        else:
+            future.set_result((message["ok"], fds))
+
+    def _lost(self, error: Exception) -> None:
+        self.lost = True
+        self.failed(StoreError(_ENDED))
+        with self._lock:
+            asked, self._asked = self._asked, {}
+        if asked:
+            log.warning("the process that writes images ended", reason=str(error))
+        for future in asked.values():
+            future.set_exception(StoreError(_ENDED))
+
+    def ticket(self, done: Callable[[], None]) -> int:
+        """``done`` is called once, when the process says so, or by :meth:`done`, or :meth:`all_done`."""
+        number = next(self._numbers)
+        with self._lock:
+            self._done[number] = done
+        return number
+
+    def done(self, ticket: int) -> None:
+        with self._lock:
+            done = self._done.pop(ticket, None)
+        if done is not None:
+            done()
+
+    def all_done(self) -> None:
+        with self._lock:
+            left, self._done = self._done, {}
+        for done in left.values():
+            done()
+
+    def tell(self, name: str, fds: Sequence[int] = (), **values: Any) -> None:
+        """Raises :class:`StoreError` when the process is gone, :class:`StoreUnreachable` when it takes nothing."""
+        try:
+            self._channel.send({"do": name, **values}, tuple(fds))
+        except LinkError as error:
+            if isinstance(error.__cause__, BlockingIOError):
+                raise StoreUnreachable(f"the process that writes images takes nothing for {STILL_PATIENCE:.0f} s") \
+                    from error
+            raise StoreError(_ENDED) from error
+
+    def ask(self, name: str, fds: Sequence[int] = (), **values: Any) -> Future[tuple[Any, list[int]]]:
+        """Its answer, and the descriptors beside it; the same errors, those of the answer in the future."""
+        number, future = next(self._numbers), Future[tuple[Any, list[int]]]()
+        with self._lock:
+            self._asked[number] = future
+        try:
+            self.tell(name, fds, id=number, **values)
+            if self.lost:
+                raise StoreError(_ENDED)
+        except BaseException:
+            with self._lock:
+                self._asked.pop(number, None)
+            raise
+        return future
+
+    def end(self) -> None:
+        """Kill it, with all that it started; when this returns nobody writes to a frame any more. Once is enough."""
+        if self._life < 0:
+            return  # its number may be another one's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        if not select.select([self._life], [], [], DEAD_SECONDS)[0]:  # ends when nobody holds the other end
+            log.warning("processes that encode pages do not end", seconds=DEAD_SECONDS)
+        os.close(self._life)
+        self._life = -1
+        self.lost = True
+        self._channel.close()
+
+
+class ImageProcess:
+    """Starts the process when it is first needed, and again when it ended. One image at a time."""
+
+    def __init__(self) -> None:
+        self._link: Link | None = None
+
+    def link(self) -> Link:
+        """Raises :class:`StoreError`."""
+        if self._link is not None and self._link.lost:
+            self._link.end()
+            self._link = None
+        if self._link is None:
+            self._link = Link()
+        return self._link
+
+
+class RemotePace:
+    """As :class:`rgpu.checkpoint.store.pace.Pace`, of whoever writes."""
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+
+    def renew(self, rate: float) -> tuple[float, bool]:
+        """Raises :class:`StoreError` when the process is gone."""
+        told = self._ask("pace", STILL_PATIENCE, rate=rate)
+        return float(told["used"]), bool(told["waited"])
+
+
+class RemoteWriter:
+    """See the module docstring; a context manager: leaving it without :meth:`finish` leaves nothing of the image.
+
+    Raises what :meth:`rgpu.checkpoint.store.images.ImageStore.writer` raises.
+    """
+
+    def __init__(self, process: ImageProcess, name: str, grant: dict[str, Any], fds: Sequence[int] = (), *,
+                 staging: int, base: str = "", others: Sequence[str] = (), rate: float = 0.0) -> None:
+        self.name, self.staging = name, staging
+        self.pace = RemotePace(self._ask)
+        self._knows: set[int] = set()  #: frames
+        self._failure: RgpuError | None = None
+        self._over = False
+        try:
+            self._link = process.link()
+        except BaseException:
+            close_all(fds)
+            raise
+        self._link.failed = self._failed
+        try:
+            self._ask("begin", PATIENCE, fds, store=grant, image=name, base=base, others=list(others),
+                      staging=staging, rate=rate)
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            close_all(fds)
+
+    def _failed(self, error: RgpuError) -> None:
+        self._failure = self._failure or error
+
+    def _tell_bulk(self, name: str, pieces: Sequence[Any], **values: Any) -> None:
+        fd = self._bulk(pieces)
+        try:
+            self._link.tell(name, (fd,), **values)
+        finally:
+            os.close(fd)
+
+    def _bulk(self, pieces: Sequence[Any]) -> int:
+        try:
+            return bulk(pieces)
+        except OSError as error:
+            raise StoreError(f"no memory to tell the process that writes images: {error}") from error
+
+    def _ask(self, name: str, seconds: float, fds: Sequence[int] = (), **values: Any) -> Any:
+        """The answer; what came beside it is closed. Raises what the process answers, :class:`StoreUnreachable`."""
+        answer, beside = self._wait(self._link.ask(name, fds, **values), seconds)
+        close_all(beside)
+        return answer
+
+    def _wait(self, future: Future[tuple[Any, list[int]]], seconds: float) -> tuple[Any, list[int]]:
+        try:
+            return future.result(seconds)
+        except NotYet:
+            future.add_done_callback(_close_beside)
+            raise StoreUnreachable(f"image {self.name}: the process that writes it does not answer for "
+                                   f"{seconds:.0f} s") from None
+
+    # -- as an ImageWriter -------------------------------------------------------------
+    def prepare(self) -> None:
+        """The process did when it began."""
+
+    def wanted(self, hash_key: bytes, regions: list[RegionState]) -> Wanted:
+        self.check()
+        fd = self._bulk(pack_regions(regions))
+        try:
+            _, beside = self._wait(self._link.ask("wanted", (fd,), hash_key=hash_key), STILL_PATIENCE)
+        finally:
+            os.close(fd)
+        return unpack_wanted(unbulk(beside))
+
+    def inherit(self, state: SessionState) -> None:
+        self.check()
+        self._tell_bulk("inherit", image.state_pieces(state))
+
+    def add_rows(self, rows: Array, pages: PageList, hash_key: bytes, done: Callable[[], None],
+                 memory: Shared | None = None) -> None:
+        """``memory`` holds the rows from its start on."""
+        assert memory is not None
+        ticket = self._link.ticket(done)
+        try:
+            self.check()
+            fds = () if memory.number in self._knows else (memory.fd,)
+            self._link.tell("rows", fds, ticket=ticket, frame=memory.number, size=memory.size, hash_key=hash_key,
+                       pages=pack_pages(pages))
+            self._knows.add(memory.number)
+        except BaseException:
+            self._link.done(ticket)
+            raise
+
+    def add_zeros(self, pages: PageList) -> None:
+        self.check()
+        self._tell_bulk("zeros", [pack_pages(pages)])
+
+    def add_page(self, page: Page) -> None:
+        """Of a region that was asked about last."""
+        self.check()
+        self._tell_bulk("page", [page.data or b""], region=page.region.address, index=page.index, hash=list(page.hash))
+
+    @contextlib.contextmanager
+    def hurried(self) -> Iterator[None]:
+        self._link.tell("hurry", on=True)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(StoreError):
+                self._link.tell("hurry", on=False)
+
+    def give_up(self, why: RgpuError) -> None:
+        self._failed(why)
+        with contextlib.suppress(StoreError):
+            self._link.tell("give_up", why=why.as_dict())
+
+    def takes_nothing(self) -> RgpuError:
+        return StoreUnreachable(f"image {self.name}: the store took nothing for {STILL_PATIENCE:.0f} s while the "
+                                "session stood still for it")
+
+    def check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def finish(self, state: SessionState, statistics: dict[str, Any] | None = None,
+               facts: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Waits as long as the store takes; once the image was given up, no longer than PATIENCE."""
+        self.check()
+        future = self._link.ask("finish", statistics=statistics or {}, facts=facts or {})
+        given_up = 0.0
+        while True:
+            try:
+                counts, beside = future.result(1.0)
+                break
+            except NotYet:
+                if self._failure is not None:
+                    given_up = given_up or time.monotonic()
+                    if time.monotonic() > given_up + PATIENCE:
+                        raise self._failure from None
+            except RgpuError:
+                self.check()  # what was given as the reason here comes first
+                raise
+        close_all(beside)
+        self._over = True
+        return dict(counts)
+
+    def abort(self) -> None:
+        """Harmless after :meth:`finish`; never raises. Afterwards nobody refers to a frame."""
+        if not self._over:
+            self._over = True
+            self.give_up(StoreError(f"image {self.name} was given up"))
+            try:
+                self._ask("abort", PATIENCE)
+            except RgpuError as error:
+                log.warning("an image that was given up is left to the collector", image=self.name,
+                            reason=error.message)
+                self._link.end()
+        self._link.failed = lambda error: None
+        self._link.all_done()
+
+    def __enter__(self) -> RemoteWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.abort()
+
+
+def _close_beside(future: Future[tuple[Any, list[int]]]) -> None:
+    """Of an answer that nobody waits for any more."""
+    if future.exception() is None:
+        close_all(future.result()[1])
+
+
+def close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

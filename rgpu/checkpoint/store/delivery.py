@@ -1,0 +1,190 @@
+"""An image's pages to a device, by many threads and processes: read into frames, checked, copied from where they lie.
+
+Threads read a few pages and compare the names of their bytes with the
+manifest's (:mod:`rgpu.checkpoint.codec.filling`); where there are enough processors, processes do it
+(:mod:`rgpu.checkpoint.codec.prefetch_pool`), since of threads only one at a time has the interpreter, and
+compressed pages need it for each. Then the frame is copied to the device. What
+is wrong is read again and checked in every way, so that the damage is named.
+Pages of module variables and pinned memory are checked as they are read.
+
+The device hashes every page before the session runs, too
+(:func:`rgpu.checkpoint.session.restore.finish`), and :meth:`Delivery.blame` says whose
+fault a difference is. That finds any damage even without the names; but the key
+of the page hashes stands in the manifest, and only the names keep out who can
+write to the store and does not have the user's key.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+
+from rgpu.checkpoint.blobs.base import read_into
+from rgpu.checkpoint.codec import chunk, filling
+from rgpu.checkpoint.codec.encoders import Encoders
+from rgpu.checkpoint.codec.frames import FRAME_BYTES, FRAME_PAGES, Frame
+from rgpu.checkpoint.codec.prefetch_pool import Crew, Job, Work
+from rgpu.checkpoint.device import PAGE, Device
+from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.native import blake3_native
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.pages import page_size
+from rgpu.checkpoint.store.reader import Image
+from rgpu.session.errors import Corrupt
+
+THREADS = min(16, 2 * (os.cpu_count() or 1))
+BLAMED = 64  #: pages that are looked at to find what is wrong
+
+Array = np.ndarray[Any, Any]
+
+
+class Delivery:
+    """One image into one device. ``times``: seconds of all threads or processes together, by what they did.
+
+    ``names``: whether the bytes of chunks are compared with their names. ``processes``: that fill frames, instead of
+    threads; not if the store's packs are no files of this machine.
+    """
+
+    def __init__(self, source: Image, device: Device, names: bool = True, processes: Encoders | None = None) -> None:
+        self._image, self._device, self._names = source, device, names
+        files = names and hasattr(source.blobs, "open_file")
+        self._processes = processes if files else None
+        self._lock = threading.Lock()
+        self.times = dict.fromkeys(("read", "copy"), 0.0)
+
+    def run(self) -> int:
+        """Write every page that a fresh device does not have already; returns how many.
+
+        Raises :class:`Corrupt`, :class:`StoreError`, :class:`DeviceError`.
+        """
+        count, rest = 0, list[tuple[int, int, Sequence[int]]]()
+
+        def counted() -> Iterator[Job]:
+            nonlocal count
+            for job in self._jobs(rest):
+                count += len(job.numbers)
+                yield job
+
+        frames, jobs = self._device.frames(), counted()
+        try:
+            if self._processes is not None:
+                work = Work(self._image.key, self._wanted, self._image.pack_file, self._deliver)
+                pages = sum(int(np.count_nonzero(numbers != image.ZERO_PAGE)) for numbers in self._image.table.pages)
+                jobs = iter(Crew(self._processes, frames, work, self.times).run(jobs, -(-pages // frames.rows)))
+            self._by_threads(functools.partial(self._fill, job) for job in jobs)
+            return count + self._by_threads(functools.partial(self._one_by_one, *some) for some in rest)
+        finally:
+            if self._processes is not None:
+                self._processes.forget()
+            frames.trim()
+
+    def _by_threads(self, tasks: Iterator[Callable[[], int]]) -> int:
+        """Do them; the sum of what they return."""
+        if (first := next(tasks, None)) is None:
+            return 0
+        if self._names:
+            blake3_native.prepare()
+        self._device.frames().allow(THREADS * FRAME_BYTES)
+        count, threads = 0, ThreadPoolExecutor(THREADS, thread_name_prefix="restore")
+        waiting = {threads.submit(first)}
+        try:
+            for task in tasks:
+                waiting.add(threads.submit(task))
+                while len(waiting) >= 2 * THREADS:
+                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                    count += sum(future.result() for future in done)
+            return count + sum(future.result() for future in waiting)
+        finally:
+            threads.shutdown(wait=True, cancel_futures=True)
+
+    def _jobs(self, rest: list[tuple[int, int, Sequence[int]]]) -> Iterator[Job]:
+        """Pages that go through frames, in the order of the regions. Others are added to ``rest``, see _one_by_one."""
+        most = self._device.frames().rows
+        for number, region in enumerate(self._image.state.regions):
+            pages, table = pagehash.page_count(region.size), self._image.table.pages[number]
+            for start in range(0, pages, FRAME_PAGES):
+                count = min(FRAME_PAGES, pages - start)
+                numbers = table[start:start + count]
+                here = np.flatnonzero(numbers != image.ZERO_PAGE)
+                whole = here[here + start < region.size // PAGE] if region.kind == "mapped" else here[:0]
+                for at in range(0, len(whole), most):
+                    some = whole[at:at + most]
+                    yield Job(numbers[some], region.address + (some + start) * PAGE)
+                single = here[len(whole):].tolist() if region.kind != "global" else range(count)
+                if len(single):
+                    rest.append((number, start, single))
+
+    def _one_by_one(self, number: int, start: int, wanted: Sequence[int]) -> int:
+        region, first = self._image.state.regions[number].region(), start + wanted[0]
+        pages = self._image.read_pages(number, first, wanted[-1] - wanted[0] + 1)
+        runs = [(region.address + index * PAGE, page_size(region, index), data)
+                for index, data in enumerate(pages, first) if data is not None or region.kind == "global"]
+        self._device.write_pages(runs)
+        return len(runs)
+
+    def _wanted(self, numbers: Array) -> Array:
+        table, wanted = self._image.table, np.empty(len(numbers), filling.WANTED)
+        wanted["pack"], wanted["length"] = table.packs[numbers], table.lengths[numbers]
+        wanted["offset"], wanted["name"] = table.offsets[numbers], self._image.names[numbers]
+        return wanted
+
+    def _fill(self, job: Job) -> int:
+        """By a thread that has nothing else to do."""
+        frames, times = self._device.frames(), [time.monotonic()]
+        frame = frames.take()
+        assert frame is not None
+        try:
+            key = self._image.key if self._names else None
+            right = filling.fill(frame.rows, self._wanted(job.numbers), key, self._read)
+            times.append(time.monotonic())
+            self._deliver(frame, job, right)
+            frame.settle()
+            times.append(time.monotonic())
+        finally:
+            frames.give(frame)
+        with self._lock:
+            for name, start, end in zip(self.times, times, times[1:], strict=False):
+                self.times[name] += end - start
+        return 0
+
+    def _deliver(self, frame: Frame, job: Job, right: Array) -> None:
+        """Begin to copy the frame, of which these rows hold their page, checked."""
+        if len(wrong := np.flatnonzero(~right)):
+            # Compressed to just the length of a raw one, still being written, or damaged: it is said how.
+            self._decode(frame.rows, job.numbers, wrong.tolist())
+        addresses = job.addresses
+        firsts = np.concatenate([[0], np.flatnonzero(np.diff(addresses) != PAGE) + 1])
+        counts = np.diff(np.concatenate([firsts, [len(addresses)]]))
+        frame.deliver(list(zip(firsts.tolist(), addresses[firsts].tolist(), counts.tolist(), strict=True)))
+
+    def _read(self, pack: int, offset: int, buffers: list[memoryview]) -> None:
+        read_into(self._image.blobs, self._image.pack(pack), offset, *buffers)
+
+    def _decode(self, rows: Array, numbers: Array, wanted: Sequence[int]) -> None:
+        """These chunks checked, and unpacked. Raises :class:`Corrupt`."""
+        found = self._image.read_chunks(numbers[np.asarray(wanted)])
+        for row in wanted:
+            data = found[int(numbers[row])]
+            if len(data) != PAGE:
+                raise Corrupt(f"image {self._image.name}: chunk {numbers[row]} has {len(data)} bytes, a page wanted",
+                              offset=int(numbers[row]), reason="page length")
+            rows[row, chunk.CHUNK_HEADER:] = np.frombuffer(data, np.uint8)
+
+    def blame(self, number: int, indices: Array) -> None:
+        """Pages of a region that the device has otherwise: raise :class:`Corrupt` if the store is to blame for one."""
+        region, key = self._image.state.regions[number], self._image.state.hash_key
+        hashes = region.page_hashes()
+        for index in indices[:BLAMED].tolist():
+            data = self._image.read_page(number, index)
+            found = pagehash.zero_hash(key, page_size(region.region(), index)) if data is None \
+                else pagehash.hash_page(data, key)
+            if found != (int(hashes[index][0]), int(hashes[index][1])):
+                raise Corrupt(f"image {self._image.name}: page {index} of {region.address:#x} does not have its hash",
+                              offset=index, reason="page hash")

@@ -1,0 +1,90 @@
+"""What a node daemon hands to a worker so that it can write and read one user's images.
+
+For a directory: its path. For an object store: socket pairs to the daemon
+(:mod:`rgpu.checkpoint.blobs.remote`), never credentials. Either way the user's key, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import msgspec
+
+from rgpu.checkpoint.blobs.base import Blobs, DirectoryBlobs
+from rgpu.checkpoint.blobs.remote import BlobService, RemoteBlobs
+from rgpu.checkpoint.store.images import ImageStore, user_prefix
+from rgpu.checkpoint.store.reader import Image
+from rgpu.session.errors import Corrupt, NotFound
+
+
+class _Values(msgspec.Struct, forbid_unknown_fields=True):
+    tag: str
+    key: bytes
+    root: str = ""
+    pack_limit: int = 0
+    shown: str = ""
+
+
+class Images:
+    """One user's images: those of today's layout, and for reading those that an earlier version wrote."""
+
+    def __init__(self, blobs: Blobs, tag: str, key: bytes) -> None:
+        self.own = ImageStore(blobs, key, user_prefix(tag))
+        self.earlier = ImageStore(blobs)
+
+    def open(self, name: str) -> Image:
+        """Raises :class:`NotFound` and what :meth:`ImageStore.open` raises."""
+        return self.holding(name).open(name)
+
+    def holding(self, name: str) -> ImageStore:
+        """The namespace in which the image is. Raises :class:`NotFound`."""
+        for store in (self.own, self.earlier):
+            if store.blobs.size(store.manifest(name)) is not None:
+                return store
+        raise NotFound(f"no image {name} in {self.own.blobs.where('')}", image=name)
+
+
+class Grant:
+    """The daemon's side; a context manager: on leaving it, the worker's access ends."""
+
+    def __init__(self, blobs: Blobs, tag: str, key: bytes) -> None:
+        self._service: BlobService | None = None
+        self.descriptors: tuple[int, ...] = ()
+        self.values: dict[str, Any] = {"tag": tag, "key": key}
+        if isinstance(blobs, DirectoryBlobs):
+            self.values["root"] = str(blobs.root)
+        else:
+            self._service = BlobService(blobs, user_prefix(tag), ("images/", "packs/"))
+            self.descriptors = self._service.descriptors
+            self.values.update(pack_limit=blobs.pack_limit, shown=blobs.where(""))
+
+    def __enter__(self) -> Grant:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._service is not None:
+            self._service.close()
+        for descriptor in self.descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+@contextlib.contextmanager
+def granted(values: dict[str, Any], descriptors: list[int]) -> Any:
+    """The worker's side: :class:`Images` while the ``with`` block lasts. Raises :class:`Corrupt`."""
+    try:
+        found = msgspec.convert(values, _Values)
+    except msgspec.ValidationError as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise Corrupt(f"no grant of a store: {error}", reason="grant") from error
+    if found.root:
+        yield Images(DirectoryBlobs(found.root), found.tag, found.key)
+        return
+    remote = RemoteBlobs(descriptors, found.pack_limit, found.shown)
+    try:
+        yield Images(remote, found.tag, found.key)
+    finally:
+        remote.close()

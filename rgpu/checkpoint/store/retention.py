@@ -1,0 +1,43 @@
+"""Which images of a session may go. Pure.
+
+What is newer is decided by (epoch, position), never by a clock; a clock only
+says how old an image is, and one dated in the future is not old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rgpu.checkpoint.store.images import ImageInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """``keep_last``: of each session, at least 1. ``max_age``: s; older ones go though fewer stay. None: no limit."""
+
+    keep_last: int | None = 3
+    max_age: float | None = None
+
+
+def superfluous(images: Iterable[ImageInfo], policy: Policy, named: Collection[str], now: float) -> list[str]:
+    """Names of the images to remove, oldest first.
+
+    Never one that the registry names (``named``), never the newest readable
+    one of its session, and never one that cannot be read: somebody should look at it.
+    """
+    sessions: dict[str, list[ImageInfo]] = {}
+    for info in images:
+        if not info.error:
+            sessions.setdefault(info.session, []).append(info)
+    gone: list[ImageInfo] = []
+    for found in sessions.values():
+        found.sort(key=lambda info: info.age, reverse=True)
+        for rank, info in enumerate(found):
+            too_many = policy.keep_last is not None and rank >= max(1, policy.keep_last)
+            too_old = policy.max_age is not None and now - info.created > policy.max_age
+            if rank and (too_many or too_old) and info.name not in named:
+                gone.append(info)
+    return [info.name for info in sorted(gone, key=lambda info: info.age)]

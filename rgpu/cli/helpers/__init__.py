@@ -1,0 +1,1 @@
+"""Verbs that help on one machine: demo, doctor, settings, completion, simulation."""

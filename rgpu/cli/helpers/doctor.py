@@ -1,0 +1,147 @@
+"""``rgpu doctor``: what on this machine, or in the pool, would keep rgpu from working."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.helpers import doctor_pool
+from rgpu.cli.helpers.finding import Finding
+from rgpu.cli.pool import pool_files
+from rgpu.cli.settings import Settings
+from rgpu.migrate.registry.open import open_registry
+from rgpu.session.addresses import DEVICE_BASE, DEVICE_STRIDE
+from rgpu.session.errors import RgpuError
+
+
+@click.command("doctor")
+@common.pool_option
+@common.output_option
+@common.verb
+def command(pool: str | None, output: str) -> None:
+    """Check this machine and the pool; exits 1 if something needs mending."""
+    settings = common.settings(pool=pool)
+    findings = [asdict(finding) for finding in _all(settings)]
+    common.emit(findings, output, _show)
+    sys.exit(0 if all(f["ok"] for f in findings) else 1)
+
+
+def _show(findings: list[dict[str, Any]]) -> None:
+    for finding in findings:
+        mark = "[green]ok  [/green]" if finding["ok"] else "[red]FAIL[/red]"
+        common.out.print(f"{mark} {finding['check']}: {finding['found']}")
+        if not finding["ok"] and finding["advice"]:
+            common.out.print(f"     {finding['advice']}", markup=False)
+
+
+def _all(settings: Settings) -> Iterator[Finding]:
+    checks: tuple[Callable[[], Finding], ...] = (_python, _shim, _addresses, _randomisation, _memfd, _boot_clock, _gpu,
+                                                 lambda: _registry(settings))
+    for check in checks:
+        try:
+            yield check()
+        except Exception as error:  # noqa: BLE001 - a check that fails is a finding
+            yield Finding(getattr(check, "__name__", "check").strip("_"), False, str(error))
+    try:
+        yield from doctor_pool.findings(settings)
+    except Exception as error:  # noqa: BLE001 - the same
+        yield Finding("pool", False, str(error))
+
+
+def _python() -> Finding:
+    return Finding("python", sys.version_info >= (3, 11), sys.version.split()[0], "rgpu needs Python 3.11 or newer")
+
+
+def _shim() -> Finding:
+    from rgpu.client.run.launcher import shim_directory
+
+    path = shim_directory() / "libcuda.so.1"
+    for name in (path, path.with_name("libnvidia-ml.so.1")):
+        if not name.exists():
+            return Finding("client library", False, f"{name} is missing", "install the package again: pip install .")
+    code = subprocess.run([sys.executable, "-c", f"import ctypes; l = ctypes.CDLL({str(path)!r}); "
+                           "v = ctypes.c_int(); print(l.cuDriverGetVersion(ctypes.byref(v)))"],
+                          capture_output=True, text=True, timeout=20)
+    return Finding("client library", code.returncode == 0, str(path), code.stderr.strip()[-200:])
+
+
+def _addresses() -> Finding:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    fixed_noreplace, private_anonymous, noreserve = 0x100000, 0x22, 0x4000
+    got = libc.mmap(DEVICE_BASE, DEVICE_STRIDE, 0, fixed_noreplace | private_anonymous | noreserve, -1, 0)
+    ok = got == DEVICE_BASE
+    if ok:
+        libc.munmap(ctypes.c_void_p(DEVICE_BASE), ctypes.c_size_t(DEVICE_STRIDE))
+    return Finding("address range", ok, f"8 TiB at 0x{DEVICE_BASE:x} {'can' if ok else 'cannot'} be reserved",
+                   "is `ulimit -v` set, or vm.overcommit_memory=2?")
+
+
+def _randomisation() -> Finding:
+    ok = subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0 if shutil.which("setarch") \
+        else ctypes.CDLL(None).personality(0xFFFFFFFF) != -1
+    return Finding("address randomisation", ok, "workers can switch it off" if ok else "it cannot be switched off here",
+                   "personality(ADDR_NO_RANDOMIZE) is forbidden (seccomp?): moves of sessions with module globals may "
+                   "be refused on GPUs")
+
+
+def _memfd() -> Finding:
+    fd = os.memfd_create("rgpu-doctor", os.MFD_ALLOW_SEALING)
+    os.close(fd)
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
+    return Finding("shared memory", True, f"sealed memfds work; {common.size(free)} free in /dev/shm")
+
+
+def _boot_clock() -> Finding:
+    """Leases are judged by CLOCK_BOOTTIME, which goes on while the machine sleeps (OWNERSHIP 4)."""
+    ahead = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return Finding("boot clock", ahead > -1.0, "goes on over suspension" + (
+        f"; this machine slept for {ahead:.0f} s since it started" if ahead > 1 else ""),
+        "CLOCK_BOOTTIME is behind CLOCK_MONOTONIC: a time namespace that leases cannot be judged in")
+
+
+def _gpu() -> Finding:
+    from rgpu.server.node.devices import driver
+
+    try:
+        from rgpu.server.device.cuda.facts import facts
+
+        found = facts(0)
+    except Exception as error:  # noqa: BLE001 - no driver is a fact, not a failure: clients and cpu nodes need none
+        return Finding("gpu", True, f"none that a node here could serve: {driver.explain(error, 'cuda:0')}")
+    return Finding("gpu", True, f"{found.name}, compute capability {'.'.join(map(str, found.compute_capability))}, "
+                   f"driver {found.driver_version // 1000}.{found.driver_version % 1000 // 10}")
+
+
+def _registry(settings: Settings) -> Finding:
+    """Whether this host reaches the pool's etcd as a node would."""
+    files = pool_files(settings)
+    address = common.registry_address(settings)
+    if not address and files.description_path.exists():
+        address = files.registry_address()
+    if not address.startswith("etcd"):
+        return Finding("registry", True, "embedded, in the pool's directory")
+
+    async def look() -> str:
+        registry = await open_registry(address)
+        try:
+            return f"{address.partition('?')[0]} answers, revision {await registry.revision()}"
+        finally:
+            await registry.close()
+
+    try:
+        return Finding("registry", True, asyncio.run(look()))
+    except RgpuError as error:
+        return Finding("registry", False, error.message, "docs/operators/etcd.md says how etcd is set up and named")

@@ -1,0 +1,1 @@
+"""Verbs about images and journals: take, put back, list, check, replay."""

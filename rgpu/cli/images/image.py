@@ -1,0 +1,223 @@
+"""``rgpu image …``: the images of a pool's sessions as things: list, look, check, carry, remove."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rgpu.checkpoint.manifest.state import SessionState
+from rgpu.checkpoint.store.archive import ArchiveReader, ArchiveWriter, copy_image
+from rgpu.checkpoint.store.images import ImageStore
+from rgpu.cli import common
+from rgpu.cli.pool import connect
+from rgpu.cli.settings import parse_age
+from rgpu.link.control.control_client import ControlClient
+from rgpu.session.errors import AlreadyExists, Corrupt
+
+LONG = 3600.0  #: s that a verification or a collection may take
+PIECE = 4 << 20
+
+
+@click.group("image")
+def command() -> None:
+    """Images: checkpoints of sessions in the pool's store."""
+
+
+def _role(operator: bool) -> str:
+    return "operator" if operator else "user"
+
+
+_operator = click.option("--operator", is_flag=True, help="Act with the operator's key: everybody's images.")
+
+
+@command.command("ls")
+@click.argument("session", required=False)
+@_operator
+@common.pool_option
+@common.output_option
+@common.verb
+def ls(session: str | None, operator: bool, pool: str | None, output: str) -> None:
+    """List images, newest first; `*` marks those that a session would be recovered from."""
+    with connect(common.settings(pool=pool), _role(operator)) as client:
+        result = client.call("image.ls", {"session": session}, timeout=120)
+    common.emit(result["images"], output, _show_list)
+
+
+def _show_list(rows: list[dict[str, Any]]) -> None:
+    common.table(("IMAGE", "", "SESSION", "POSITION", "EPOCH", "MEMORY", "STORED", "AGE", "NOTE"), (
+        (row["image"], {True: "*", None: "?"}.get(row["named"], ""), row["session"], row["position"], row["epoch"],
+         common.size(row["memory"]), common.size(row["stored"]), _age(row["created"]), row["error"]) for row in rows))
+
+
+def _age(created: float) -> str:
+    seconds = time.time() - created
+    if seconds < 0:
+        return "in the future"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+@command.command("show")
+@click.argument("image")
+@_operator
+@common.pool_option
+@common.output_option
+@common.verb
+def show(image: str, operator: bool, pool: str | None, output: str) -> None:
+    """What IMAGE holds: session, position, regions, packs, statistics."""
+    with connect(common.settings(pool=pool), _role(operator)) as client:
+        result = client.call("image.show", {"image": image}, timeout=120)
+    common.emit(result, output, _show_one)
+
+
+def _show_one(shown: dict[str, Any]) -> None:
+    memory = sum(region["size"] for region in shown["regions"])
+    for name, value in (("image", shown["image"]), ("session", shown["session"]), ("position", shown["position"]),
+                        ("epoch", shown["epoch"]), ("counts", "yes" if shown["named"] else "no"),
+                        ("built on", shown["base"] or "nothing"), ("regions", len(shown["regions"])),
+                        ("memory", common.size(memory)), ("chunks", shown["chunks"]), ("packs", len(shown["packs"]))):
+        common.out.print(f"{name:10} {value}", markup=False)
+    for name, value in shown["statistics"].items():
+        common.out.print(f"  {name}: {value}", markup=False)
+
+
+@command.command("verify")
+@click.argument("image")
+@_operator
+@common.pool_option
+@common.output_option
+@common.verb
+def verify(image: str, operator: bool, pool: str | None, output: str) -> None:
+    """Read every byte of IMAGE and compare it with its hashes."""
+    with connect(common.settings(pool=pool), _role(operator)) as client:
+        result = client.call("image.verify", {"image": image}, timeout=LONG)
+    common.emit(result, output, lambda v: common.out.print(
+        f"image {v['image']} is good: {v['pages']} pages, {v['chunks']} chunks, {v['packs']} packs", markup=False))
+
+
+@command.command("rm")
+@click.argument("image")
+@_operator
+@common.pool_option
+@common.output_option
+@common.verb
+def rm(image: str, operator: bool, pool: str | None, output: str) -> None:
+    """Remove IMAGE; refused for the one that its session would be recovered from."""
+    with connect(common.settings(pool=pool), _role(operator)) as client:
+        result = client.call("image.rm", {"image": image}, timeout=LONG)
+    common.emit(result, output, lambda v: common.out.print(
+        f"image {v['image']} is removed; {v['condemned_packs']} packs go when their readers had time to finish",
+        markup=False))
+
+
+@command.command("gc")
+@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the newest N images of each session.")
+@click.option("--older-than", metavar="AGE", help="Remove images older than that: 12h, 7d.")
+@click.option("--ended", metavar="AGE", help="Remove the images of sessions that ended at least so long ago.")
+@click.option("--grace", default="15m", show_default=True, metavar="AGE",
+              help="How long a pack that nothing names stays, for who may still read it.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@_operator
+@common.pool_option
+@common.output_option
+@common.verb
+def gc(keep_last: int | None, older_than: str | None, ended: str | None, grace: str, dry_run: bool, operator: bool,
+       pool: str | None, output: str) -> None:
+    """Remove packs that no image needs, and images that the given rules let go.
+
+    Never one that the registry names, nor what a writer at work needs. Safe while checkpoints are written.
+    """
+    args = {"keep_last": keep_last, "max_age": None if older_than is None else parse_age(older_than),
+            "ended": None if ended is None else parse_age(ended), "grace": parse_age(grace), "dry_run": dry_run}
+    with connect(common.settings(pool=pool), _role(operator)) as client:
+        result = client.call("image.gc", args, timeout=LONG)
+    common.emit(result, output, _show_gc)
+
+
+def _show_gc(result: dict[str, Any]) -> None:
+    would = "would go" if result["dry_run"] else "are gone"
+    common.out.print(f"{len(result['images'])} images and {len(result['packs'])} packs {would}, "
+                     f"{common.size(result['freed'])}; {len(result['condemned_packs'])} packs wait", markup=False)
+    for reason in result["blocked"]:
+        common.err.print(f"no pack is removed beside it: {reason}", markup=False)
+
+
+# -- carrying ------------------------------------------------------------------------
+class _Asked:
+    """An image that a node reads for us."""
+
+    def __init__(self, client: ControlClient, name: str) -> None:
+        self.name, self._client = name, client
+        data, size = b"", 1
+        while len(data) < size:
+            answer = client.call("image.state", {"image": name, "offset": len(data)}, timeout=120)
+            size, self.facts, self.statistics = answer["size"], answer["facts"], answer["statistics"]
+            if not answer["data"]:
+                raise Corrupt(f"the node sends no more of the state of {name}", reason="cut short")
+            data += answer["data"]
+        self._state = SessionState.decode(data)
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    def read_pages(self, region: int, start: int, count: int) -> list[bytes | None]:
+        answer = self._client.call("image.pages", {"image": self.name, "region": region, "start": start,
+                                                   "count": count}, timeout=120)
+        pages = list(answer["pages"])
+        if len(pages) != count or any(page is not None and not isinstance(page, bytes) for page in pages):
+            raise Corrupt(f"the node sent {len(pages)} pages instead of {count}", reason="pages")
+        return pages
+
+
+@command.command("export")
+@click.argument("image")
+@click.argument("file", type=click.Path(path_type=Path))
+@_operator
+@common.pool_option
+@common.output_option
+@common.verb
+def export(image: str, file: Path, operator: bool, pool: str | None, output: str) -> None:
+    """Write IMAGE into FILE, which `rgpu image import` takes in any pool.
+
+    The file is readable by you alone: it holds the program's memory, and no key protects it.
+    """
+    if file.exists():
+        raise AlreadyExists(f"{file} exists")
+    with connect(common.settings(pool=pool), _role(operator)) as client:
+        asked = _Asked(client, image)
+        archive = ArchiveWriter(file.absolute())
+        try:
+            counts = copy_image(asked, ImageStore(archive), image, facts=asked.facts)
+            archive.commit()
+        except BaseException:
+            archive.discard()
+            raise
+    common.emit({"image": image, "file": str(file), "pages": counts["pages"], "bytes": file.stat().st_size}, output,
+                lambda v: common.out.print(f"{v['file']}: {common.size(v['bytes'])}", markup=False))
+
+
+@command.command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--name", help="Name of the image in this pool (default: the one it had).")
+@common.pool_option
+@common.output_option
+@common.verb
+def take_in(file: Path, name: str | None, pool: str | None, output: str) -> None:
+    """Take the image in FILE into the pool's store. It counts for no session until it is restored from."""
+    with ArchiveReader(file) as archive:
+        archive.image()  # refused here rather than after the way to the node
+    number = secrets.token_hex(16)
+    with connect(common.settings(pool=pool)) as client, open(file, "rb") as opened:
+        offset = 0
+        while piece := opened.read(PIECE):
+            offset = client.call("image.import", {"id": number, "offset": offset, "data": piece}, timeout=120)["size"]
+        result = client.call("image.import", {"id": number, "end": True, "name": name}, timeout=LONG)
+    common.emit(result, output, lambda v: common.out.print(
+        f"image {v['image']}: {v['pages']} pages, {common.size(v['bytes'])}", markup=False))

@@ -1,0 +1,111 @@
+"""``rgpu drain HOST``: move every session away from a host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.helpers import completing
+from rgpu.cli.pool import connect
+from rgpu.cli.settings import parse_seconds
+from rgpu.link.control.control_client import ControlClient
+from rgpu.session.errors import PoolUnavailable, Refused, TimedOut
+
+LOOK_SECONDS = 0.5
+SILENCE_SECONDS = 60.0  #: without an answer of any leader, after which this command gives up looking
+
+
+@click.command("drain")
+@click.argument("host", shell_complete=completing.hosts)
+@click.option("--reason", default="", help="Why; shown wherever the host is refused.")
+@click.option("--no-wait", is_flag=True, help="Return at once; the pool goes on by itself.")
+@click.option("--timeout", metavar="TIME", help="Stop waiting after this time; the drain goes on.")
+@common.pool_option
+@common.output_option
+@common.verb
+def command(host: str, reason: str, no_wait: bool, timeout: str | None, pool: str | None, output: str) -> None:
+    """Move every session of HOST elsewhere, and let no new one in.
+
+    The pool does it, not this command: interrupt it and the drain goes on; call it
+    again to look on; `rgpu uncordon HOST` calls it off. At the end HOST is cordoned.
+    A session that cannot be moved is named with the reason and tried again.
+    """
+    limit = parse_seconds(timeout) if timeout else None
+    with connect(common.settings(pool=pool), role="operator") as client:
+        # A host that was drained already is not drained anew: the answer says that it is empty.
+        status = client.call("node.drain_status", {"host": host}, timeout=30)
+        if status["state"] != "draining" and not (status["drained"] and status["state"] == "cordoned"):
+            client.call("node.cordon", {"host": host, "state": "draining", "reason": reason}, timeout=30)
+        if no_wait:
+            status = client.call("node.drain_status", {"host": host}, timeout=30)
+        else:
+            status = wait_empty(client, host, limit, _teller(output))
+    common.emit(status, output, _show)
+
+
+def wait_empty(client: ControlClient, host: str, limit: float | None,
+               tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The status once the host is empty.
+
+    Raises :class:`TimedOut` (what is left and why), :class:`Refused` when the drain was called off,
+    :class:`PoolUnavailable` when nobody answered for a minute.
+    """
+    began = heard = time.monotonic()
+    while True:
+        try:
+            status = client.call("node.drain_status", {"host": host}, timeout=10)
+            heard = time.monotonic()
+        except PoolUnavailable:  # the leader of the moment may be gone; the next one goes on
+            if time.monotonic() - heard > SILENCE_SECONDS:
+                raise
+            time.sleep(LOOK_SECONDS)
+            continue
+        tell(status)
+        if status["drained"] and status["state"] == "cordoned":
+            return dict(status)
+        if status["state"] == "ready":
+            raise Refused(f"the drain of {host} was called off: {status['reason'] or 'uncordoned'}", **status)
+        if limit is not None and time.monotonic() - began > limit:
+            left = "; ".join(_line(row) for row in status["sessions"])
+            raise TimedOut(f"{host} is not empty after {limit:g} s: {left}", **status)
+        time.sleep(LOOK_SECONDS)
+
+
+def _teller(output: str) -> Callable[[dict[str, Any]], None]:
+    """Prints what changed, on stderr, so that stdout holds the result alone."""
+    said: dict[str, str] = {}
+
+    def tell(status: dict[str, Any]) -> None:
+        rows = {row["session"]: _line(row) for row in status["sessions"]}
+        for name, line in rows.items():
+            if said.get(name) != line:
+                common.err.print(f"  {line}", markup=False)
+        for name in set(said) - set(rows):
+            common.err.print(f"  {name}: moved away", markup=False)
+        said.clear()
+        said.update(rows)
+
+    return tell if output == "text" else lambda status: None
+
+
+def _line(row: dict[str, Any]) -> str:
+    """``NAME: what it does, or what keeps it``."""
+    move = row["move"]
+    if row["blocked"]:  # also while the next try is being checked
+        return f"{row['session']}: blocked: {row['blocked']}"
+    if move:
+        phase = move.get("phase") or move.get("state")
+        return f"{row['session']}: moves to {row['to'] or 'another host'} ({phase}, round {move.get('round', 0)})"
+    return f"{row['session']}: {row['waits'] or 'waits its turn'}"
+
+
+def _show(status: dict[str, Any]) -> None:
+    if status["drained"]:
+        common.out.print(f"{status['host']} is empty and {status['state']}", markup=False)
+    else:
+        common.out.print(f"{status['host']} is {status['state']}, {len(status['sessions'])} sessions are left",
+                         markup=False)

@@ -1,0 +1,1 @@
+"""Verbs about the pool: start and stop it, its nodes, its keys."""

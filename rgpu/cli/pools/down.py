@@ -1,0 +1,85 @@
+"""``rgpu down``: stop the daemons of the local pool."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import time
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.pool import connect, daemon_state, pool_files
+from rgpu.cli.settings import Settings
+from rgpu.link.keys import PoolFiles
+from rgpu.link.local.channel import connect as channel_to_worker
+from rgpu.session.errors import NotFound, RgpuError, TimedOut
+
+ORPHAN_SECONDS = 2.0  #: for a worker without daemon to go when it is asked to
+
+
+@click.command("down")
+@click.option("--purge", is_flag=True, help="Also delete the pool's directory: keys, registry, images.")
+@common.pool_option
+@common.output_option
+@common.verb
+def command(purge: bool, pool: str | None, output: str) -> None:
+    """Stop every node daemon of the pool on this host; its sessions end."""
+    files = pool_files(common.settings(pool=pool))
+    if not files.description_path.exists():
+        raise NotFound(f"there is no pool in {files.root}; `rgpu up` makes one")
+    settings = common.settings(pool=pool)
+    _end_sessions(settings)
+    stopped = []
+    states = [daemon_state(files, path.name) for path in sorted((files.root / "nodes").glob("*"))]
+    for state in states:
+        if state["running"]:
+            os.kill(state["pid"], signal.SIGTERM)
+            stopped.append(state["host"])
+    deadline = time.monotonic() + 20
+    for host in stopped:
+        while daemon_state(files, host)["running"]:
+            if time.monotonic() > deadline:
+                raise TimedOut(f"the daemon of {host} does not stop; its log is in {files.root}/nodes/{host}")
+            time.sleep(0.05)
+    _end_orphans(files)
+    if purge:
+        shutil.rmtree(files.root)
+    common.emit({"stopped": stopped, "purged": purge}, output, _show)
+
+
+def _end_sessions(settings: Settings) -> None:
+    """End what runs, so that no later start finds it half there; a pool that does not answer has nothing to end."""
+    try:
+        with connect(settings) as client:
+            for row in client.call("session.list", {}, timeout=5)["sessions"]:
+                client.call("session.kill", {"session": row["session"], "reason": "the pool was stopped"}, timeout=10)
+    except RgpuError as error:
+        common.err.print(f"sessions could not be ended first: {error.message}", markup=False)
+
+
+def _end_orphans(files: PoolFiles) -> None:
+    """Workers whose daemon was killed wait for another one to adopt them: none will come any more."""
+    for path in (files.root / "nodes").glob("*/workers/*/*.sock"):
+        try:
+            channel = channel_to_worker(path, 0.0)
+        except TimedOut:
+            continue  # a socket that nobody listens at any more
+        pid = channel.peer()[0]
+        with contextlib.suppress(RgpuError, ProcessLookupError):
+            process = os.pidfd_open(pid)
+            try:
+                channel.send({"id": 1, "do": "forget", "reason": "the pool was stopped"})
+                if not select.select([process], [], [], ORPHAN_SECONDS)[0]:
+                    signal.pidfd_send_signal(process, signal.SIGKILL)  # frozen, or deep in a call
+            finally:
+                os.close(process)
+        channel.close()
+
+
+def _show(value: dict[str, Any]) -> None:
+    common.out.print(f"stopped {', '.join(value['stopped'])}" if value["stopped"] else "nothing was running")

@@ -1,0 +1,77 @@
+"""``rgpu leave HOST``: take a host out of the pool for good."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.helpers import completing
+from rgpu.cli.moves.drain import wait_empty
+from rgpu.cli.pool import connect, pool_files
+from rgpu.cli.settings import parse_seconds
+from rgpu.link.control.control_client import ControlClient
+from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
+from rgpu.server.node.state_file import drop_endpoint
+from rgpu.session.errors import NotFound, PoolUnavailable, TimedOut
+
+STOP_SECONDS = 30.0
+
+
+@click.command("leave")
+@click.argument("host", shell_complete=completing.hosts)
+@click.option("--timeout", metavar="TIME", help="Give up when HOST is not empty by then; the drain goes on.")
+@common.pool_option
+@common.output_option
+@common.verb
+def command(host: str, timeout: str | None, pool: str | None, output: str) -> None:
+    """Drain HOST, stop its daemon, and forget its key: to come back it needs an invitation."""
+    settings = common.settings(pool=pool)
+    with connect(settings, role="operator") as client:
+        if host in _hosts(client):
+            client.call("node.cordon", {"host": host, "state": "draining", "reason": "it leaves the pool"}, timeout=30)
+            wait_empty(client, host, parse_seconds(timeout) if timeout else None, lambda status: None)
+            _stop(client, host, KeyPair.load(pool_files(settings).key_path("operator")))
+        client.call("node.remove", {"host": host}, timeout=30)
+    _forget_files(pool_files(settings), host)
+    common.emit({"left": host}, output, lambda v: common.out.print(f"{host} has left the pool", markup=False))
+
+
+def _hosts(client: ControlClient) -> list[str]:
+    return [row["host"] for row in client.call("node.list", {})["nodes"]]
+
+
+def _stop(client: ControlClient, host: str, keys: KeyPair) -> None:
+    """Raises :class:`TimedOut` when the daemon does not stop."""
+    endpoints: list[dict[str, Any]] = client.call("pool.ping", {})["endpoints"]
+    client.refresh([Endpoint(e["address"], e["public"], e["host"]) for e in endpoints if e["host"] != host])
+    found = [Endpoint(e["address"], e["public"], host) for e in endpoints if e["host"] == host]
+    if found:
+        with ControlClient(keys, found) as there:
+            try:
+                there.call("pool.stop", {}, timeout=10)
+            except PoolUnavailable:
+                pass  # it went before it answered, or it hangs: the next lines tell which
+    deadline = time.monotonic() + STOP_SECONDS
+    while True:
+        try:
+            if host not in _hosts(client):
+                return
+        except PoolUnavailable:
+            pass  # the leader may have been the one that left
+        if time.monotonic() > deadline:
+            raise TimedOut(f"the daemon of {host} does not stop: stop it by hand, then call this again")
+        time.sleep(0.2)
+
+
+def _forget_files(files: PoolFiles, host: str) -> None:
+    """Where the host's part of the pool is in this folder: its key must not come back on record."""
+    drop_endpoint(files, host)
+    try:
+        files.authorized.remove(f"node-{host}"[:63])
+    except NotFound:
+        return
+    shutil.rmtree(files.node_directory(host), ignore_errors=True)

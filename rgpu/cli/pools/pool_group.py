@@ -1,0 +1,71 @@
+"""``rgpu pool``: the pool as a whole: its state, and its automation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.pool import connect
+from rgpu.cli.pools import adopt
+
+
+@click.group("pool")
+def command() -> None:
+    """Look at the pool as a whole; stop its automation, or let it go on; mend its registry."""
+
+
+command.add_command(adopt.command)
+
+
+@command.command("status")
+@common.pool_option
+@common.output_option
+@common.verb
+def status(pool: str | None, output: str) -> None:
+    """Who leads, whether automation is paused, how many nodes and sessions there are."""
+    with connect(common.settings(pool=pool)) as client:
+        found = client.call("pool.status", {})
+    common.emit(found, output, _show)
+
+
+@command.command("pause")
+@click.option("--reason", default="by hand", show_default=True, help="Why; shown wherever something waits for it.")
+@common.pool_option
+@common.output_option
+@common.verb
+def pause(reason: str, pool: str | None, output: str) -> None:
+    """Stop automation: no drain goes on, no lost session is placed anew.
+
+    Sessions run on, commands are obeyed, and a move that has begun is finished or
+    undone. A session whose server is lost waits (`recovering`) until `rgpu pool resume`.
+    """
+    _set(True, reason, pool, output)
+
+
+@command.command("resume")
+@click.option("--reason", default="by hand", show_default=True, help="Why; kept in the history.")
+@common.pool_option
+@common.output_option
+@common.verb
+def resume(reason: str, pool: str | None, output: str) -> None:
+    """Let automation go on; what waited for it is looked at again within some seconds."""
+    _set(False, reason, pool, output)
+
+
+def _set(paused: bool, reason: str, pool: str | None, output: str) -> None:
+    with connect(common.settings(pool=pool), role="operator") as client:
+        result = client.call("pool.pause", {"paused": paused, "reason": reason}, timeout=30)
+    common.emit(result, output, lambda v: common.out.print(
+        f"automation is {'paused' if v['paused'] else 'on'} ({v['reason']})", markup=False))
+
+
+def _show(found: dict[str, Any]) -> None:
+    automation = f"paused ({found['paused_reason']})" if found["paused"] else "on"
+    sessions = ", ".join(f"{count} {state}" for state, count in sorted(found["sessions"].items())) or "none"
+    common.out.print(
+        f"coordinator  {found['leader'] or 'none at the moment'}\nautomation   {automation}\n"
+        f"nodes        {found['nodes']}" + (f", away: {', '.join(found['away'])}" if found["away"] else "") +
+        f"\nsessions     {sessions}\nqueue        {len(found.get('queue') or []) or 'empty'}"
+        f"\nregistry     {found['cluster']}, revision {found['revision']}", markup=False)

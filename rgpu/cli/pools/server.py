@@ -1,0 +1,84 @@
+"""``rgpu server``: one node daemon, in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.pool import pool_files
+from rgpu.cli.settings import POLICIES, parse_size
+from rgpu.session.errors import NotFound
+
+
+@click.command("server")
+@click.option("--host", required=True, metavar="NAME", help="This node's name in the pool.")
+@click.option("--device", "devices", multiple=True, default=("cpu",), metavar="DEV", show_default=True,
+              help="cpu, cpu:1, cuda:0, …; several times for several devices.")
+@click.option("--device-memory", metavar="SIZE", default="8GiB", show_default=True,
+              help="Device memory that a cpu device offers.")
+@common.module_cache_option
+@common.store_options
+@click.option("--listen", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--control-port", default=0, help="Port for control; 0: any free one.")
+@click.option("--data-port", default=0, help="Port for calls and pages; 0: any free one.")
+@click.option("--advertise-data", default="", metavar="HOST:PORT",
+              help="Where agents and nodes reach the data port, if not at --listen (NAT, a proxy).")
+@click.option("--spares", type=int, metavar="N",
+              help="Workers that stand ready for each device, so that sessions begin and come back sooner "
+                   "(default: 1; RGPU_SPARES).")
+@click.option("--checkpoint-bandwidth", metavar="SIZE",
+              help="Bytes a second that all checkpoints of this node may write together, shared fairly; 0: no limit "
+                   "(RGPU_CHECKPOINT_BANDWIDTH).")
+@click.option("--enforce-compute", type=click.Choice(POLICIES),
+              help="Hold sessions to their shares of a device's time: while others are there too, always or never "
+                   "(default: shared; RGPU_ENFORCE_COMPUTE).")
+@click.option("--client-grace", metavar="AGE", help="How long a client's host may be silent before its session is "
+              "checkpointed and ended, if `rgpu run` did not say (default: 10m; RGPU_CLIENT_GRACE). The same on all.")
+@click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")
+@common.registry_option
+@click.option("--coordinator", type=click.Choice(["auto", "never", "only"]), default="auto", show_default=True,
+              help="Whether this node may be elected coordinator; only: it may, and has no devices.")
+@click.option("--metrics", default="", metavar="HOST:PORT", help="Answer Prometheus there (docs/operators/metrics.md).")
+@click.option("--join", "token", metavar="TOKEN", envvar="RGPU_JOIN", show_envvar=True,
+              help="Join a pool by the invitation that `rgpu keys invite` printed; afterwards it is not needed.")
+@common.pool_option
+@common.verb
+def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, store: str | None,
+            store_credentials: str | None, keep_images: str | None, listen: str, control_port: int, data_port: int,
+            advertise_data: str, spares: int | None, checkpoint_bandwidth: str | None, enforce_compute: str | None,
+            client_grace: str | None, lease: float, registry: str | None, coordinator: str, metrics: str,
+            token: str | None, pool: str | None) -> None:
+    """Run a node daemon of the pool on this host until SIGTERM.
+
+    Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
+    other nodes; killed, its workers live on and a restarted daemon adopts them.
+    """
+    from rgpu.server.node.daemon import Options, run
+    from rgpu.server.node.metrics import parse_address
+
+    settings = common.settings(pool=pool, registry=registry, store=store, store_credentials=store_credentials,
+                               keep_images=keep_images, spares=spares,
+                               checkpoint_bandwidth=checkpoint_bandwidth, enforce_compute=enforce_compute,
+                               client_grace=client_grace)
+    credentials = Path(settings.store_credentials).expanduser() if settings.store_credentials else None
+    files = pool_files(settings)
+    if token:
+        from rgpu.server.node.joining import join
+
+        join(files, host, token)
+    if not files.description_path.exists():
+        raise NotFound(f"there is no pool in {files.root}; `rgpu up` or `rgpu keys init` makes one, and an "
+                       "invitation (`rgpu keys invite` there, --join here) lets this host into another")
+    if metrics:
+        parse_address(metrics)
+    if coordinator == "only":
+        devices = ()
+    run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
+                control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator != "never",
+                registry=common.registry_address(settings), metrics=metrics, log_level=settings.log_level,
+                advertise_data=advertise_data, spares=settings.spares,
+                checkpoint_bandwidth=settings.checkpoint_bandwidth, enforce_compute=settings.enforce_compute,
+                module_cache_size=parse_size(module_cache_size), store=settings.store, store_credentials=credentials,
+                keep_images=settings.keep_images, client_grace=settings.client_grace))

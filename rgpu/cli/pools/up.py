@@ -1,0 +1,121 @@
+"""``rgpu up``: a local pool: keys, an embedded registry, and N node daemons on this host."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rgpu.checkpoint.blobs import places
+from rgpu.cli import common
+from rgpu.cli.pool import daemon_state, pool_files, wait_ready
+from rgpu.cli.settings import parse_size
+from rgpu.session.errors import AlreadyExists, PoolUnavailable
+
+
+@click.command("up")
+@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1, 64), help="How many node daemons.")
+@click.option("--device", "devices", multiple=True, metavar="DEV",
+              help="Device of each node: cpu (default), cuda:0 …; cuda:0,cuda:1 for several. Given N times, node i "
+                   "gets the i-th.")
+@click.option("--device-memory", metavar="SIZE", default="8GiB", show_default=True,
+              help="Device memory that a cpu device offers.")
+@common.module_cache_option
+@common.store_options
+@click.option("--lease", "lease", default=5.0, show_default=True, help="Seconds after which a silent node is dead.")
+@click.option("--detach", is_flag=True, help="Leave the pool running and return.")
+@common.pool_option
+@common.output_option
+@common.verb
+def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cache_size: str,
+            store: str | None, store_credentials: str | None, keep_images: str | None, lease: float, detach: bool,
+            pool: str | None, output: str) -> None:
+    """Start a local pool; without --detach it runs until Ctrl-C."""
+    files = pool_files(common.settings(pool=pool))
+    places.parse(store or ".")  # a wrong address is said here, not in a daemon's log
+    more = [part for name, value in (("--store", store), ("--store-credentials", store_credentials),
+                                     ("--keep-images", keep_images)) if value for part in (name, str(value))]
+    module_cache_size = str(parse_size(module_cache_size))
+    hosts = [_host(i) for i in range(nodes)]
+    running = [h for h in hosts if daemon_state(files, h)["running"]]
+    if running:
+        raise AlreadyExists(f"the pool in {files.root} is running already (host {running[0]}); stop it with "
+                            "`rgpu down`")
+    if not files.description_path.exists():
+        files.create()
+    processes = {}
+    for index, host in enumerate(hosts):
+        device = devices[index % len(devices)] if devices else "cpu"
+        processes[host] = start_daemon(files.root, host, device, device_memory, lease, module_cache_size, more)
+    try:
+        states = [wait_ready(files, host, process) for host, process in processes.items()]
+    except BaseException:
+        _stop(processes)
+        raise
+    common.emit({"pool": str(files.root), "nodes": states}, output, _show)
+    if not detach:
+        _stay(processes)
+
+
+def start_daemon(root: Path, host: str, device: str, device_memory: str, lease: float,
+                 module_cache_size: str = common.MODULE_CACHE_SIZE, more: Sequence[str] = (),
+                 ) -> subprocess.Popen[bytes]:
+    """One node daemon in a session of its own; its log is in the node's directory."""
+    folder = root / "nodes" / host
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(folder / "server.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", str(root), "--host", host,
+             *(part for one in device.split(",") for part in ("--device", one)),
+             "--device-memory", device_memory, "--lease", str(lease), "--registry", "embedded",
+             "--module-cache-size", module_cache_size, *more],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def _host(index: int) -> str:
+    return f"node-{chr(97 + index)}" if index < 26 else f"node-{index + 1}"
+
+
+def _show(value: dict[str, Any]) -> None:
+    common.out.print(f"pool {value['pool']} is running", markup=False)
+    common.table(("HOST", "CONTROL", "DATA", "PID"), ((n["host"], n["control"], n["data"], n["pid"])
+                                                     for n in value["nodes"]))
+
+
+def _stay(processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    common.err.print("Ctrl-C stops the pool")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupted)
+    try:
+        while True:
+            for host, process in processes.items():
+                if process.poll() is not None:
+                    common.err.print(f"the daemon of {host} ended with status {process.returncode}", markup=False)
+                    processes.pop(host)
+                    break
+            if not processes:
+                raise PoolUnavailable("every node daemon has ended")
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        common.err.print("stopping")
+    finally:
+        _stop(processes)
+
+
+def _stop(processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    for process in processes.values():
+        process.terminate()
+    for process in processes.values():
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()

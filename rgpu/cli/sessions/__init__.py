@@ -1,0 +1,1 @@
+"""Verbs about sessions: run them, look at them, end them."""

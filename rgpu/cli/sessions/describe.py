@@ -1,0 +1,32 @@
+"""``rgpu describe S``: everything that the pool knows about one session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.helpers import completing
+from rgpu.cli.pool import connect
+
+
+@click.command("describe")
+@click.argument("session", shell_complete=completing.sessions)
+@common.pool_option
+@common.output_option
+@common.verb
+def command(session: str, pool: str | None, output: str) -> None:
+    """Show one session: its record, its worker, its image, what pins it."""
+    with connect(common.settings(pool=pool)) as client:
+        value = client.call("session.describe", {"session": session})
+    common.emit(value, output, _show)
+
+
+def _show(value: dict[str, Any], indent: str = "") -> None:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            common.out.print(f"{indent}{key}:")
+            _show(item, indent + "  ")
+        elif item not in (None, "", []):
+            common.out.print(f"{indent}{key}: {item}", markup=False)

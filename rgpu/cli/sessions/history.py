@@ -1,0 +1,43 @@
+"""``rgpu history``: what was decided, and why."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.helpers import completing
+from rgpu.cli.pool import connect
+
+
+@click.command("history")
+@click.argument("session", required=False, shell_complete=completing.sessions)
+@click.option("--host", metavar="HOST", shell_complete=completing.hosts, help="Only decisions about this host.")
+@click.option("-n", "--limit", default=100, show_default=True, type=click.IntRange(1, 2000), help="How many, the last.")
+@common.pool_option
+@common.output_option
+@common.verb
+def command(session: str | None, host: str | None, limit: int, pool: str | None, output: str) -> None:
+    """Print decisions (about SESSION), oldest first, each with its reason.
+
+    The registry keeps the last 2000; each stands there since the moment it took effect.
+    """
+    with connect(common.settings(pool=pool)) as client:
+        found = client.call("pool.history", {"session": session, "host": host, "limit": limit})["events"]
+    common.emit(found, output, show)
+
+
+def show(events: list[dict[str, Any]]) -> None:
+    common.table(("WHEN", "ABOUT", "DECISION", "EPOCH", "OWNER", "REASON"), (
+        (moment(e["when"]), about(e), e["decision"], e["epoch"], e["owner"], e["reason"]) for e in events))
+
+
+def moment(when: float) -> str:
+    return datetime.fromtimestamp(when).strftime("%m-%d %H:%M:%S")
+
+
+def about(event: dict[str, Any]) -> str:
+    """``NAME``, ``host HOST`` or ``pool``."""
+    return event["session"] or (f"host {event['host']}" if event["host"] else "pool")

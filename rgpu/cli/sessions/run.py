@@ -1,0 +1,107 @@
+"""``rgpu run -- CMD…``: run a program with its CUDA calls on the pool."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.pool import pool_files
+from rgpu.cli.settings import Settings
+from rgpu.session.devices import MAX_GPUS
+from rgpu.session.errors import NotFound, UsageError
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--name", metavar="S", help="The session's name (default: the program's name and a number).")
+@click.option("--memory", metavar="SIZE", help="Device memory of the session (default: 1GiB; with --gpus that share of "
+              "a device's).")
+@click.option("--gpus", metavar="N", help="So many whole GPUs of one host, or a share of one such as 0.25: that much "
+              "of their compute is promised to nobody else. Memory is of each of them.")
+@click.option("--compute", type=click.IntRange(1, 100), metavar="PERCENT",
+              help="Another share of the GPU's compute than --gpus says.")
+@click.option("--gpu-model", "models", multiple=True, metavar="NAME",
+              help="Only GPUs of that model, for example H200; may be given several times.")
+@click.option("--priority", type=click.IntRange(-1000, 1000), default=0, show_default=True,
+              help="Who is served first; what has less may be stopped for a while in its favour (kept, and resumed).")
+@click.option("--anti-affinity", metavar="GROUP", help="No two sessions of GROUP share a host.")
+@click.option("--queue", is_flag=True, help="Wait for a place when there is none; the program starts, and stands at "
+              "its first CUDA call.")
+@click.option("--host", help="Start on this host (default: the coordinator chooses).")
+@click.option("--recover", type=click.Choice(["on", "off"]),
+              help="Keep the journal, to outlive a server (default: on).")
+@click.option("--journal-limit", metavar="SIZE", help="Journal kept in memory before it is spilled.")
+@click.option("--journal-dir", metavar="DIR", help="Where it is spilled to.")
+@click.option("--on-full", type=click.Choice(["block", "unprotected"]), default="block", show_default=True,
+              help="When no more journal can be kept: wait, or go on without the possibility of recovery.")
+@click.option("--checkpoint-every", type=float, default=0.0, metavar="SECONDS",
+              help="Take an image when the last one is older (default: only when the journal's limit asks for it).")
+@click.option("--max-replay", type=float, default=0.0, metavar="SECONDS",
+              help="Take an image when a recovery would have to replay longer, by the calls' measured rate.")
+@click.option("--divergence", type=click.Choice(["warn", "stop"]), default="warn", show_default=True,
+              help="When a recovered session answers otherwise than before: say so, or end the program's session.")
+@click.option("--same-host", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
+              help="Bulk data through shared memory where the session's server is this very host, or all over TCP.")
+@click.option("--client-grace", metavar="AGE", help="How long this host may be silent before the session is "
+              "checkpointed and ended, for example 1h (default: the pool's).")
+@click.option("--record", type=click.Path(path_type=Path), metavar="DIR",
+              help="Record the session's calls into DIR, for `rgpu journal`.")
+@common.pool_option
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@common.verb
+def command(name: str | None, memory: str | None, host: str | None, recover: str | None, journal_limit: str | None,
+            journal_dir: str | None, on_full: str, checkpoint_every: float, max_replay: float, divergence: str,
+            record: Path | None, pool: str | None, program: tuple[str, ...], gpus: str | None, compute: int | None,
+            models: tuple[str, ...], priority: int, anti_affinity: str | None, queue: bool, same_host: str,
+            client_grace: str | None) -> None:
+    """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
+
+    Exits as the program does.
+    """
+    from rgpu.client.run.launcher import run
+    from rgpu.link.logging import configure_logging
+
+    settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
+                               journal_dir=journal_dir, client_grace=client_grace)
+    options = wishes(host, gpus, compute, models, priority, anti_affinity, queue)
+    if settings.given("client_grace"):
+        options["client_grace"] = settings.client_grace
+    # With --gpus and no word on memory the share of a device's memory is meant, which only the pool knows.
+    quota = settings.memory if gpus is None or settings.given("memory") else None
+    configure_logging(level=settings.log_level, file=_log_file(settings), json=True)
+    sys.exit(run(list(program), name=name, memory=quota, pool=_pool(settings), recover=settings.recover,
+                 journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
+                 extra=options, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
+                 max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto"))
+
+
+def wishes(host: str | None, gpus: str | None, compute: int | None, models: tuple[str, ...], priority: int,
+           anti_affinity: str | None, queue: bool) -> dict[str, Any]:
+    """What the pool is asked for beside memory, as `options` of session.create. Raises :class:`UsageError`."""
+    if gpus is not None:
+        from rgpu.migrate.scheduling.snapshot import demand
+
+        if demand(gpus).gpus > MAX_GPUS:
+            raise UsageError(f"--gpus {gpus}: a session has {MAX_GPUS} GPUs at most")
+    found = {"host": host, "gpus": gpus, "compute": compute, "models": list(models), "priority": priority,
+             "anti_affinity": anti_affinity, "queue": queue}
+    return {key: value for key, value in found.items() if value}
+
+
+def _log_file(settings: Settings) -> Path:
+    """The agent's log: the terminal belongs to the program."""
+    path = Path(settings.journal_dir).parent / "agent.log"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def _pool(settings: Settings) -> Path:
+    """The pool's directory. Raises :class:`NotFound` with what to do when there is none."""
+    files = pool_files(settings)
+    if not files.description_path.exists():
+        raise NotFound(f"there is no pool in {files.root}: start one with `rgpu up`, or name one with --pool or "
+                       "RGPU_POOL")
+    return files.root

@@ -1,0 +1,55 @@
+"""``rgpu top``: the pool, live in the terminal."""
+
+from __future__ import annotations
+
+import click
+
+from rgpu.cli import common
+from rgpu.cli.pool import connect
+from rgpu.cli.sessions.top_tables import (
+    MOVE_COLUMNS,
+    NODE_COLUMNS,
+    QUEUE_COLUMNS,
+    SESSION_COLUMNS,
+    Picture,
+    headline,
+    move_rows,
+    node_rows,
+    queue_rows,
+    session_rows,
+)
+from rgpu.link.control.control_client import ControlClient
+
+
+def look(client: ControlClient) -> Picture:
+    """Ask the pool. Raises what the calls raise."""
+    return Picture(client.call("pool.status", {}, timeout=5), client.call("node.list", {}, timeout=5)["nodes"],
+                   client.call("session.list", {}, timeout=5)["sessions"])
+
+
+@click.command("top")
+@click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(0.2, 60.0), help="Seconds.")
+@common.pool_option
+@common.output_option
+@common.verb
+def command(interval: float, pool: str | None, output: str) -> None:
+    """Show nodes, devices, sessions, and moves with their progress, live.
+
+    q ends it, p stops and goes on, Tab goes to the next table. Where there is no terminal, or with
+    -o json, it prints the pool once.
+    """
+    with connect(common.settings(pool=pool)) as client:
+        if output == "json" or not common.out.is_terminal:
+            common.emit(look(client).as_dict(), output, lambda value: _print(Picture(**value)))
+            return
+        from rgpu.cli.sessions.top_app import TopApp  # Textual takes a moment to load: only for the screen
+
+        TopApp(lambda: look(client), interval).run()
+
+
+def _print(picture: Picture) -> None:
+    common.out.print(headline(picture), markup=False)
+    for columns, rows in ((NODE_COLUMNS, node_rows(picture)), (SESSION_COLUMNS, session_rows(picture)),
+                          (QUEUE_COLUMNS, queue_rows(picture)), (MOVE_COLUMNS, move_rows(picture))):
+        if rows:
+            common.table(columns, rows)

@@ -1,0 +1,271 @@
+"""A sealed connection in the agent's event loop: nothing here waits.
+
+Frames are sealed only when the ones before are out, but for one long one that
+is being sent meanwhile: what is not sent yet can still be decided anew, and the
+kernel's buffer is the only queue.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rgpu.client.data_link.agent_lanes import LinkLanes
+from rgpu.client.data_link.host_link import HostLink
+from rgpu.client.data_link.sending import FrameSender
+from rgpu.link import versions
+from rgpu.link.data.frames import TRICKLE, SealedConnection, client_preamble, connect
+from rgpu.link.data.lanes import WORTH
+from rgpu.link.data.sealing import frame_size
+from rgpu.link.messages.data import (
+    ATTACH,
+    ATTACHED,
+    CALLS,
+    CALLS_AT,
+    CALLS_REF,
+    HAVE,
+    LANED,
+    LANES,
+    PLACE_LAYOUT,
+    POSITION_LAYOUT,
+    REFERENCE_LAYOUT,
+)
+from rgpu.session.errors import Corrupt, LinkError, from_dict
+
+ATTACH_TIMEOUT = 10.0  #: seconds for ATTACHED to come: the worker may be busy with a record
+CONNECT_TIMEOUT = 4.0
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def decode_map(body: Any) -> dict[str, Any]:
+    """A msgpack map. Raises :class:`Corrupt`."""
+    try:
+        value = _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupt(f"a message from the worker is no msgpack: {error}", reason="msgpack") from error
+    if not isinstance(value, dict):
+        raise Corrupt("a message from the worker is no map", reason="msgpack")
+    return value
+
+
+def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str, epoch: int, published: int,
+           client: str, *, printed: int | None = None,
+           connected: Callable[[socket.socket], bool] = lambda sock: True,
+           wishes: dict[str, Any] | None = None, told: Callable[[dict[str, Any]], None] = lambda answer: None
+           ) -> tuple[SealedConnection, int, int]:
+    """Connect and attach: (connection, epoch, seq wanted next). Blocks; for a helper thread.
+
+    ``printed``: bytes of what kernels print that the program has; None: it takes none.
+    ``connected(socket)`` is asked before the first byte goes out; False ends
+    the attempt. ``wishes`` go with ATTACH, ``told`` hears what came with
+    ATTACHED. Raises :class:`RgpuError` of any kind. A node that claims an epoch below
+    ``epoch`` gets no ATTACH.
+    """
+    sock = connect(address, CONNECT_TIMEOUT)
+    connection = None
+    try:
+        if not connected(sock):
+            raise LinkError("the attempt was called off")
+        connection = client_preamble(sock, "calls", ticket, secret, session, timeout=CONNECT_TIMEOUT)
+        if connection.epoch < epoch:
+            raise LinkError(f"{address[0]} still holds epoch {connection.epoch} of {session}; {epoch} was seen")
+        request = {"session": session, "epoch": connection.epoch, "delivered": published, "client": client,
+                   "versions": versions.ours(), **(wishes or {})}
+        connection.send(ATTACH, _encode(request if printed is None else {**request, "printed": printed}))
+        kind, body = connection.recv(ATTACH_TIMEOUT)
+        if kind != ATTACHED:
+            raise Corrupt(f"the worker answered ATTACH with a message of type {kind}", reason="protocol")
+        answer = decode_map(body)
+        if isinstance(answer.get("refused"), dict):
+            raise from_dict(answer["refused"])
+        versions.check(answer.get("versions"), f"the worker at {address[0]}")
+        wanted = answer.get("next")
+        if answer.get("epoch") != connection.epoch or not isinstance(wanted, int) or wanted < 1:
+            raise Corrupt(f"the worker answered ATTACH with {answer}", reason="protocol")
+        told(answer)
+        return connection, connection.epoch, wanted
+    except BaseException:
+        (connection or sock).close()
+        raise
+
+
+class DataLink:
+    """An attached connection, non-blocking. Every failure raises :class:`LinkError`."""
+
+    def __init__(self, number: int, connection: SealedConnection, host: HostLink | None = None,
+                 lanes: LinkLanes | None = None, protocol: int = versions.DATA) -> None:
+        """``host``: what came of asking whether the worker is on this host; ``lanes``: what it offers of these.
+
+        ``protocol``: the worker's.
+        """
+        self.number = number
+        self.protocol = protocol
+        self.lanes = lanes or LinkLanes(None)
+        self.host = host or HostLink()
+        self.epoch = connection.epoch
+        self._connection = connection
+        self._sock: socket.socket = connection.sock
+        self._sock.setblocking(False)
+        self._sender = FrameSender(self._sock)
+        self._stream = 0  #: bytes of records sent in CALLS messages
+        self.long_bytes = 0  #: of them in messages that a lane would be worth for
+        #: When a message last came, or a part worth the name of a long one: not the few bytes that a worker's signs of
+        #: life add to a frame whose length was damaged.
+        self.heard = time.monotonic()
+        self._unheard = 0  #: bytes that came since
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def ready(self) -> bool:
+        """Another message may be sent."""
+        return self._sender.ready and self.lanes.ready
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way into the socket."""
+        return self._sender.idle and self.lanes.ready
+
+    @property
+    def wants_write(self) -> bool:
+        """:meth:`flush` is to be called when the socket takes more."""
+        return self._sender.wants_write
+
+    def on_sent(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called, from another thread, when the link may have become :attr:`ready`."""
+        self._sender.sent = tell
+
+    def send(self, kind: int, *parts: Any) -> None:
+        """Seal and send; only when :attr:`ready`."""
+        frame = self._sender.buffer(frame_size(parts))
+        self._connection.sealer.seal_into(kind, parts, frame)
+        self._sender.send(frame)
+
+    def send_map(self, kind: int, values: dict[str, Any]) -> None:
+        self.send(kind, _encode(values))
+
+    def send_calls(self, buffers: list[Any]) -> None:
+        """The next bytes of the stream of records."""
+        begin = POSITION_LAYOUT.pack(self._stream)
+        length = sum(len(buffer) for buffer in buffers)
+        self._stream += length
+        if length < WORTH:
+            self.send(CALLS, begin, *buffers)
+            return
+        self.long_bytes += length
+        if self.lanes.lanes:
+            self.send(LANED, self.lanes.send(CALLS, (begin, *buffers), 1 + len(begin) + length))
+        else:
+            self.send(CALLS, begin, *buffers)
+
+    def use_lanes(self) -> None:
+        """Have long messages go over the lanes that were opened, from now on, both ways; only when :attr:`ready`."""
+        self.send(LANES, bytes([self.lanes.use()]))
+
+    def send_calls_at(self, buffers: list[Any], memory: int, offset: int, length: int) -> None:
+        """The next bytes of the stream: ``buffers``, then ``length`` bytes that stand in shared memory."""
+        begin = self._stream
+        self._stream += sum(len(buffer) for buffer in buffers) + length
+        self.send(CALLS_AT, PLACE_LAYOUT.pack(begin, memory, 0, offset, length), *buffers)
+
+    @property
+    def stream_offset(self) -> int:
+        """Bytes of the stream of records that were sent or named."""
+        return self._stream
+
+    def send_reference(self, length: int, digest: bytes) -> None:
+        """The next ``length`` bytes of the stream of records, by their hash."""
+        offset = self._stream
+        self._stream += length
+        self.send(CALLS_REF, REFERENCE_LAYOUT.pack(offset, length, digest))
+
+    def send_have(self, digests: list[bytes]) -> None:
+        self.send(HAVE, *digests)
+
+    def rewind(self, offset: int) -> None:
+        """The stream goes on from an earlier place."""
+        self._stream = offset
+
+    def flush(self) -> None:
+        """Go on with what the socket did not take at once."""
+        self._sender.flush()
+
+    def waiting(self) -> int:
+        """The length of the next whole message (type and body), received if need be; 0: none is there yet."""
+        opener = self._connection.opener
+        while not (length := opener.waiting()):
+            try:
+                count = self._sock.recv_into(opener.room())
+            except (BlockingIOError, InterruptedError):
+                return 0
+            except OSError as error:
+                raise LinkError(f"the connection broke: {error}") from error
+            if not count:
+                raise LinkError("the worker closed the connection", reason="end of file")
+            opener.received(count)
+            self._unheard += count
+            if self._unheard >= TRICKLE:
+                self._hear()
+        if self._unheard:
+            self._hear()
+        return length
+
+    def _hear(self) -> None:
+        self.heard, self._unheard = time.monotonic(), 0
+
+    def open_into(self, target: memoryview) -> None:
+        """Open the message that is :meth:`waiting` into memory of just its length."""
+        self._connection.opener.open_into(target)
+
+    def open_next(self, target: memoryview) -> bool:
+        """The next message into memory of just its length; False: a lane has still to bring it."""
+        if not self.lanes.awaited:
+            self.open_into(target)
+            self._hear()  # it may have waited for the program, and what came behind it, too
+            return True
+        message = self.lanes.next()
+        if message is None:
+            return False
+        _put(target, *message)
+        self._hear()
+        return True
+
+    def drain(self, timeout: float = 1.0) -> None:
+        """Send what is left, waiting for at most ``timeout`` seconds."""
+        self._sender.drain(timeout)
+
+    def finish(self, timeout: float = 1.0) -> None:
+        """Send what is left and let the worker read it, each for at most ``timeout`` seconds, then close.
+
+        The worker closes when it has read the last message. A ``session.end`` by the control link
+        before that would overtake what is said here.
+        """
+        self.drain(timeout)
+        self._sock.settimeout(timeout)
+        deadline = time.monotonic() + timeout
+        try:
+            while self._sock.recv(1 << 16) and time.monotonic() < deadline:
+                pass
+        except OSError:
+            pass  # it will not say more
+        self.close()
+
+    def close(self) -> None:
+        self._sender.close()
+        self._connection.close()
+        self.lanes.close()
+        self.host.close()
+
+
+def _put(target: memoryview, kind: int, body: memoryview) -> None:
+    """A lane's message where it belongs, without the interpreter's lock: the lanes' threads go on meanwhile."""
+    target[0] = kind
+    np.copyto(np.frombuffer(target, np.uint8)[1:], np.frombuffer(body, np.uint8))

@@ -1,0 +1,117 @@
+"""Whether the worker just attached to is on this host, and the channel to it by which memory is handed over."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import structlog
+
+from rgpu.link.local import shared
+from rgpu.session.errors import RgpuError
+
+log = structlog.get_logger(__name__)
+
+LARGEST_AREA = 1 << 34
+
+
+class Area:
+    """The worker's memory for long answers, mapped read-only."""
+
+    def __init__(self, number: int, size: int, fd: int) -> None:
+        """Takes ``fd`` over. Raises :class:`Corrupt`, :class:`OSError`."""
+        self.number, self.size, self.fd = number, size, fd
+        try:
+            shared.check_sealed(fd, size, LARGEST_AREA)
+            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.view = memoryview(self._map)
+
+    def close(self) -> None:
+        """May be called more than once."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self.view.release()
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # a piece of an answer is still being summed; the mapping goes with it
+
+
+class HostLink:
+    """Of one attachment. Without a :attr:`channel` bulk goes in frames, and :attr:`reason` says why."""
+
+    def __init__(self) -> None:
+        self.channel: shared.Channel | None = None
+        self.worker = ""  #: which process it is, so that the agent knows it again; empty: it does not say
+        self.area: Area | None = None
+        self.reason = "not asked for"
+
+    @property
+    def state(self) -> str:
+        """For ``rgpu ps``: ``on``, or why bulk goes over TCP."""
+        return "on" if self.channel is not None else self.reason
+
+    def take_area(self) -> Area | None:
+        """It is the caller's from now on."""
+        area, self.area = self.area, None
+        return area
+
+    def close(self) -> None:
+        if self.area is not None:
+            self.area.close()
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            channel.close()
+
+
+class HostAsk:
+    """Asks while attaching, on the helper thread: goes with ATTACH, and hears ATTACHED."""
+
+    def __init__(self, session: str, enabled: bool) -> None:
+        self._session, self._host = session, shared.identity() if enabled else ""
+        self.found = HostLink()
+
+    @property
+    def wishes(self) -> dict[str, Any]:
+        return {"host": self._host} if self._host else {}
+
+    def told(self, answer: dict[str, Any]) -> None:
+        """What the worker said. Raises nothing: whatever is wrong, frames will do."""
+        found = self.found
+        worker = answer.get("worker")
+        found.worker = worker if isinstance(worker, str) else ""
+        if not self._host:
+            return
+        offer = answer.get("shared")
+        if not isinstance(offer, dict):
+            found.reason = "the worker is on another host" if found.worker else "the worker shares no memory"
+            return
+        if "refused" in offer:
+            found.reason = str(offer["refused"])[:300]
+        else:
+            self._connect(offer)
+        if found.channel is None:
+            log.warning("the worker is on this host, but memory cannot be shared: bulk goes over TCP",
+                        session=self._session, reason=found.reason)
+
+    def _connect(self, values: dict[str, Any]) -> None:
+        found = self.found
+        try:
+            found.channel, proven = shared.connect(shared.Offer.from_dict(values))
+            found.reason = ""
+        except RgpuError as error:
+            found.reason = error.message
+            return
+        if proven.fd < 0:
+            return
+        try:
+            found.area = Area(proven.number, proven.size, proven.fd)
+        except (RgpuError, OSError, ValueError) as error:
+            log.warning("the worker's memory for answers cannot be used: they go over TCP", session=self._session,
+                        reason=str(error))

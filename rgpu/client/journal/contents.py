@@ -1,0 +1,70 @@
+"""Where the journal holds module binaries: the payloads that may be named by hash on the data link."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rgpu.client.journal.cursor import Cursor
+from rgpu.link.data.module_refs import SMALLEST, is_content
+from rgpu.session.journal.record import HEADER, HEADER_SIZE, MAGIC, padded
+
+
+class Readable(Protocol):
+    """A run of the journal, as far as it matters here."""
+
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int: ...
+    def read(self, offset: int, limit: int) -> list[Any]: ...
+
+
+@dataclass(slots=True)
+class Content:
+    """A payload in the journal: run number and offset in the run (as a Cursor), length in bytes."""
+
+    number: int
+    offset: int
+    length: int
+    digest: bytes = b""  #: computed when it is needed first
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.number, self.offset
+
+
+class Contents:
+    """The images that the journal holds, in its order."""
+
+    def __init__(self) -> None:
+        self._found: list[Content] = []
+
+    def note(self, number: int, run: Readable) -> None:
+        """A run was added to the journal; only a run of one record can be an image's."""
+        if run.first != run.last or run.size < SMALLEST:
+            return
+        magic, call, _, _, _, args, payload, _, _ = HEADER.unpack(b"".join(run.read(0, HEADER_SIZE)))
+        offset = HEADER_SIZE + padded(args)
+        if magic == MAGIC and is_content(call, payload) and offset + payload <= run.size:
+            self._found.append(Content(number, offset, payload))
+
+    def forget(self, number: int) -> None:
+        """The runs before ``number`` are not kept any more."""
+        if self._found and self._found[0].number < number:
+            del self._found[:bisect_left(self._found, (number, 0), key=_place)]
+
+    def after(self, cursor: Cursor) -> Content | None:
+        """The first image whose payload begins at the cursor or behind it."""
+        if not self._found or self._found[-1].place < (cursor.number, cursor.offset):
+            return None
+        return self._found[bisect_left(self._found, (cursor.number, cursor.offset), key=_place)]
+
+    def all_after(self, cursor: Cursor) -> list[Content]:
+        return self._found[bisect_left(self._found, (cursor.number, cursor.offset), key=_place):]
+
+
+def _place(content: Content) -> tuple[int, int]:
+    return content.place

@@ -1,0 +1,13 @@
+"""A place in what the journal holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Cursor:
+    """A place in the stream of wire records: run number (counted from the first ever) and offset."""
+
+    number: int
+    offset: int

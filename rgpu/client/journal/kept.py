@@ -1,0 +1,336 @@
+"""What the agent keeps of the journal: in shared memory, spilled to files, and for how long.
+
+With ``recover`` everything is kept until an image that counts covers it
+(:meth:`Journal.cut`); without, until the worker has applied it
+(:meth:`Journal.applied`). Long before the limit the oldest calls are
+written to journal files, and their memory goes back to the shim.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rgpu.client.journal.contents import Contents
+from rgpu.client.journal.cursor import Cursor
+from rgpu.client.journal.keeping import Rules
+from rgpu.client.journal.spill import FiledRun, SpillFile, SpillJob
+from rgpu.client.shim_link.local import NewSegment
+from rgpu.client.shim_link.segments import ExternalRun, InlineRun, Run, Segment, Walker
+from rgpu.session.errors import Corrupt
+from rgpu.session.journal.record import HEADER, HEADER_SIZE, MAGIC
+
+_HEADER_BLOCK = 64 * 1024
+#: Shares of the limit. The shim itself stops publishing at the limit, so the agent must act before.
+SPILL_BYTES = 16 * 1024 * 1024  #: of records in one file, about
+SPILL_AT = 0.5  #: and :mod:`rgpu.client.journal.keeping` says what follows beyond
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How much is kept, and where. ``limit``: bytes. ``on_full``: ``block`` or ``unprotected``."""
+
+    recover: bool = False
+    limit: int = 1 << 30
+    directory: Path | None = None
+    on_full: str = "block"
+    max_age: float = 0.0  #: seconds; 0: any
+    max_replay: float = 0.0  #: seconds; 0: any
+    divergence: str = "warn"  #: ``warn`` or ``stop``
+
+    @property
+    def rules(self) -> Rules:
+        """What :func:`rgpu.client.journal.keeping.decide` goes by."""
+        return Rules(self.limit, self.recover, self.on_full, self.max_age, self.max_replay, self.directory is not None)
+
+
+class Journal:
+    """See the module docstring. One thread uses it; spilling runs elsewhere, on a :class:`SpillJob`."""
+
+    def __init__(self, policy: Policy, share: bool = False) -> None:
+        """``share``: a worker on this host may be given the bulk segments."""
+        self.policy = policy
+        self.walker = Walker(share)
+        self._runs: deque[Run | FiledRun] = deque()
+        self._base = 0  #: number of self._runs[0]
+        self.contents = Contents()  #: the modules' images among them
+        self.first_seq = 1  #: oldest call kept
+        self.protected = policy.recover  #: False for good once `unprotected` dropped something
+        self.memory_bytes = 0
+        self.filed_bytes = 0
+        self.total_bytes = 0  #: of all calls ever published
+        self._open_size = 0  #: of the newest run, as far as it was counted
+        self._spilling = False
+        self.spill_error = ""
+        self.news_closed = False  #: a segment was closed; the loop resets it when it has looked what can be released
+        self._entered = 0
+        self.stalled = False  #: the shim announced less than it published
+
+    @property
+    def last_seq(self) -> int:
+        """The newest call that was published."""
+        return self.walker.next_seq - 1
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.memory_bytes + self.filed_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of shared memory that calls keep from the shim: more than the calls, as segments are given back whole.
+
+        It is these that the shim counts against the limit, so whatever is done before the limit goes by them. Of a
+        segment that is still written only the calls count: the shim closes it when it waits for space.
+        """
+        closed, still = self.walker.used_bytes()
+        return max(self.memory_bytes, closed + min(still, self.memory_bytes))
+
+    # -- taking in --------------------------------------------------------------------
+    def offer(self, offer: NewSegment) -> Segment:
+        return self.walker.offer(offer)
+
+    def advance(self) -> list[tuple[int, int, int]]:
+        """Take in what was published: [(seq, call id, flags)]. Raises :class:`Corrupt`."""
+        bulks = self.walker.bulks
+        closing = {index for index, bulk in bulks.items() if not bulk.closed and bulk.words[4]} if bulks else None
+        runs, calls, whole = self.walker.walk()
+        self.stalled = not whole
+        if calls:
+            self._count_growth()
+            for run in runs:
+                for segment in run.segments:
+                    segment.uses += 1
+                self.contents.note(self._base + len(self._runs), run)
+                self._runs.append(run)
+                self._add(run.size)
+                self._open_size = run.size
+        if whole and closing:
+            for index in closing:  # closed before the walk: no call that we have not seen refers to it
+                bulks[index].closed = True
+            self.news_closed = True
+        if self.walker.entered != self._entered:
+            self._entered = self.walker.entered
+            self.news_closed = True
+        return calls
+
+    def _count_growth(self) -> None:
+        if self._runs and isinstance(self._runs[-1], InlineRun):
+            self._add(self._runs[-1].size - self._open_size)
+            self._open_size = self._runs[-1].size
+
+    def _add(self, size: int) -> None:
+        self.memory_bytes += size
+        self.total_bytes += size
+
+    # -- reading ----------------------------------------------------------------------
+    def cursor(self, seq: int) -> Cursor:
+        """Where the record ``seq`` starts; ``last_seq + 1`` is the end.
+
+        Raises :class:`Corrupt` when it is not kept any more, or not there yet.
+        """
+        if not self.first_seq <= seq <= self.last_seq + 1:
+            raise Corrupt(f"call {seq} is wanted; the journal holds {self.first_seq} to {self.last_seq}", seq=seq,
+                          reason="not kept")
+        low, high = 0, len(self._runs)
+        while low < high:
+            middle = (low + high) // 2
+            if self._runs[middle].last < seq:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(self._runs):
+            end = len(self._runs) - 1
+            return Cursor(self._base + end, self._runs[end].size) if self._runs else Cursor(self._base, 0)
+        return Cursor(self._base + low, _offset_of(self._runs[low], seq))
+
+    @property
+    def first_number(self) -> int:
+        """Number of the oldest run that is kept."""
+        return self._base
+
+    def run(self, number: int) -> Run | FiledRun:
+        """A run that is kept."""
+        return self._runs[number - self._base]
+
+    def take(self, cursor: Cursor, limit: int, until: tuple[int, int] | None = None) -> list[Any]:
+        """Up to ``limit`` bytes of wire records from the cursor on, which moves behind them.
+
+        Not beyond ``until`` (run number, offset), which stands behind the cursor.
+        The buffers are views of shared memory: use them before the next call
+        that drops something.
+        """
+        found: list[Any] = []
+        while limit > 0:
+            position = cursor.number - self._base
+            if position >= len(self._runs):
+                break
+            run = self._runs[position]
+            left = run.size - cursor.offset
+            if left <= 0:
+                if position + 1 >= len(self._runs):
+                    break
+                cursor.number, cursor.offset = cursor.number + 1, 0
+                continue
+            count = min(left, limit)
+            if until is not None and cursor.number == until[0]:
+                count = min(count, until[1] - cursor.offset)
+                if not count:
+                    break
+            found.extend(run.read(cursor.offset, count))
+            cursor.offset += count
+            limit -= count
+        return found
+
+    def bulk_ahead(self, cursor: Cursor, limit: int) -> tuple[int, ExternalRun] | None:
+        """The next payload in a bulk segment that begins within ``limit`` bytes: number of its run, and the run."""
+        position, offset = cursor.number - self._base, cursor.offset
+        while position < len(self._runs) and limit > 0:
+            run = self._runs[position]
+            if isinstance(run, ExternalRun) and offset <= run.payload_at:
+                return self._base + position, run
+            limit -= run.size - offset
+            position, offset = position + 1, 0
+        return None
+
+    def at_end(self, cursor: Cursor) -> bool:
+        position = cursor.number - self._base
+        return position >= len(self._runs) or \
+            position == len(self._runs) - 1 and cursor.offset >= self._runs[position].size
+
+    def shipped(self, cursor: Cursor) -> int:
+        """The newest call that stands wholly before the cursor."""
+        position = cursor.number - self._base
+        if position >= len(self._runs):
+            return self.last_seq
+        run = self._runs[position]
+        return run.last if cursor.offset >= run.size else run.first - 1
+
+    # -- letting go -------------------------------------------------------------------
+    def cut(self, position: int, shipping: Cursor | None) -> None:
+        """An image that counts holds everything up to ``position``."""
+        self._drop(position, shipping)
+
+    def applied(self, position: int, shipping: Cursor | None) -> None:
+        """The worker applied everything up to ``position``: without recovery it is not needed any more."""
+        if not self.policy.recover or not self.protected:
+            self._drop(position, shipping)
+
+    def _drop(self, position: int, shipping: Cursor | None) -> None:
+        """Whole runs up to ``position``; never what is still to be shipped, whoever asks for it."""
+        while self._runs and self._runs[0].last <= position:
+            if shipping is not None and (shipping.number < self._base or (
+                    shipping.number == self._base and shipping.offset < self._runs[0].size)):
+                break
+            run = self._runs[0]
+            if len(self._runs) == 1 and isinstance(run, InlineRun) and not run.segment.closed:
+                break  # it may still grow
+            self._runs.popleft()
+            self._base += 1
+            self.first_seq = run.last + 1
+            self._let_go(run)
+        self.contents.forget(self._base)
+        if shipping is not None and shipping.number < self._base:
+            shipping.number, shipping.offset = self._base, 0
+
+    def _let_go(self, run: Run | FiledRun) -> None:
+        if isinstance(run, FiledRun):
+            self.filed_bytes -= run.size
+            run.drop()
+            return
+        self.memory_bytes -= run.size
+        for segment in run.segments:
+            segment.uses -= 1
+
+    def released(self) -> list[int]:
+        """Segments that nothing needs any more, each named once: their memory is unmapped here."""
+        walker, found = self.walker, []
+        for segment in [*walker.logs.values(), *walker.bulks.values()]:
+            if segment.closed and segment.uses == 0 and segment is not walker.current:
+                walker.forget(segment)
+                found.append(segment.index)
+        return found
+
+    # -- spilling ---------------------------------------------------------------------
+    def spill_job(self) -> SpillJob | None:
+        """The oldest calls, when memory nears the limit and nothing is being spilled."""
+        if not (self.policy.recover and self.protected and self.policy.directory) or self.spill_error:
+            return None
+        if self.held_bytes <= self.policy.limit * SPILL_AT or self._spilling:
+            return None
+        runs: list[Run] = []
+        size = 0
+        for position, run in enumerate(self._runs):
+            if isinstance(run, FiledRun):
+                continue
+            # The oldest go first; the newest one may still grow.
+            newest = position == len(self._runs) - 1
+            if size >= SPILL_BYTES or newest and isinstance(run, InlineRun) and not run.segment.closed:
+                break
+            runs.append(run)
+            size += run.size
+        if not runs:
+            return None
+        self._spilling = True
+        for run in runs:  # what is being written must stay mapped, even if it is cut meanwhile
+            for segment in run.segments:
+                segment.uses += 1
+        return SpillJob(tuple(runs), self.policy.directory)
+
+    def spilled(self, job: SpillJob, file: SpillFile | None, error: str = "") -> None:
+        """A job is done: its runs are read from ``file`` from now on. None: it failed."""
+        self._spilling = False
+        for run in job.runs:
+            for segment in run.segments:
+                segment.uses -= 1
+        if file is None:
+            self.spill_error = error
+            return
+        wanted = {id(run): position for position, run in enumerate(self._runs)}
+        offset = file.start
+        for run in job.runs:
+            position = wanted.get(id(run))
+            if position is not None:  # else it was cut meanwhile
+                self._let_go(run)
+                filed = FiledRun(run.first, run.last, file, offset, run.size)
+                self.filed_bytes += filed.size
+                self._runs[position] = filed
+            offset += run.size
+        file.settle()
+
+    def unprotect(self) -> None:
+        """Give recovery up: from now on what the worker applied is dropped (policy ``unprotected``)."""
+        self.protected = False
+
+    def close(self, keep_files: bool) -> None:
+        """Unmap everything; journal files stay only if asked."""
+        for run in self._runs:
+            if isinstance(run, FiledRun) and not keep_files:
+                run.drop()
+        self._runs.clear()
+        self.walker.close()
+
+
+def _offset_of(run: Run | FiledRun, seq: int) -> int:
+    """Where record ``seq`` starts in a run."""
+    if run.first == seq:
+        return 0
+    data = b"".join(run.read(0, run.size)) if run.size <= 16 * _HEADER_BLOCK else None
+    at = 0
+    while data is not None and at + HEADER_SIZE <= len(data):
+        magic, _, _, number, _, args, payload, _, _ = HEADER.unpack_from(data, at)
+        if magic != MAGIC:
+            break
+        if number == seq:
+            return at
+        at += HEADER_SIZE + (args + 7 & ~7) + (payload + 7 & ~7)
+    raise Corrupt(f"call {seq} cannot be found where the journal has it", seq=seq, reason="changed")
+
+
+def prepare_directory(directory: Path) -> Path:
+    """A private directory for journal files."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(directory, 0o700)
+    return directory

@@ -1,0 +1,1 @@
+"""`rgpu run`: the program with the driver library in front, and the agent that asks the pool for its sessions."""

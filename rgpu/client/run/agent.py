@@ -1,0 +1,302 @@
+"""The agent: a private socket for the program's processes, one session for each that connects.
+
+Sessions are named NAME, NAME/2, NAME/3 … in the order in which the processes
+first use CUDA. A process that cannot get a session is refused, with the
+reason, and its CUDA calls return an error; the agent and the others go on.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from rgpu.client.journal.kept import Journal, Policy, prepare_directory
+from rgpu.client.journal.recorder import Recorder
+from rgpu.client.run import pool_desk as desks
+from rgpu.client.run.pool_desk import Desk
+from rgpu.client.run.waiting import create_session
+from rgpu.client.session.identity import Identity
+from rgpu.client.session.shipper import Shipper
+from rgpu.client.shim_link import answer_ring
+from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
+from rgpu.client.shim_link.local import Hello, LocalPeer, NewSegment, Observe, listen
+from rgpu.client.shim_link.observe import Observer
+from rgpu.link import versions
+from rgpu.link.keys import Endpoint, KeyPair
+from rgpu.session.errors import Corrupt, PoolUnavailable, Refused, RgpuError, StoreError, TimedOut, VersionMismatch
+from rgpu.session.facts import SessionFacts
+
+log = structlog.get_logger(__name__)
+
+HELLO_TIMEOUT = 5.0
+EXIT_CODE_TIMEOUT = 5.0
+NO_DEVICE, SYSTEM_NOT_READY = 100, 802  #: CUresult
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What ``rgpu run`` was asked for. ``memory``, ``journal_limit``: bytes; None: the pool's default."""
+
+    name: str
+    memory: int | None = None
+    recover: bool | None = None
+    journal_limit: int = 1 << 30
+    journal_dir: Path | None = None
+    on_full: str = "block"
+    extra: dict[str, Any] = field(default_factory=dict)
+    record: Path | None = None  #: folder for recordings of the sessions
+    checkpoint_every: float = 0.0  #: seconds after which the journal is worth an image; 0: any time
+    max_replay: float = 0.0  #: seconds that the replay of a recovery may be predicted to take; 0: any time
+    divergence: str = "warn"  #: when a replay answers otherwise: ``warn`` or ``stop``
+    same_host: bool = True  #: bulk through shared memory where the worker is on this host
+
+
+class Agent:
+    """Owns the sessions of one program and its children; see the module docstring."""
+
+    def __init__(self, options: Options, keys: KeyPair, endpoints: list[Endpoint], *, desk: Desk | None = None,
+                 complain: Callable[[str], None] = lambda line: None,
+                 described: Callable[[], list[Endpoint]] | None = None) -> None:
+        """``complain(line)``: tells the user why a process got no session. ``described``: as for :class:`Desk`."""
+        self.options = options
+        self.desk = desk or Desk(keys, endpoints, described=described)
+        self._client = keys.public
+        self._complain = complain
+        self._directory = Path(tempfile.mkdtemp(prefix="rgpu-"))  # mode 0700
+        self._listener, self.socket_path = listen(self._directory)
+        self.observer = Observer(self.desk, lambda: {"memory": options.memory, "options": options.extra,
+                                                       "versions": versions.ours()})
+        self._lock = threading.Lock()
+        self._counter = 0
+        self._shippers: dict[str, Shipper] = {}
+        self._threads: list[threading.Thread] = []
+        self._closing = False
+        self._interrupts = 0
+        self._child: int | None = None
+        self._exit_code: int | None = None
+        self._exited = threading.Event()
+        self._accepting = threading.Thread(target=self._accept, name="agent-accept", daemon=True)
+
+    def start(self) -> None:
+        self._accepting.start()
+
+    # -- what the launcher tells --------------------------------------------------------
+    def child_started(self, pid: int) -> None:
+        self._child = pid
+
+    def child_exited(self, code: int) -> None:
+        """The program's exit code, for its session's record."""
+        self._exit_code = code
+        self._exited.set()
+
+    def interrupted(self) -> None:
+        """The user pressed Ctrl-C: whoever waits for a place in the pool waits no more."""
+        self._interrupts += 1
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End all sessions, tell the pool, and take the socket away."""
+        with self._lock:
+            self._closing = True
+            shippers, threads = list(self._shippers.values()), list(self._threads)
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._listener.close()
+        for shipper in shippers:
+            shipper.stop("the program ended")
+        deadline = time.monotonic() + timeout
+        for thread in [self._accepting, *threads]:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self.desk.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        """By session's name."""
+        with self._lock:
+            return {name: shipper.upkeep.statistics() for name, shipper in self._shippers.items()}
+
+    # -- one process after another ------------------------------------------------------
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                if self._closing:
+                    sock.close()
+                    return
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
+                thread = threading.Thread(target=self._serve, args=(sock,), name="agent-session", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        peer: LocalPeer | None = None
+        try:
+            peer = LocalPeer(sock)
+            hello, early = wait_hello(peer)
+            if isinstance(hello, Observe):
+                self._observe(peer)
+                return
+            try:
+                shipper = self._open_session(peer, hello, early)
+            except BaseException:
+                hello.close()
+                for segment in early:
+                    os.close(segment.fd)
+                raise
+        except RgpuError as error:
+            self._refuse(peer, error)
+            return
+        except Exception as error:  # noqa: BLE001 - one process' trouble is not the others'
+            log.exception("a process could not be served")
+            self._refuse(peer, RgpuError(f"the agent failed: {error}"))
+            return
+        try:
+            shipper.run()
+        finally:
+            self.observer.ended(shipper.identity.session)
+            with self._lock:
+                self._shippers.pop(shipper.identity.session, None)
+        if shipper.over and not shipper.ended_well:
+            self._complain(f"rgpu: session {shipper.identity.session}: {shipper.over}")
+
+    def _observe(self, peer: LocalPeer) -> None:
+        """Answer a monitor. No place in the pool is an answer too, and no reason to disturb the user."""
+        try:
+            peer.observed(self.observer.answer(peer.pid).encode())
+        except RgpuError as error:
+            peer.refuse(NO_DEVICE if isinstance(error, Refused) else SYSTEM_NOT_READY, error.message)
+        finally:
+            peer.close()
+
+    def _refuse(self, peer: LocalPeer | None, error: RgpuError) -> None:
+        log.error("no session for a process", error=error.code, reason=error.message)
+        self._complain(f"rgpu: no session: {error.message}")
+        if peer is not None:
+            peer.refuse(SYSTEM_NOT_READY if isinstance(error, PoolUnavailable) else NO_DEVICE, error.message)
+            peer.close()
+
+    def _open_session(self, peer: LocalPeer, hello: Hello, early: list[NewSegment]) -> Shipper:
+        number, name = self._next_name()
+        reply = create_session(self.desk, {
+            "name": name, "memory": self.options.memory, "recover": self.options.recover,
+            "parent": self.options.name if name != self.options.name else None,
+            "program": {"pid": peer.pid, "command": hello.executable, "host": socket.gethostname()},
+            "options": self.options.extra, "versions": versions.ours()}, tell=self._complain,
+            given_up=self._wanted_by(peer))
+        try:
+            name = str(reply["session"])
+            self._check_versions(name, reply)
+            facts = SessionFacts.from_dict(reply["facts"])
+            owner, grant = desks.owner(reply), desks.grant(reply)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Corrupt(f"the pool's reply to session.create cannot be read: {error!r}", reason="reply") from error
+        policy = self._policy(name, reply)
+        # The journal is kept here, so its limits are this agent's, whatever the node says.
+        facts = replace(facts, number=number, journal_limit=policy.limit, recover=policy.recover)
+        page = AgentPage(answer_ring.CAPACITY if hello.ring else 0)
+        ring = AnswerRing(page, *hello.ring) if hello.ring else None
+        identity = Identity(name, peer.pid, hello.executable, self._client)
+        shared = self.options.same_host
+        shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy, shared), self.desk, owner, grant,
+                          lambda: self._code_of(peer.pid), ring, lambda usage: self.observer.counts(name, usage),
+                          self._recorder(name), hello.text, hello.area and shared, shared)
+        for segment in early:
+            shipper.journal.offer(segment)
+        self.observer.began(name, peer.pid, facts, str(reply.get("driver_release") or ""))
+        with self._lock:
+            self._shippers[name] = shipper
+            closing = self._closing
+        if closing:
+            shipper.stop("the program ended")
+        peer.send_welcome(facts.encode(), page.fd)
+        log.info("session created", session=name, owner=owner.host, epoch=owner.epoch, pid=peer.pid)
+        return shipper
+
+    def _wanted_by(self, peer: LocalPeer) -> Callable[[], str]:
+        """Why a process that waits for a session wants none any more; empty while it does."""
+        before = self._interrupts
+        poller = select.poll()
+        poller.register(peer.fileno(), select.POLLRDHUP)
+
+        def given_up() -> str:
+            if self._closing or poller.poll(0):
+                return "the program ended"
+            return "interrupted" if self._interrupts != before else ""
+
+        return given_up
+
+    def _recorder(self, session: str) -> Recorder | None:
+        """Raises :class:`StoreError` when the recording cannot begin: a user who asked for one wants it whole."""
+        if self.options.record is None:
+            return None
+        try:
+            return Recorder(self.options.record, session)
+        except OSError as error:
+            self.desk.quietly("session.end", {"session": session, "reason": str(error), "exit_code": None}, 5.0)
+            raise StoreError(f"the session cannot be recorded: {error}") from error
+
+    def _check_versions(self, session: str, reply: dict[str, Any]) -> None:
+        """A node that knows nothing of versions made the session: it is given back. Raises :class:`VersionMismatch`."""
+        try:
+            versions.check(reply.get("versions"), "the pool")
+        except VersionMismatch as error:
+            self.desk.quietly("session.end", {"session": session, "reason": error.message, "exit_code": None}, 5.0)
+            raise
+
+    def _next_name(self) -> tuple[int, str]:
+        with self._lock:
+            self._counter += 1
+            number = self._counter
+        return number, self.options.name if number == 1 else f"{self.options.name}/{number}"
+
+    def _policy(self, name: str, reply: dict[str, Any]) -> Policy:
+        recover = bool(reply.get("recover", True)) and self.options.recover is not False
+        directory = None
+        if recover and self.options.journal_dir is not None:
+            directory = prepare_directory(self.options.journal_dir / name.replace("/", "~"))
+        options = self.options
+        return Policy(recover, options.journal_limit, directory, options.on_full, options.checkpoint_every,
+                      options.max_replay, options.divergence)
+
+    def _code_of(self, pid: int) -> int | None:
+        """The exit code of the process the launcher started; others' are not known."""
+        if pid != self._child:
+            return None
+        self._exited.wait(EXIT_CODE_TIMEOUT)
+        return self._exit_code
+
+
+def wait_hello(peer: LocalPeer) -> tuple[Hello | Observe, list[NewSegment]]:
+    """The first message, and segments that came right behind a HELLO. Raises :class:`TimedOut`, :class:`Corrupt`."""
+    deadline = time.monotonic() + HELLO_TIMEOUT
+    poller = select.poll()
+    poller.register(peer.fileno(), select.POLLIN)
+    while True:
+        messages = peer.receive()
+        if messages:
+            break
+        left = deadline - time.monotonic()
+        if peer.eof or left <= 0:
+            raise TimedOut("a process connected to the agent and said nothing")
+        poller.poll(left * 1000)
+    hello, rest = messages[0], messages[1:]
+    segments = [message for message in rest if isinstance(message, NewSegment)]
+    if not isinstance(hello, Hello | Observe) or len(segments) != len(rest):
+        raise Corrupt("a process did not begin with HELLO", reason="protocol")
+    return hello, segments

@@ -1,0 +1,135 @@
+"""The control addresses that an agent knows: kept while nodes come and go, found again when all of them are gone.
+
+=========================  ====================================================
+who names addresses        what is done with them
+=========================  ====================================================
+a reply of the pool        they are the known ones; fewer than three are filled
+                           up with those known before (OWNERSHIP 7)
+the worker, by a notice    its node's address, for a key that is known already
+the pool's description     read when nobody known answers: what stands there
+                           besides is asked too, and known once it has answered
+=========================  ====================================================
+
+An address is asked only together with the key that its node must prove, so a wrong one costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import structlog
+
+from rgpu.link.keys import Endpoint, check_public
+from rgpu.session.errors import RgpuError
+
+log = structlog.get_logger(__name__)
+
+LEAST = 3
+REFRESH_SECONDS = 60.0  #: without a reply that names the nodes, after which one is asked for
+PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  #: s before what the description named in vain is asked again
+Described = Callable[[], list[Endpoint]]
+
+
+def _nothing() -> list[Endpoint]:
+    return []
+
+
+class KnownNodes:
+    """See the module docstring; every method from any thread. ``now``: monotonic seconds."""
+
+    def __init__(self, endpoints: Iterable[Endpoint], described: Described = _nothing, now: float = 0.0) -> None:
+        """``described()``: the endpoints of the pool's description as it is now; may raise RgpuError or OSError."""
+        self._described = described
+        self._lock = threading.Lock()
+        self._endpoints = list(endpoints)
+        self._vain: list[Endpoint] = []  #: of the description, which did not answer either
+        self._tries = 0
+        self._again = 0.0
+        self._refresh_at = now + _spread(REFRESH_SECONDS)
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        with self._lock:
+            return list(self._endpoints)
+
+    def named(self, raw: Any, now: float) -> None:
+        """Take the endpoints that a reply named; what is not one is left out. A reply without any changes nothing."""
+        fresh = [found for item in (raw if isinstance(raw, list) else []) if (found := _endpoint(item)) is not None]
+        if fresh:
+            with self._lock:
+                self._take(fresh, LEAST)
+                self._refresh_at = now + _spread(REFRESH_SECONDS)
+
+    def told(self, address: Any, public: Any) -> bool:
+        """Take a node's new address from the worker; False for a node whose key is not known."""
+        with self._lock:
+            for index, known in enumerate(self._endpoints):
+                if known.public == public and isinstance(address, str) and address.startswith("tcp://"):
+                    self._endpoints[index] = Endpoint(address, known.public, known.host)
+                    break
+            else:
+                return False
+        log.info("a node answers elsewhere, says the worker", address=address, host=known.host)
+        return True
+
+    def described(self, now: float) -> list[Endpoint]:
+        """What the pool's description names besides those known; nothing while that was asked in vain just now."""
+        try:
+            found = self._described()
+        except (RgpuError, OSError) as error:
+            log.warning("the pool's description cannot be read again", reason=str(error))
+            return []
+        with self._lock:
+            others = [endpoint for endpoint in found if endpoint not in self._endpoints]
+            if others != self._vain:
+                self._vain, self._tries = [], 0
+            elif now < self._again:
+                return []
+            return others
+
+    def answered(self, others: list[Endpoint]) -> None:
+        """One of the description's others answered: they are known from now on, unless its reply named the nodes."""
+        with self._lock:
+            self._vain, self._tries = [], 0
+            if not any(endpoint in self._endpoints for endpoint in others):
+                self._take(others, len(others) + LEAST)
+
+    def in_vain(self, others: list[Endpoint], now: float) -> None:
+        """None of the description's others answered."""
+        with self._lock:
+            self._vain, self._tries = list(others), self._tries + 1
+            self._again = now + PAUSES[min(self._tries, len(PAUSES) - 1)]
+
+    def refresh_due(self, now: float) -> bool:
+        """Whether to ask for the nodes now: no reply named them for long. Once for each such time."""
+        with self._lock:
+            due = now >= self._refresh_at
+            if due:
+                self._refresh_at = now + _spread(REFRESH_SECONDS)
+            return due
+
+    def _take(self, fresh: list[Endpoint], count: int) -> None:
+        """``fresh`` ones, and of the nodes that they leave out as many as make ``count``."""
+        keys = {endpoint.public for endpoint in fresh}
+        older = [endpoint for endpoint in self._endpoints if endpoint.public not in keys]
+        self._endpoints = list(dict.fromkeys(fresh + older[:max(0, count - len(fresh))]))
+
+
+def _endpoint(item: Any) -> Endpoint | None:
+    if not isinstance(item, dict):
+        return None
+    address, public = item.get("address"), item.get("public")
+    if not isinstance(address, str) or not isinstance(public, str):
+        return None
+    try:
+        return Endpoint(address, check_public(public), str(item.get("host") or ""))
+    except RgpuError:
+        return None
+
+
+def _spread(seconds: float) -> float:
+    """Agents that began together do not ask together."""
+    return seconds * random.uniform(0.75, 1.25)

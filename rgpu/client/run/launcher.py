@@ -1,0 +1,223 @@
+"""``rgpu run``: the program with our driver library in front, and the agent beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from rgpu.client.run.agent import Agent, Options
+from rgpu.link import versions
+from rgpu.link.control import ControlClient
+from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
+from rgpu.link.local.promptness import keep_prompt
+from rgpu.session.errors import AlreadyExists, NotFound, PoolUnavailable, RgpuError, UsageError
+
+log = structlog.get_logger(__name__)
+
+DRIVER = "libcuda.so.1"
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGQUIT)
+SPLITS = re.compile(r"[\s:;]")  #: what ends a path in LD_PRELOAD or LD_LIBRARY_PATH
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  #: exit codes, as shells have them
+
+
+def shim_directory() -> Path:
+    """Where our driver library is. Raises :class:`NotFound`. ``RGPU_SHIM_DIR`` overrides it."""
+    directory = Path(os.environ.get("RGPU_SHIM_DIR") or Path(__file__).parents[1] / "lib").resolve()
+    if not (directory / DRIVER).exists():
+        raise NotFound(f"{directory / DRIVER} does not exist: install rgpu ('pip install .'), which builds it",
+                       path=str(directory))
+    return directory
+
+
+def environment(base: Mapping[str, str], library: Path, agent: Path, driver_version: int | None = None,
+                several: bool = False) -> dict[str, str]:
+    """The program's environment; what the user set is kept, behind ours.
+
+    ``driver_version``: as cuDriverGetVersion; what the shim answers before it has a session.
+    ``several``: the session asks for more than one GPU.
+    """
+    result = dict(base)
+    library = loadable(library, agent.parent)
+    driver = str(library / DRIVER)
+    result["LD_LIBRARY_PATH"] = _join(str(library), base.get("LD_LIBRARY_PATH"), ":")
+    result["LD_PRELOAD"] = _join(driver, base.get("LD_PRELOAD"), ":")
+    result["RGPU_AGENT"] = str(agent)
+    if driver_version is not None:
+        result["RGPU_DRIVER_VERSION"] = str(driver_version)
+    result["NUMBA_CUDA_DRIVER"] = driver  # the file
+    result["TRITON_LIBCUDA_PATH"] = str(library)  # the directory, which Triton gives its compiler with -L
+    # This machine has no PCI tree to look GPUs up in, so NCCL takes them to be far apart and would fall back to host
+    # memory that GPU and CPU poll together, which cannot work here. So it tries peers first: they work, or say why not.
+    result.setdefault("NCCL_P2P_LEVEL", "SYS")
+    if several:  # between devices of one process it would map one handle at two addresses; without, it uses pointers
+        result.setdefault("NCCL_CUMEM_ENABLE", "0")
+    # What compilers started by the program read for -lcuda: inductor's C++ wrapper, cpp extensions.
+    link = library / "link"  # installed; in a folder of a build, libcuda.so is a link
+    result["LIBRARY_PATH"] = _join(str(link if link.exists() else library), base.get("LIBRARY_PATH"), ":")
+    return result
+
+
+def loadable(library: Path, folder: Path) -> Path:
+    """The directory under a path that the loader can be given: a link in ``folder``, the agent's, if need be."""
+    if not SPLITS.search(str(library)):
+        return library
+    link = folder / "lib"
+    if SPLITS.search(str(link)):
+        raise UsageError(f"programs cannot be given the driver library: white space, a colon or a semicolon is in "
+                         f"{library} and in {folder}; set TMPDIR to a folder without")
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(library)
+    return link
+
+
+def _join(first: str, rest: str | None, separator: str) -> str:
+    return first + separator + rest if rest else first
+
+
+def default_name(command: Sequence[str]) -> str:
+    """A name nobody else is likely to have: the program's, and four hex digits."""
+    stem = Path(command[0]).name
+    if stem.startswith("python") and len(command) > 1 and not command[1].startswith("-"):
+        stem = Path(command[1]).stem
+    clean = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem).strip("-._")[:40]
+    return f"{clean or 'session'}-{secrets.token_hex(2)}"
+
+
+def check_pool(keys: KeyPair, endpoints: Sequence[Endpoint], name: str) -> None:
+    """Before the program is started: is the pool there, does it know us, is the name free?
+
+    Raises :class:`PoolUnavailable`, :class:`AuthenticationFailed`, :class:`AlreadyExists`,
+    :class:`VersionMismatch`.
+    """
+    if not endpoints:
+        raise PoolUnavailable("the pool has no node: start one with 'rgpu up'")
+    with ControlClient(keys, endpoints) as client:
+        versions.check(client.call("pool.ping", timeout=5.0).get("versions"), "the pool")
+        try:
+            found = client.call("session.owner", {"session": name}, timeout=5.0)
+        except RgpuError:
+            return  # not found, or it cannot be said now: session.create decides
+        if isinstance(found, dict) and found.get("state") not in (None, "ended", "failed"):
+            raise AlreadyExists(f"a session named {name} is running: choose another name with --name, or end it with "
+                                f"'rgpu kill {name}'", session=name)
+
+
+def described(files: PoolFiles, pool: str) -> list[Endpoint]:
+    """The endpoints that the description names now. Raises :class:`NotFound`, also where it is another pool's."""
+    found = files.read_description()
+    if found.id != pool:
+        raise NotFound(f"{files.description_path} describes another pool by now", path=str(files.description_path))
+    return found.endpoints
+
+
+def run(command: Sequence[str], *, name: str | None = None, memory: int | None = None, pool: Path,
+        recover: bool | None = None, journal_limit: int = 1 << 30, journal_dir: Path | None = None,
+        on_full: str = "block", extra: dict[str, Any] | None = None, reraise: bool = False, record: Path | None = None,
+        checkpoint_every: float = 0.0, max_replay: float = 0.0, divergence: str = "warn", same_host: bool = True
+        ) -> int:
+    """Run ``command`` on sessions of the pool; returns its exit code, 128 + n when signal n ended it.
+
+    ``reraise``: end this process by that signal too, as a shell expects it. ``record``, ``checkpoint_every``,
+    ``max_replay``, ``divergence``, ``same_host``: see :class:`rgpu.client.run.agent.Options`.
+    Raises :class:`RgpuError` for what is wrong before the program starts.
+    """
+    if not command:
+        raise UsageError("nothing to run: rgpu run [options] -- COMMAND …")
+    files = PoolFiles(pool)
+    keys = KeyPair.load(files.key_path("user"))
+    description = files.read_description()
+    endpoints = description.endpoints
+    library = shim_directory()
+    name = name or default_name(command)
+    check_pool(keys, endpoints, name)
+    options = Options(name, memory, recover, journal_limit, journal_dir, on_full, extra or {}, record,
+                      checkpoint_every, max_replay, divergence, same_host)
+    keep_prompt()
+    agent = Agent(options, keys, endpoints, complain=lambda line: print(line, file=sys.stderr, flush=True),
+                  described=lambda: described(files, description.id))
+    try:
+        agent.start()
+        several = float((extra or {}).get("gpus") or 1) > 1
+        environ = environment(os.environ, library, agent.socket_path, _driver_version(agent), several)
+        status = _run_child(command, environ, agent)
+        agent.child_exited(status if status >= 0 else 128 - status)
+    finally:
+        agent.close()
+    if status < 0 and reraise:
+        die_by(-status)
+    return status if status >= 0 else 128 - status
+
+
+def _driver_version(agent: Agent) -> int | None:
+    """Of the device that the pool would choose now; None when it has none to offer (the program may need none)."""
+    try:
+        return agent.observer.candidate().facts.driver_version
+    except RgpuError as error:
+        log.info("no device is known before the program starts", reason=error.message)
+        return None
+
+
+def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent) -> int:
+    """The child's status: its exit code, or minus the signal."""
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if child is None:
+            early.append(number)
+        elif child.returncode is None:
+            child.send_signal(number)
+
+    old = _install(forward, agent.interrupted)
+    try:
+        try:
+            child = subprocess.Popen(list(command), env=environ)
+        except FileNotFoundError:
+            print(f"rgpu: {command[0]}: not found", file=sys.stderr)
+            return NOT_FOUND
+        except OSError as error:
+            print(f"rgpu: {command[0]}: {error.strerror}", file=sys.stderr)
+            return NOT_EXECUTABLE
+        agent.child_started(child.pid)
+        for number in early:
+            child.send_signal(number)
+        return child.wait()
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _install(forward: Any, interrupted: Callable[[], None]) -> dict[int, Any]:
+    """Our handlers, while the child runs; returns those before. Only the main thread may have any."""
+    old: dict[int, Any] = {}
+    try:
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
+                old[number] = signal.signal(number, forward)
+        # Ctrl-C reaches the child by itself: the terminal signals the whole foreground group.
+        # A handler, not SIG_IGN, since the child would inherit that.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            old[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: interrupted())
+    except ValueError:
+        pass
+    return old
+
+
+def die_by(number: int) -> None:
+    """End this process by the signal that ended the program, without a second core dump."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    sys.stdout.flush()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

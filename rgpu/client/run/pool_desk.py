@@ -1,0 +1,156 @@
+"""The agent's dealings with the pool: control calls off the event loop, by a few helper threads.
+
+Every reply may name the pool's control endpoints; they are kept, so that an
+agent that ran for days still knows whom to ask (OWNERSHIP 7). When nobody
+known answers, the pool's description is read again (``known_nodes.py``).
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from rgpu.client.run.known_nodes import KnownNodes
+from rgpu.client.session.attachment import Event, Owner, OwnerGone, OwnerKnown, OwnerUnknown
+from rgpu.link.control import ControlClient
+from rgpu.link.keys import Endpoint, KeyPair
+from rgpu.session.errors import AuthenticationFailed, Fenced, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
+
+log = structlog.get_logger(__name__)
+
+THREADS = 4
+FIND_TIMEOUT = 5.0
+_OVER = frozenset({"ended", "failed"})
+
+
+@dataclass
+class Grant:
+    """What lets the agent attach: renewed while the session lives."""
+
+    ticket: bytes
+    secret: bytes = field(repr=False)
+    expires: float = 0.0  #: unix seconds
+
+
+class Desk:
+    """Control calls of one agent; several at once, each with a client of its own."""
+
+    def __init__(self, keys: KeyPair, endpoints: list[Endpoint],
+                 make: Callable[[KeyPair, list[Endpoint]], Any] = ControlClient,
+                 described: Callable[[], list[Endpoint]] | None = None) -> None:
+        """``described()``: the endpoints that the pool's description names now."""
+        self._keys = keys
+        self._make = make
+        self.nodes = KnownNodes(endpoints, described or (lambda: []), time.monotonic())
+        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="control")
+        self._closed = False
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Run ``work`` on a helper thread."""
+        return self._threads.submit(work, *args)
+
+    def call(self, verb: str, args: dict[str, Any], timeout: float = 10.0, **more: Any) -> Any:
+        """As :meth:`ControlClient.call`, from any thread; of nodes of the description if no known one answers."""
+        try:
+            return self._call(self.nodes.endpoints, verb, args, timeout, **more)
+        except (PoolUnavailable, AuthenticationFailed) as error:
+            said = error  # a known node may have answered by it
+            others = self.nodes.described(time.monotonic())
+            if not others:
+                raise
+        try:
+            result = self._call(others, verb, args, timeout, **more)
+        except (PoolUnavailable, AuthenticationFailed):
+            self.nodes.in_vain(others, time.monotonic())
+            raise said from None
+        except RgpuError:  # a node's answer
+            self.nodes.answered(others)
+            raise
+        self.nodes.answered(others)
+        log.info("the pool was found again by its description", nodes=[endpoint.address for endpoint in others])
+        return result
+
+    def _call(self, endpoints: list[Endpoint], verb: str, args: dict[str, Any], timeout: float, **more: Any) -> Any:
+        try:
+            client = self._idle.get_nowait()
+        except queue.Empty:
+            client = self._make(self._keys, endpoints)
+        try:
+            client.refresh(endpoints)
+            result = client.call(verb, args, timeout, **more)
+        finally:
+            if self._closed:
+                client.close()
+            else:
+                self._idle.put(client)
+        if isinstance(result, dict):
+            self.nodes.named(result.get("endpoints"), time.monotonic())
+        return result
+
+    def ask_nodes(self) -> None:
+        """Ask who the nodes are now; a failure is only logged."""
+        self.quietly("pool.ping", {}, FIND_TIMEOUT)
+
+    # -- what sessions ask --------------------------------------------------------------
+    def find_owner(self, session: str, seen: int = 0) -> Event:
+        """Ask any node who owns the session. ``seen``: our highest epoch, which a registry that went back lacks."""
+        try:
+            reply = self.call("session.owner", {"session": session, "epoch": seen}, FIND_TIMEOUT)
+        except NotFound as error:
+            return OwnerGone(error.message, time.monotonic())
+        except RgpuError as error:
+            return OwnerUnknown(error.message, time.monotonic())
+        return owner_event(reply)
+
+    def renew(self, session: str) -> Grant | None:
+        """A new ticket; None when it cannot be had now."""
+        try:
+            return grant(self.call("session.renew_ticket", {"session": session}, FIND_TIMEOUT))
+        except (RgpuError, KeyError, TypeError) as error:
+            log.warning("the ticket was not renewed", session=session, reason=str(error))
+            return None
+
+    def quietly(self, verb: str, args: dict[str, Any], timeout: float = 10.0) -> bool:
+        """A call whose failure is only logged."""
+        try:
+            self.call(verb, args, timeout)
+            return True
+        except (PoolUnavailable, UnknownOutcome, Fenced, RgpuError) as error:
+            log.warning("control call failed", verb=verb, session=args.get("session"), reason=error.message)
+            return False
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._closed = True
+        while True:
+            try:
+                self._idle.get_nowait().close()
+            except queue.Empty:
+                return
+
+
+def owner_event(reply: Any) -> Event:
+    """A reply of session.owner as an event; one without an address is *unknown*."""
+    now = time.monotonic()
+    try:
+        if reply.get("state") in _OVER:
+            return OwnerGone(str(reply.get("reason") or f"the session has {reply['state']}"), now)
+        return OwnerKnown(owner(reply), now)
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+        return OwnerUnknown("the session has no owner at present", now)
+
+
+def owner(reply: dict[str, Any]) -> Owner:
+    host, port = reply["address"]
+    return Owner(str(reply["owner"]), (str(host), int(port)), int(reply["epoch"]), bool(reply.get("alive", True)))
+
+
+def grant(reply: dict[str, Any]) -> Grant:
+    return Grant(bytes(reply["ticket"]), bytes(reply["secret"]), float(reply.get("expires") or time.time() + 3600))

@@ -1,0 +1,15 @@
+"""Whose session it is: what an attempt to attach, the shipper and its upkeep say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose session it is. ``pid``: the program's, as the kernel names it."""
+
+    session: str
+    pid: int
+    command: str
+    client: str = ""

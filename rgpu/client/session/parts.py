@@ -1,0 +1,37 @@
+"""What both :class:`Incoming` and :class:`Upkeep` use of the session's loop that they are parts of."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rgpu.client.data_link.bulk import SameHost
+    from rgpu.client.data_link.connection import DataLink
+    from rgpu.client.data_link.module_ship import ModuleShip
+    from rgpu.client.journal.cursor import Cursor
+    from rgpu.client.journal.kept import Journal
+    from rgpu.client.run.pool_desk import Desk
+    from rgpu.client.session.delivery import Deliveries
+    from rgpu.client.session.identity import Identity
+    from rgpu.client.session.shipping import Shipping
+    from rgpu.client.shim_link.returns import Returns
+    from rgpu.session.errors import RgpuError
+
+
+class Parts(Protocol):
+    """:class:`rgpu.client.session.shipper.Shipper` has them; ``link``, ``cursor``: None while none is attached."""
+
+    identity: Identity
+    link: DataLink | None
+    cursor: Cursor | None
+    journal: Journal
+    deliveries: Deliveries
+    returns: Returns
+    bulk: SameHost
+    modules: ModuleShip
+    shipping: Shipping
+    desk: Desk
+
+    def down(self, link: DataLink, error: RgpuError | struct.error) -> None: ...
+    def release(self) -> None: ...

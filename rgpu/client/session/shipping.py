@@ -1,0 +1,143 @@
+"""Records to the worker, and what goes with them: PING asks how far it is, ISSUED says when calls were published.
+
+Part of the session's loop. What goes as it stands in a CALLS message, what is named in memory and what is named by its
+hash is one stream (``bulk.py``, ``module_ship.py``); a cursor says how far it went.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rgpu.client.data_link.bulk import SameHost
+from rgpu.client.data_link.connection import DataLink
+from rgpu.client.data_link.module_ship import ModuleShip
+from rgpu.client.journal.cursor import Cursor
+from rgpu.client.journal.kept import Journal
+from rgpu.client.shim_link.returns import Returns
+from rgpu.link.data.published import Issued, Ping
+from rgpu.link.messages.data import ISSUED, PING, POSITION_LAYOUT, PRINTED
+from rgpu.session.errors import LinkError
+
+CHUNK = 1024 * 1024  #: bytes of records in one CALLS message
+LANE_CHUNK = 4 * CHUNK  #: where long ones go over lanes: each costs a mark, and wakes several threads
+PING_BYTES = 4 * 1024 * 1024
+PING_INTERVAL = 0.25
+LANES_FROM = 8 * 1024 * 1024  #: bytes in long messages, either way, from which lanes are opened for a link
+ISSUED_NS = 1_000_000  #: between two words about when calls were issued, at least
+OLDEST_NS = 60_000_000_000  #: an age beyond it is none
+STOOD = 0.45  #: seconds between two rounds of the loop, or that the link takes nothing, in which calls pile up
+CONFIRM_BYTES = 64 * 1024  #: of printed text, before the worker is told that the program has them
+
+
+class Shipping:
+    """Of one session, over one link after the other."""
+
+    def __init__(self, journal: Journal, returns: Returns, bulk: SameHost, modules: ModuleShip,
+                 open_lanes: Callable[[DataLink], None], down: Callable[[DataLink, LinkError], None]) -> None:
+        """``open_lanes``: have lanes opened for the link. ``down``: the link broke."""
+        self._journal, self._returns, self._bulk, self._modules = journal, returns, bulk, modules
+        self._open_lanes, self._down = open_lanes, down
+        self.acknowledged = 0  #: every call ≤ it was applied by the owner
+        self.usual = 0  #: calls that the program mostly is ahead of its work, as its workers saw
+        self.last_round = time.monotonic()
+        self._pinged = (0, 0.0)  #: the newest call of the last PING, and when it was sent
+        self._pinged_bytes = 0  #: shipped since
+        self._blocked_since = 0.0  #: the link takes nothing since then; 0: it does
+        self._since = 0  #: ns when the oldest call that was not told of was published; 0: none is, or nobody knows
+        self._told_issued = 0  #: ns when the worker was told last
+        self._stood = False  #: calls have piled up here, and the worker does not know
+
+    def round_begins(self, now: float) -> None:
+        """The loop looks around; if it has not for long, this process stood still."""
+        if now - self.last_round > STOOD:
+            self._stood = True
+        self.last_round = now
+
+    def published(self, before: int) -> None:
+        """The calls after ``before`` are new in the journal."""
+        if not self._since:
+            self._since = self._returns.published_at(before, self._journal.last_seq)
+
+    def begin(self, wanted: int) -> None:
+        """A link is attached whose worker wants call ``wanted`` next."""
+        self._pinged, self._pinged_bytes, self.acknowledged = (0, 0.0), 0, wanted - 1
+
+    def ship(self, link: DataLink, cursor: Cursor) -> bool:
+        """What the link takes of what stands behind the cursor; whether that was anything."""
+        sent = False
+        try:
+            self._tell_stood(link, cursor)
+            while link.ready and not self._journal.at_end(cursor):
+                if not self._tell_issued(link):
+                    break
+                chunk = LANE_CHUNK if link.lanes.lanes else CHUNK
+                size = self._bulk.ship(link, cursor, chunk, self._journal.contents.after(cursor)) or \
+                    self._modules.ship(link, cursor, chunk)
+                if not size:
+                    break  # the worker is about to say whether it has the next image
+                self._pinged_bytes += size
+                sent = True
+                if link.long_bytes >= LANES_FROM and link.lanes.wanted:
+                    self._open_lanes(link)
+                if self._pinged_bytes > PING_BYTES:
+                    break  # look at the other peers in between
+            if link.ready and link.lanes.fresh:
+                link.use_lanes()
+            self._ping(link, cursor, time.monotonic())
+            text = self._returns.text
+            if link.ready and text.unconfirmed >= CONFIRM_BYTES:
+                link.send(PRINTED, POSITION_LAYOUT.pack(text.confirm()))
+        except LinkError as error:
+            self._down(link, error)
+        return sent
+
+    def _tell_stood(self, link: DataLink, cursor: Cursor) -> None:
+        """Calls that piled up here go behind a word about it: the worker applies them as a backlog."""
+        if not link.ready:
+            self._blocked_since = self._blocked_since or time.monotonic()
+            return
+        if self._blocked_since:
+            self._stood = self._stood or time.monotonic() - self._blocked_since > STOOD
+            self._blocked_since = 0.0
+        if self._stood:
+            self._stood = False
+            self._send_ping(link, self._journal.shipped(cursor), stood=True)
+
+    def _tell_issued(self, link: DataLink) -> bool:
+        """Say when the calls that follow were issued: whoever keeps them, here or on the way, the worker sees it.
+
+        Not between long frames, of which one is sealed while another is sent. Returns whether calls may follow.
+        """
+        now, oldest, self._since = time.monotonic_ns(), self._since, 0
+        if now - self._told_issued < ISSUED_NS or link.protocol < 2 or not link.idle:
+            return True
+        since = oldest if now - OLDEST_NS < oldest < now else now
+        if self._blocked_since:
+            since = min(since, int(self._blocked_since * 1e9))
+        self._told_issued = now
+        link.send(ISSUED, Issued(now, since, self._journal.last_seq).pack())
+        return link.ready
+
+    # -- how far the worker is ----------------------------------------------------------
+    @property
+    def unanswered(self) -> float:
+        """When the PING was sent that the worker has not answered; 0: there is none."""
+        return self._pinged[1] if self._pinged[0] > self.acknowledged else 0.0
+
+    def ping_lost(self) -> None:
+        """The worker will not answer it: the next one may follow at once."""
+        self._pinged = (0, 0.0)
+
+    def _send_ping(self, link: DataLink, shipped: int, stood: bool = False) -> None:
+        link.send(PING, Ping(shipped, self._journal.last_seq, self.usual, time.monotonic_ns(), stood).pack())
+
+    def _ping(self, link: DataLink, cursor: Cursor, now: float) -> None:
+        """Ask how far the worker is: now and then, never for each call."""
+        shipped = self._journal.shipped(cursor)
+        much = min(PING_BYTES, self._journal.policy.limit // 4)
+        due = self._pinged_bytes > much or now - self._pinged[1] > PING_INTERVAL
+        waiting = self._pinged[0] > self.acknowledged  # at most one that was not answered
+        if link.ready and due and not waiting and shipped > self.acknowledged:
+            self._send_ping(link, shipped)
+            self._pinged, self._pinged_bytes = (shipped, now), 0

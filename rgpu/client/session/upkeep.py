@@ -1,0 +1,186 @@
+"""What a session's loop does once a second: statistics, tickets, journal limits, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import structlog
+
+from rgpu.client.journal.keeping import ApplyRate, Exposure, Facts, decide, full_reason
+from rgpu.client.journal.spill import SpillFile, SpillJob, write_segment
+from rgpu.client.run.pool_desk import Grant
+from rgpu.client.session.parts import Parts
+from rgpu.client.shim_link.local import LocalPeer
+from rgpu.link.messages.data import STATS
+from rgpu.link.messages.shim import JOURNAL_FULL, RUNNING, UNPROTECTED
+from rgpu.session.errors import LinkError, RgpuError
+
+log = structlog.get_logger(__name__)
+
+_STATES = {Exposure.RUNNING: RUNNING, Exposure.BLOCK: JOURNAL_FULL, Exposure.UNPROTECTED: UNPROTECTED}
+_EXPOSURES = {state: exposure.value for exposure, state in _STATES.items()}
+RENEW_BEFORE = 1800.0  #: seconds before a ticket expires
+RENEW_RETRY = 30.0
+CHECKPOINT_TIMEOUT = 1800.0  #: s; a store may be slow, or held to a bandwidth
+
+
+class Session(Parts, Protocol):
+    """The session's loop, as far as it matters here."""
+
+    grant: Grant
+    peer: LocalPeer
+    awaited: int
+    unsupported: dict[str, None]
+
+    def post(self, function: Callable[..., None], *args: Any) -> None: ...
+
+
+class Upkeep:
+    """All methods run in the shipper's loop; what takes long goes to the desk's threads."""
+
+    def __init__(self, shipper: Session) -> None:
+        self._shipper = shipper
+        self._state = (RUNNING, "")
+        self._kept_reason = ""  #: for `ps`
+        self._last_stats: dict[str, Any] = {}
+        self._full_since = 0.0  #: monotonic; 0: the journal is not full
+        self._renewing = self._checkpointing = False
+        self._next_renewal = 0.0
+        self._requested = float("-inf")  #: when an image was asked for last
+        self._store_error = ""  #: why none came of it
+        self._covered = 0  #: every call ≤ it stands in a durable image
+        self._covered_at = time.monotonic()
+        self._rate = ApplyRate()
+        self._same_host = "not attached"  #: of the attachment, or the last one
+
+    def run(self, now: float) -> None:
+        self._shipper.release()
+        self.spill()
+        self._rate.sample(self._shipper.shipping.acknowledged, now)
+        self.tell_state()
+        self._send_statistics()
+        self._renew(now)
+        desk = self._shipper.desk
+        if desk.nodes.refresh_due(now):  # an untroubled session says nothing to the pool for days
+            desk.submit(desk.ask_nodes)
+
+    def covered(self, position: int) -> None:
+        """An image that counts holds every call up to ``position``."""
+        if position > self._covered:
+            self._covered, self._covered_at, self._store_error = position, time.monotonic(), ""
+
+    # -- the journal's limit ----------------------------------------------------------
+    def spill(self) -> None:
+        """Have the oldest calls written to a file, if memory nears the limit."""
+        shipper = self._shipper
+        job = shipper.journal.spill_job()
+        if job is not None:
+            session = shipper.identity.session
+            shipper.desk.submit(lambda: shipper.post(self._spilled, job, *write_segment(job, session)))
+
+    def _spilled(self, job: SpillJob, file: SpillFile | None, error: str) -> None:
+        if error:
+            log.error("the journal cannot be spilled", session=self._shipper.identity.session, reason=error)
+        self._shipper.journal.spilled(job, file, error)
+        self._shipper.release()
+        self.spill()
+        self.tell_state()
+
+    def facts(self, now: float) -> Facts:
+        """How the journal stands, for :func:`rgpu.client.journal.keeping.decide`."""
+        journal = self._shipper.journal
+        calls = max(0, journal.last_seq - self._covered)
+        if not calls:
+            self._covered_at = now  # nothing is exposed
+        full = now - (self._full_since or now)
+        held = journal.held_bytes
+        return Facts(held, held + journal.filed_bytes, calls, journal.protected, full,
+                     now - self._covered_at, self._rate.predict(calls), journal.spill_error, self._store_error,
+                     now - self._requested, self._checkpointing, self._shipper.link is not None)
+
+    def tell_state(self) -> None:
+        """Tell the shim when it shall stop publishing, and when it may go on; ask for an image when one is due."""
+        shipper, now = self._shipper, time.monotonic()
+        journal = shipper.journal
+        rules = journal.policy.rules
+        facts = self.facts(now)
+        if not full_reason(rules, facts):
+            self._full_since = 0.0
+        elif not self._full_since:
+            self._full_since = now
+        decision = decide(rules, facts)
+        if decision.checkpoint:
+            self._ask_for_checkpoint(now, decision.why)
+        if decision.exposure is Exposure.UNPROTECTED and journal.protected:
+            journal.unprotect()
+            journal.applied(shipper.shipping.acknowledged, shipper.cursor)
+            shipper.release()
+        self._kept_reason = decision.reason
+        state = _STATES[decision.exposure], decision.reason
+        if state[0] == RUNNING:
+            state = RUNNING, ""
+        if state != self._state:
+            self._state = state
+            shipper.peer.state(*state)
+
+    def _ask_for_checkpoint(self, now: float, why: str) -> None:
+        self._checkpointing, self._requested = True, now
+        self._shipper.desk.submit(self._checkpoint, why)
+
+    def _checkpoint(self, why: str) -> None:
+        session = self._shipper.identity.session
+        log.info("asking for a checkpoint", session=session, reason=why)
+        error = ""
+        try:
+            self._shipper.desk.call("session.checkpoint", {"session": session, "reason": why}, CHECKPOINT_TIMEOUT)
+        except RgpuError as failure:
+            error = failure.message
+            log.warning("no image was written", session=session, error=failure.code, reason=error)
+        self._shipper.post(self._checkpointed, error)
+
+    def _checkpointed(self, error: str) -> None:
+        self._checkpointing, self._store_error = False, error
+        self.tell_state()
+
+    # -- tickets ------------------------------------------------------------------------
+    def _renew(self, now: float) -> None:
+        shipper = self._shipper
+        if not self._renewing and now >= self._next_renewal and shipper.grant.expires - time.time() < RENEW_BEFORE:
+            self._renewing, self._next_renewal = True, now + RENEW_RETRY
+            shipper.desk.submit(lambda: shipper.post(self._renewed, shipper.desk.renew(shipper.identity.session)))
+
+    def _renewed(self, grant: Grant | None) -> None:
+        self._renewing = False
+        self._shipper.grant = grant or self._shipper.grant
+
+    # -- statistics ---------------------------------------------------------------------
+    def statistics(self) -> dict[str, Any]:
+        """What ``rgpu ps`` shows of the client's side."""
+        shipper, journal = self._shipper, self._shipper.journal
+        if shipper.link is not None:
+            self._same_host = shipper.link.host.state
+        return {"calls": journal.last_seq, "awaited_calls": shipper.awaited, "bytes": journal.total_bytes,
+                "pid": shipper.identity.pid, "command": shipper.identity.command, "journal_bytes": journal.kept_bytes,
+                "blocked_reason": self._kept_reason, "exposure": _EXPOSURES[self._state[0]],
+                "divergences": len(shipper.deliveries.divergences),
+                "divergence": shipper.deliveries.divergences[0].what if shipper.deliveries.divergences else "",
+                "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics(),
+                "shared_bytes_to_device": shipper.bulk.named_bytes,
+                "shared_bytes_from_device": shipper.returns.areas.bytes,
+                "same_host": self._same_host}
+
+    def tell_anew(self) -> None:
+        """Another worker is attached, which knows nothing yet."""
+        self._last_stats = {}
+
+    def _send_statistics(self) -> None:
+        statistics = self.statistics()
+        link = self._shipper.link
+        if link is not None and link.ready and statistics != self._last_stats:
+            try:
+                link.send_map(STATS, statistics)
+                self._last_stats = statistics
+            except LinkError as error:
+                self._shipper.down(link, error)

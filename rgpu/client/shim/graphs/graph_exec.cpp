@@ -1,0 +1,592 @@
+// Executable graphs: instantiation, launches, updates. See graph_exec.hpp.
+#include "graph_exec.hpp"
+
+#include <algorithm>
+
+#include "capturing.hpp"
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+constexpr std::uint64_t KNOWN_FLAGS = 15;
+
+GraphExec* find_exec(CUgraphExec handle) { return static_cast<GraphExec*>(find_object(handle, Kind::graph_exec)); }
+
+bool context_lives(const GraphExec& exec) {
+  return exec.context->alive && exec.context->number == exec.context_number;
+}
+
+// Embedded graphs too.
+void index_nodes(const Graph& graph, std::unordered_map<std::uint64_t, Node*>& nodes) {
+  for (Node* node : graph.nodes) {
+    nodes[node->cloned_from] = node;
+    if (auto* child = std::get_if<ChildWork>(&node->work)) index_nodes(*child->graph, nodes);
+  }
+}
+
+// The context of the last node that names one, embedded graphs too. False: they are on several devices.
+bool context_of_nodes(const Graph& graph, Context*& found) {
+  for (const Node* node : graph.nodes) {
+    Context* its = nullptr;
+    if (auto* child = std::get_if<ChildWork>(&node->work); child && !context_of_nodes(*child->graph, found)) return false;
+    if (auto* kernel = std::get_if<KernelWork>(&node->work)) its = kernel->context;
+    if (auto* copy = std::get_if<CopyWork>(&node->work)) its = copy->context;
+    if (auto* set = std::get_if<MemsetWork>(&node->work)) its = find(set->set.ctx);
+    if (!its || !its->alive) continue;
+    if (found && found->device != its->device) return false;
+    found = its;
+  }
+  return true;
+}
+
+// Publishes the sections of a program that has none on the server yet. exec.lock held.
+CUresult publish_sections(GraphExec& exec, Program& program) {
+  std::vector<std::vector<std::uint8_t>> encoded;
+  {
+    std::lock_guard guard(graph_lock());
+    for (GraphPart& section : program.sections) encoded.push_back(encode_section(section, exec.disabled));
+  }
+  for (std::size_t i = 0; i < program.sections.size(); ++i) {
+    Payload payload(encoded[i].data(), encoded[i].size());
+    if (payload.error) return payload.error;
+    GraphPart& part = program.sections[i];
+    wire::GraphInstantiate call{};
+    Section section(payload.external());
+    if (section.status()) return section.status();
+    call.exec = part.number = next_number();
+    call.context = exec.context_number;
+    call.flags = exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+    if (CUresult r = section.publish(call, payload); r) return r;
+  }
+  if (program.steps.size() < 2 || exec.event) return CUDA_SUCCESS;
+  return submit_with<wire::EventCreate>([&](wire::EventCreate& call) {
+    call.event = exec.event = next_number();
+    call.context = exec.context_number;
+    call.flags = CU_EVENT_DISABLE_TIMING;
+    return CUDA_SUCCESS;
+  });
+}
+
+void destroy_sections(const Program& program) {
+  for (const GraphPart& section : program.sections) {
+    wire::GraphExecDestroy call{};
+    call.exec = section.number;
+    if (section.number) submit(call);
+  }
+}
+
+struct Problem {
+  CUgraphInstantiateResult result = CUDA_GRAPH_INSTANTIATE_SUCCESS;
+  Node* node = nullptr;
+};
+
+CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Problem& problem) {
+  Context* context = nullptr;
+  problem.result = CUDA_GRAPH_INSTANTIATE_ERROR;
+  if (CUresult r = current(context); r) return r;
+  if (!out || (flags & ~KNOWN_FLAGS)) return CUDA_ERROR_INVALID_VALUE;
+  if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) {
+    log_once("device launch", "cuGraphInstantiate: graphs that are launched from the device are not supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  auto made = std::make_unique<GraphExec>();
+  GraphExec* exec = made.get();
+  exec->flags = flags;
+  {
+    std::lock_guard guard(graph_lock());
+    Graph* graph = find(handle);
+    if (!graph || graph->capturing) return CUDA_ERROR_INVALID_VALUE;
+    if (!lower(*graph)) {
+      problem.result = CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE;
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    Context* of_nodes = nullptr;
+    if (!context_of_nodes(*graph, of_nodes)) {
+      log_once("graph of devices", "cuGraphInstantiate: graphs with nodes on several devices are not supported");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    exec->context = of_nodes && of_nodes->device != context->device ? of_nodes : context;
+    exec->context_number = exec->context->number;
+    exec->graph = clone_graph(*graph);
+    if (!exec->graph) return CUDA_ERROR_OUT_OF_MEMORY;
+    index_nodes(*exec->graph, exec->nodes);
+    exec->program = *lower(*exec->graph);
+  }
+  if (CUresult r = publish_sections(*exec, exec->program); r) return r;
+  void* given = enroll(std::move(made));
+  if (!given) return CUDA_ERROR_OUT_OF_MEMORY;
+  *out = static_cast<CUgraphExec>(given);
+  problem.result = CUDA_GRAPH_INSTANTIATE_SUCCESS;
+  return CUDA_SUCCESS;
+}
+
+// ---------------------------------------------------------------- launches
+
+// Tells the server what was changed since the last launch. exec.lock held.
+CUresult send_changes(GraphExec& exec) {
+  exec.replaced.clear();
+  if (exec.rebuild) {
+    std::optional<Program> program;
+    {
+      std::lock_guard guard(graph_lock());
+      program = lower(*exec.graph);
+    }
+    destroy_sections(exec.program);
+    exec.program = std::move(*program);  // its edges are those of a graph that was in order
+    exec.rebuild = false;
+    exec.changed.clear();
+    return publish_sections(exec, exec.program);
+  }
+  if (exec.changed.empty()) return CUDA_SUCCESS;
+  std::vector<std::pair<std::uint64_t, std::vector<std::uint8_t>>> updates;
+  {
+    std::lock_guard guard(graph_lock());
+    std::map<std::size_t, std::vector<std::pair<std::uint32_t, const Node*>>> of_section;
+    for (const Node* node : exec.changed)
+      if (auto it = exec.program.places.find(node); it != exec.program.places.end())
+        of_section[it->second.first].push_back({it->second.second, node});
+    for (auto& [index, changes] : of_section) {
+      std::ranges::sort(changes);
+      find_pinned(exec.program.sections[index]);
+      updates.push_back({exec.program.sections[index].number, encode_changes(changes, exec.disabled)});
+    }
+  }
+  exec.changed.clear();
+  for (auto& [number, bytes] : updates) {
+    wire::GraphExecUpdate call{};
+    call.exec = number;
+    if (CUresult r = submit(call, bytes.data(), bytes.size()); r) return r;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
+  ShadowUse shadows(stream, section.pinned);
+  if (CUresult r = shadows.upload(); r) return r;
+  wire::GraphLaunch call{};
+  call.exec = section.number;
+  call.stream = stream.number;
+  std::uint64_t seq = 0;
+  if (CUresult r = submit_work(stream, call, &seq); r) return r;
+  shadows.given(seq);
+  return CUDA_SUCCESS;
+}
+
+// A node that this side does, as the call that does it outside of graphs.
+CUresult do_step(const Work& work, CUstream stream) {
+  if (const auto* copy = std::get_if<CopyWork>(&work)) return cuMemcpy3DAsync_v2(&copy->copy, stream);
+  if (const auto* host = std::get_if<HostWork>(&work)) return cuLaunchHostFunc(stream, host->function, host->user);
+  CUresult r = CUDA_SUCCESS;
+  if (const auto* record = std::get_if<EventRecordWork>(&work)) r = cuEventRecord(record->event, stream);
+  if (const auto* wait = std::get_if<EventWaitWork>(&work)) r = cuStreamWaitEvent(stream, wait->event, 0);
+  return r == CUDA_ERROR_INVALID_HANDLE ? CUDA_SUCCESS : r;  // the event was destroyed: nobody can ask for it
+}
+
+// A launch of several steps comes behind the last one, whatever streams they are in.
+CUresult order_behind_last(GraphExec& exec, const StreamRef& stream) {
+  if (exec.last_stream == ~0ull || exec.last_stream == stream.number) return CUDA_SUCCESS;
+  wire::StreamWaitEvent wait{};
+  wait.stream = stream.number;
+  wait.event = exec.event;
+  return submit_work(stream, wait);
+}
+
+CUresult run_steps(GraphExec& exec, const StreamRef& stream, CUstream handle) {
+  const bool several = exec.program.steps.size() > 1;
+  if (several && stream.context->device != exec.context->device) {
+    log_once("graph elsewhere", "cuGraphLaunch: a graph with work of the host, in a stream of another device, is not "
+                                "supported");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (several)
+    if (CUresult r = order_behind_last(exec, stream); r) return r;
+  for (const LaunchStep& step : exec.program.steps) {
+    CUresult r = CUDA_SUCCESS;
+    if (const auto* index = std::get_if<std::size_t>(&step)) {
+      r = launch_section(exec.program.sections[*index], stream);
+    } else {
+      const Node* node = std::get<Node*>(step);
+      if (exec.disabled.contains(node)) continue;
+      Work work;
+      {
+        std::lock_guard guard(graph_lock());
+        work = node->work;
+      }
+      r = do_step(work, handle);
+    }
+    if (r) return r;
+  }
+  if (!several) return CUDA_SUCCESS;
+  wire::EventRecord record{};
+  record.event = exec.event;
+  record.stream = stream.number;
+  exec.last_stream = stream.number;
+  return submit_work(stream, record);
+}
+
+// Launching into a capturing stream captures the graph as an embedded one.
+CUresult capture_launch(GraphExec& exec, const StreamRef& stream, bool& taken) {
+  CUstreamCaptureStatus status;
+  Graph* copy = nullptr;
+  std::vector<std::shared_ptr<void>> garbage;
+  if (stream.object) {
+    if (CUresult r = cuStreamIsCapturing(static_cast<CUstream>(stream.object->handle), &status); r) return r;
+    if (status == CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_SUCCESS;
+    std::lock_guard guard(graph_lock());
+    copy = clone_graph(*exec.graph);
+    if (!copy) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  CUresult r = capture_work(stream, ChildWork{copy}, taken);
+  if (copy && (r || !taken)) {
+    std::lock_guard guard(graph_lock());
+    end_graph(*copy, garbage);
+  }
+  return r;
+}
+
+CUresult launch(CUgraphExec handle, CUstream stream_handle) {
+  if (CUresult r = require(); r) return r;
+  GraphExec* exec = find_exec(handle);
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(stream_handle, stream); r) return r;
+  if (!context_lives(*exec)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  std::lock_guard guard(exec->lock);
+  if (capture_open()) {
+    bool taken = false;
+    if (CUresult r = capture_launch(*exec, stream, taken); r || taken) return r;
+  }
+  const bool free_first = exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+  if (CUresult r = begin_graph_memory(exec->program.allocates, free_first); r) return r;
+  if (CUresult r = send_changes(*exec); r) return r;
+  if (CUresult r = run_steps(*exec, stream, stream_handle); r) return r;
+  for (CUdeviceptr address : exec->program.frees) free_graph_memory(address);
+  return CUDA_SUCCESS;
+}
+
+// ---------------------------------------------------------------- updates
+
+// Gives a node of the executable graph other work of the same kind. Both locks held.
+void replace_work(GraphExec& exec, Node& node, Work work) {
+  const bool was_client = on_client(node);
+  const auto before = encode_node(node, {}, false);
+  std::swap(node.work, work);
+  if (on_client(node) != was_client)
+    exec.rebuild = true;
+  else if (!was_client && encode_node(node, {}, false) != before)
+    exec.changed.insert(&node);
+  exec.replaced.push_back(std::move(work));
+}
+
+struct Mismatch {
+  CUgraphExecUpdateResult result = CU_GRAPH_EXEC_UPDATE_SUCCESS;
+  Node *node = nullptr, *from = nullptr;
+};
+
+// Pairs nodes by the order in which they were added, as the driver does for the same sequence of calls.
+bool same_shape(const Graph& old, const Graph& now, Mismatch& found) {
+  std::unordered_map<const Node*, std::size_t> index;
+  for (std::size_t i = 0; i < old.nodes.size(); ++i) index[old.nodes[i]] = i;
+  found.result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+  if (old.nodes.size() != now.nodes.size()) return false;
+  for (std::size_t i = 0; i < now.nodes.size(); ++i) {
+    Node *before = old.nodes[i], *node = now.nodes[i];
+    found.node = node;
+    if (before->work.index() != node->work.index()) {
+      found.result = CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+      return false;
+    }
+    std::set<const Node*> wanted;
+    for (const Node* dependency : before->dependencies) wanted.insert(now.nodes[index[dependency]]);
+    if (wanted != std::set<const Node*>(node->dependencies.begin(), node->dependencies.end())) return false;
+    const auto *a = std::get_if<ChildWork>(&before->work), *b = std::get_if<ChildWork>(&node->work);
+    if (a && !same_shape(*a->graph, *b->graph, found)) return false;
+    const auto *k = std::get_if<KernelWork>(&before->work), *l = std::get_if<KernelWork>(&node->work);
+    if (k && k->context != l->context) {
+      found.result = CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
+      return false;
+    }
+  }
+  found = {};
+  return true;
+}
+
+void take_over(GraphExec& exec, const Graph& old, const Graph& now) {
+  for (std::size_t i = 0; i < now.nodes.size(); ++i) {
+    Node *mine = old.nodes[i], *node = now.nodes[i];
+    exec.nodes[node->id] = mine;  // parameters may be set by the new graph's nodes as well
+    if (auto* child = std::get_if<ChildWork>(&mine->work))
+      take_over(exec, *child->graph, *std::get<ChildWork>(node->work).graph);
+    else
+      replace_work(exec, *mine, node->work);
+  }
+}
+
+CUresult update(CUgraphExec handle, CUgraph graph_handle, Mismatch& found) {
+  if (CUresult r = require(); r) return r;
+  found.result = CU_GRAPH_EXEC_UPDATE_ERROR;
+  GraphExec* exec = find_exec(handle);
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard mine(exec->lock);
+  std::lock_guard guard(graph_lock());
+  Graph* graph = find(graph_handle);
+  if (!graph || graph->capturing) return CUDA_ERROR_INVALID_VALUE;
+  if (!same_shape(*exec->graph, *graph, found)) return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  take_over(*exec, *exec->graph, *graph);
+  if (auto program = lower(*exec->graph)) {  // memory nodes may name other addresses
+    exec->program.allocates = std::move(program->allocates);
+    exec->program.frees = std::move(program->frees);
+  }
+  return CUDA_SUCCESS;
+}
+
+// The parameters of one node of an executable graph; `make(old, new)` checks and fills in the new.
+template <class Kind, class Make>
+CUresult set_work(CUgraphExec handle, CUgraphNode node_handle, Make&& make) {
+  if (CUresult r = require(); r) return r;
+  GraphExec* exec = find_exec(handle);
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard mine(exec->lock);
+  Node* node = nullptr;
+  Work old;
+  {
+    std::lock_guard guard(graph_lock());
+    Node* given = find(node_handle);
+    auto it = given ? exec->nodes.find(given->id) : exec->nodes.end();
+    if (it == exec->nodes.end() || !std::holds_alternative<Kind>(it->second->work)) return CUDA_ERROR_INVALID_VALUE;
+    node = it->second;
+    old = node->work;
+  }
+  Work now = std::get<Kind>(old);
+  if (CUresult r = make(std::get<Kind>(old), std::get<Kind>(now)); r) return r;
+  std::lock_guard guard(graph_lock());
+  replace_work(*exec, *node, std::move(now));
+  return CUDA_SUCCESS;
+}
+
+CUresult can_be_disabled(CUgraphExec handle, CUgraphNode node_handle, GraphExec*& exec, Node*& node) {
+  if (CUresult r = require(); r) return r;
+  exec = find_exec(handle);
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard guard(graph_lock());
+  Node* given = find(node_handle);
+  auto it = given ? exec->nodes.find(given->id) : exec->nodes.end();
+  if (it == exec->nodes.end()) return CUDA_ERROR_INVALID_VALUE;
+  node = it->second;
+  const CUgraphNodeType type = node_type(node->work);
+  const bool may = type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_MEMCPY || type == CU_GRAPH_NODE_TYPE_MEMSET;
+  return may ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+template <class V2, class V1>
+V2 widened(const V1& params) {
+  V2 wide{};
+  static_assert(sizeof(V1) <= sizeof(V2));
+  std::copy_n(reinterpret_cast<const char*>(&params), sizeof params, reinterpret_cast<char*>(&wide));
+  return wide;
+}
+
+}  // namespace
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuGraphInstantiate_v2(CUgraphExec* phGraphExec, CUgraph hGraph, CUgraphNode* phErrorNode, char* logBuffer,
+                               size_t bufferSize) {
+  Problem problem;
+  CUresult r = instantiate(phGraphExec, hGraph, 0, problem);
+  if (phErrorNode) *phErrorNode = problem.node ? problem.node->node_handle() : nullptr;
+  if (logBuffer && bufferSize) *logBuffer = 0;
+  return r;
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec* phGraphExec, CUgraph hGraph, unsigned long long flags) {
+  Problem problem;
+  return instantiate(phGraphExec, hGraph, flags, problem);
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec* phGraphExec, CUgraph hGraph,
+                                      CUDA_GRAPH_INSTANTIATE_PARAMS* instantiateParams) {
+  if (!instantiateParams) return CUDA_ERROR_INVALID_VALUE;
+  Problem problem;
+  CUresult r = instantiate(phGraphExec, hGraph, instantiateParams->flags, problem);
+  instantiateParams->result_out = problem.result;
+  instantiateParams->hErrNode_out = problem.node ? problem.node->node_handle() : nullptr;
+  return r;
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec hGraphExec) {
+  if (CUresult r = require_session(); r) return r;
+  GraphExec* exec = find_exec(hGraphExec);
+  if (!exec || !retire(exec)) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard mine(exec->lock);
+  if (context_lives(*exec)) {
+    destroy_sections(exec->program);
+    wire::EventDestroy call{};
+    call.event = exec->event;
+    if (exec->event) submit(call);
+  }
+  std::vector<std::shared_ptr<void>> garbage;
+  exec->program = {};
+  exec->replaced.clear();
+  std::lock_guard guard(graph_lock());
+  end_graph(*exec->graph, garbage);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphLaunch(CUgraphExec hGraph, CUstream hStream) {
+  print_device_text();
+  return launch(hGraph, hStream);
+}
+
+CUresult cuGraphUpload(CUgraphExec hGraph, CUstream hStream) {  // an instantiated graph is at the server already
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  return find_exec(hGraph) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphExecGetFlags(CUgraphExec hGraphExec, uint64_t* flags) {
+  if (CUresult r = require(); r) return r;
+  GraphExec* exec = find_exec(hGraphExec);
+  if (!exec || !flags) return CUDA_ERROR_INVALID_VALUE;
+  *flags = exec->flags;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode* hErrorNode_out,
+                           CUgraphExecUpdateResult* updateResult_out) {
+  Mismatch found;
+  CUresult r = update(hGraphExec, hGraph, found);
+  if (hErrorNode_out) *hErrorNode_out = found.node ? found.node->node_handle() : nullptr;
+  if (updateResult_out) *updateResult_out = found.result;
+  return r;
+}
+
+CUresult cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo* resultInfo) {
+  Mismatch found;
+  CUresult r = update(hGraphExec, hGraph, found);
+  if (resultInfo) {
+    resultInfo->result = found.result;
+    resultInfo->errorNode = found.node ? found.node->node_handle() : nullptr;
+    resultInfo->errorFromNode = found.from ? found.from->node_handle() : nullptr;
+  }
+  return r;
+}
+
+CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                           const CUDA_KERNEL_NODE_PARAMS_v2* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  return set_work<KernelWork>(hGraphExec, hNode, [&](const KernelWork& old, KernelWork& now) {
+    CUresult r = kernel_work(*nodeParams, &old, now);
+    return !r && now.context != old.context ? CUDA_ERROR_INVALID_VALUE : r;
+  });
+}
+
+CUresult cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                        const CUDA_KERNEL_NODE_PARAMS_v1* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  const auto wide = widened<CUDA_KERNEL_NODE_PARAMS_v2>(*nodeParams);
+  return cuGraphExecKernelNodeSetParams_v2(hGraphExec, hNode, &wide);
+}
+
+CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D* copyParams,
+                                        CUcontext ctx) {
+  if (!copyParams) return CUDA_ERROR_INVALID_VALUE;
+  return set_work<CopyWork>(hGraphExec, hNode,
+                            [&](const CopyWork&, CopyWork& now) { return copy_work(*copyParams, ctx, now); });
+}
+
+CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                        const CUDA_MEMSET_NODE_PARAMS_v1* memsetParams, CUcontext ctx) {
+  if (!memsetParams) return CUDA_ERROR_INVALID_VALUE;
+  auto wide = widened<CUDA_MEMSET_NODE_PARAMS_v2>(*memsetParams);
+  wide.ctx = ctx;
+  return set_work<MemsetWork>(hGraphExec, hNode,
+                              [&](const MemsetWork&, MemsetWork& now) { return memset_work(wide, now); });
+}
+
+CUresult cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                      const CUDA_HOST_NODE_PARAMS_v1* nodeParams) {
+  if (!nodeParams || !nodeParams->fn) return CUDA_ERROR_INVALID_VALUE;
+  return set_work<HostWork>(hGraphExec, hNode, [&](const HostWork&, HostWork& now) {
+    now = {nodeParams->fn, nodeParams->userData};
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) {
+  return set_work<EventRecordWork>(hGraphExec, hNode, [&](const EventRecordWork&, EventRecordWork& now) {
+    now.event = event;
+    return event_work(event);
+  });
+}
+
+CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) {
+  return set_work<EventWaitWork>(hGraphExec, hNode, [&](const EventWaitWork&, EventWaitWork& now) {
+    now.event = event;
+    return event_work(event);
+  });
+}
+
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) {
+  if (CUresult r = require(); r) return r;
+  GraphExec* exec = find_exec(hGraphExec);
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard mine(exec->lock);
+  std::lock_guard guard(graph_lock());
+  Node* given = find(hNode);
+  Graph* graph = find(childGraph);
+  auto it = given ? exec->nodes.find(given->id) : exec->nodes.end();
+  if (!graph || it == exec->nodes.end()) return CUDA_ERROR_INVALID_VALUE;
+  auto* child = std::get_if<ChildWork>(&it->second->work);
+  Mismatch found;
+  if (!child || !same_shape(*child->graph, *graph, found)) return CUDA_ERROR_INVALID_VALUE;
+  take_over(*exec, *child->graph, *graph);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  auto& value = nodeParams->value;
+  switch (nodeParams->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: return cuGraphExecKernelNodeSetParams_v2(hGraphExec, hNode, &value.kernel);
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return cuGraphExecMemcpyNodeSetParams(hGraphExec, hNode, &value.memcpy.copyParams, value.memcpy.copyCtx);
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      return set_work<MemsetWork>(hGraphExec, hNode,
+                                  [&](const MemsetWork&, MemsetWork& now) { return memset_work(value.memset, now); });
+    case CU_GRAPH_NODE_TYPE_HOST: return cuGraphExecHostNodeSetParams(hGraphExec, hNode, &value.host);
+    case CU_GRAPH_NODE_TYPE_GRAPH: return cuGraphExecChildGraphNodeSetParams(hGraphExec, hNode, value.graph.graph);
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return cuGraphExecEventWaitNodeSetEvent(hGraphExec, hNode, value.eventWait.event);
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      return cuGraphExecEventRecordNodeSetEvent(hGraphExec, hNode, value.eventRecord.event);
+    default: return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) {
+  GraphExec* exec;
+  Node* node;
+  if (CUresult r = can_be_disabled(hGraphExec, hNode, exec, node); r) return r;
+  std::lock_guard mine(exec->lock);
+  const bool moved = isEnabled ? exec->disabled.erase(node) : exec->disabled.insert(node).second;
+  if (moved) exec->changed.insert(node);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int* isEnabled) {
+  GraphExec* exec;
+  Node* node;
+  if (CUresult r = can_be_disabled(hGraphExec, hNode, exec, node); r) return r;
+  if (!isEnabled) return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard mine(exec->lock);
+  *isEnabled = !exec->disabled.contains(node);
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,118 @@
+// Host functions and stream callbacks. The worker answers `host_function` when
+// the stream gets there; the shim's callback thread then runs the program's
+// function and publishes host_function_done, which lets the stream go on.
+#include <atomic>
+#include <memory>
+
+#include "capturing.hpp"
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+struct Pending {
+  std::mutex lock;
+  std::condition_variable changed;
+  unsigned count = 0;  // functions published and not yet run
+};
+
+Pending& pending() {
+  static auto* p = new Pending;
+  return *p;
+}
+
+thread_local bool running = false;  // this thread is in a host function now
+
+// `run` gets the status that a stream callback sees.
+CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(handle, stream); r) return r;
+  const auto before = untold_before(stream);  // the function knows that all this is complete
+  wire::HostFunction call{};
+  call.stream = stream.number;
+  Pending& p = pending();
+  {
+    std::lock_guard guard(p.lock);
+    ++p.count;
+  }
+  std::uint64_t seq = 0;
+  // The stream may get there before the thread that gave it the function has noted that: inside, the stream is busy.
+  auto noted = std::make_shared<std::atomic<bool>>(false);
+  CUresult r = submit_notify(view(call), [=, run = std::move(run)](const Answer& answer) {
+    ReservedSpace space;  // the stream stands still until host_function_done is published
+    if (answer.result != CUDA_ERROR_SYSTEM_NOT_READY) {
+      noted->wait(false);
+      for (const StreamMark& mark : before) {  // their objects may be gone by now
+        learned(mark.stream, mark.seq);
+        observed(mark.seq);
+      }
+      after_observation();
+      print_device_text();
+      running = true;
+      run(answer.result);
+      running = false;
+      wire::HostFunctionDone done{};
+      done.call = answer.seq;
+      submit(done);
+      observed(answer.seq);
+    }
+    Pending& mine = pending();
+    std::lock_guard guard(mine.lock);
+    --mine.count;
+    mine.changed.notify_all();
+  }, &seq);
+  if (r) {
+    std::lock_guard guard(p.lock);
+    --p.count;
+    return r;
+  }
+  note_work(stream, seq);
+  noted->store(true);
+  noted->notify_one();
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+bool in_host_function() { return running; }
+
+void wait_host_functions() {
+  if (running) return;
+  Pending& p = pending();
+  std::unique_lock guard(p.lock);
+  p.changed.wait(guard, [&] { return p.count == 0; });
+}
+
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void* userData) {
+  if (!fn) return CUDA_ERROR_INVALID_VALUE;
+  if (capture_open()) {
+    StreamRef stream;
+    bool taken = false;
+    if (CUresult r = resolve_stream(hStream, stream); r) return r;
+    if (CUresult r = capture_work(stream, HostWork{fn, userData}, taken); r || taken) return r;
+  }
+  return enqueue(hStream, [=](CUresult status) {
+    if (!status) fn(userData);  // not run after an error, as on a driver
+  });
+}
+
+CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void* userData, unsigned int flags) {
+  if (!callback || flags) return CUDA_ERROR_INVALID_VALUE;
+  if (capture_open()) {
+    StreamRef stream;
+    if (CUresult r = resolve_stream(hStream, stream); r) return r;
+    if (CUresult r = refuse_in_capture(stream, "cuStreamAddCallback"); r) return r;
+  }
+  return enqueue(hStream, [=](CUresult status) { callback(hStream, status, userData); });
+}
+
+}  // extern "C"

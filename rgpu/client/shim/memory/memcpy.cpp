@@ -1,0 +1,453 @@
+// The cuMemcpy family: linear memory and rows, in any direction.
+//
+// Every form becomes one `Copy`; each end is judged by what its address points
+// into (UVA). Pageable sources are read at the call (SEMANTICS 6), copies to
+// the host are awaited. Arrays are not supported.
+#include <algorithm>
+#include <cstring>
+#include <deque>
+
+#include "capturing.hpp"
+#include "crew.hpp"
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+constexpr std::uint64_t PIECE = 1ull << 30;  // longest payload of one call, either way
+// Longer copies to the device are several calls: one is under way while the next is being read, and
+// all of them live in the same few segments, whose memory has been touched before. The first are
+// short, so that the way is soon filled; they grow with what has been published.
+constexpr std::uint64_t FIRST_UPLOAD = 256ull << 10, UPLOAD_PIECE = 4ull << 20;
+constexpr unsigned SEALED_UPLOADS = 4;
+
+std::uint64_t upload_piece(std::uint64_t done, std::uint64_t total) {
+  const std::uint64_t piece = std::clamp(done, FIRST_UPLOAD, UPLOAD_PIECE), left = total - done;
+  return left <= piece + FIRST_UPLOAD / 2 ? left : piece;
+}
+
+// One end of a copy: `type` is what the call says of it.
+struct End {
+  CUmemorytype type = CU_MEMORYTYPE_UNIFIED;
+  std::uint64_t address = 0;
+  std::uint64_t pitch = 0;
+  bool host = false;  // resolve() found: the bytes are the program's own memory
+  int device = 0;     // … or this device's, by the session's number
+};
+
+struct Copy {
+  End destination, source;
+  std::uint64_t width = 0, height = 1;
+  bool packed(const End& end) const { return height <= 1 || end.pitch == width; }
+};
+
+std::uint8_t* bytes(std::uint64_t address) { return reinterpret_cast<std::uint8_t*>(address); }
+
+// Finds out where the end lies, and that all of it lies there.
+CUresult resolve(End& end, const Copy& copy) {
+  if (copy.height > 1 && end.pitch < copy.width) return CUDA_ERROR_INVALID_VALUE;
+  std::uint64_t span;
+  if (__builtin_mul_overflow(end.pitch, copy.height - 1, &span) || __builtin_add_overflow(span, copy.width, &span) ||
+      end.address + span < end.address || !end.address)
+    return CUDA_ERROR_INVALID_VALUE;
+  const Place place = place_of(end.address);
+  switch (place.kind) {
+    case Place::Kind::device:
+      end.host = false;
+      end.device = place.device;
+      return end.type != CU_MEMORYTYPE_HOST && place.holds(end.address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case Place::Kind::pinned:
+    case Place::Kind::registered:
+      end.host = true;
+      return place.holds(end.address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case Place::Kind::host:
+      end.host = true;
+      // A pageable address is no device pointer, whatever it is called.
+      return end.type != CU_MEMORYTYPE_DEVICE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+// The longest answer: half of the area where there is one, so that the next finds room while this one is copied out.
+std::uint64_t download_piece() {
+  const std::uint64_t area = session().ring.area_size.load(std::memory_order_relaxed);
+  return area ? std::clamp<std::uint64_t>(area / 2 & ~0xFFFull, 1ull << 20, PIECE) : PIECE;
+}
+
+// Pieces that are copied at a time: sealed ones leave more slowly than a few threads copy, and need processors, too.
+std::size_t uploads_at_once() {
+  const unsigned helpers = copy_helpers();
+  return session().ring.area_size.load(std::memory_order_relaxed) ? helpers : std::min(helpers, SEALED_UPLOADS);
+}
+
+// Pieces of a long copy to the device that are being copied into the journal, published in their order.
+class Uploads {
+ public:
+  explicit Uploads(const StreamRef& stream) : stream_(stream) {}
+  ~Uploads() {
+    for (Piece& piece : pieces_) wait_for_copy(piece.job);  // they read the program's memory
+  }
+  Uploads(const Uploads&) = delete;
+
+  CUresult add(std::uint64_t destination, const std::uint8_t* from, std::uint64_t size) {
+    // Whoever holds an extent that is not published must not wait for space: its segment cannot be released.
+    while (!pieces_.empty() && (pieces_.size() > at_once_ || !room_in_journal(size)))
+      if (CUresult r = publish(); r) return r;
+    Piece& piece = pieces_.emplace_back(Payload::reserve(size, pieces_.empty()));
+    if (piece.payload.error) {
+      const CUresult error = piece.payload.error;
+      pieces_.pop_back();
+      return error;
+    }
+    piece.call.destination = destination;
+    piece.call.stream = stream_.number;
+    piece.job = CopyJob(piece.payload.place(), from, size, true);
+    start_copy(piece.job);
+    return CUDA_SUCCESS;
+  }
+
+  CUresult finish() {
+    while (!pieces_.empty())
+      if (CUresult r = publish(); r) return r;
+    return CUDA_SUCCESS;
+  }
+
+ private:
+  struct Piece {
+    explicit Piece(Payload&& made) : payload(std::move(made)) {}
+    Payload payload;
+    wire::MemcpyH2d call{};
+    CopyJob job;
+  };
+
+  CUresult publish() {
+    Piece& piece = pieces_.front();
+    wait_for_copy(piece.job);
+    piece.payload.crc = piece.job.crc;
+    const CUresult r = submit_work(stream_, piece.call, piece.payload);
+    pieces_.pop_front();
+    return r;
+  }
+
+  const StreamRef& stream_;
+  const std::size_t at_once_ = uploads_at_once();
+  std::deque<Piece> pieces_;
+};
+
+CUresult to_device(const Copy& c, const StreamRef& stream) {
+  const Place::Kind kind = place_of(c.source.address).kind;
+  if (kind != Place::Kind::host)
+    if (CUresult r = settle_source(c.source.address, c.width); r) return r;
+  if (c.packed(c.source) && c.packed(c.destination)) {
+    const std::uint64_t total = c.width * c.height;
+    if (total >= 2 * FIRST_UPLOAD && copy_helpers()) {
+      Uploads uploads(stream);
+      for (std::uint64_t done = 0, size = 0; done < total; done += size) {
+        size = upload_piece(done, total);
+        if (CUresult r = uploads.add(c.destination.address + done, bytes(c.source.address + done), size); r) return r;
+      }
+      return uploads.finish();
+    }
+    for (std::uint64_t done = 0, size = 0; done < total; done += size) {
+      wire::MemcpyH2d call{};
+      size = upload_piece(done, total);
+      call.destination = c.destination.address + done;
+      call.stream = stream.number;
+      Payload payload(bytes(c.source.address + done), size);
+      if (CUresult r = submit_work(stream, call, payload); r) return r;
+    }
+    return CUDA_SUCCESS;
+  }
+  const std::uint64_t most = std::max<std::uint64_t>(1, PIECE / c.width);
+  for (std::uint64_t row = 0; row < c.height; row += most) {
+    wire::Memcpy2dH2d call{};
+    call.destination = c.destination.address + row * c.destination.pitch;
+    call.pitch = c.destination.pitch;
+    call.width = c.width;
+    call.height = std::min(most, c.height - row);
+    call.stream = stream.number;
+    Payload payload = Payload::from(call.width * call.height, [&](std::uint8_t* to) {
+      for (std::uint64_t i = 0; i < call.height; ++i)
+        std::memcpy(to + i * c.width, bytes(c.source.address + (row + i) * c.source.pitch), c.width);
+    });
+    if (CUresult r = submit_work(stream, call, payload); r) return r;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult to_host(const Copy& c, const StreamRef& stream) {
+  std::uint64_t received = 0;
+  if (CUresult r = settle_destination(c.destination.address); r) return r;
+  if (c.packed(c.source) && c.packed(c.destination)) {
+    const std::uint64_t total = c.width * c.height;
+    for (std::uint64_t done = 0, size = 0; done < total; done += size) {
+      wire::MemcpyD2h call{};
+      call.source = c.source.address + done;
+      call.size = size = std::min(download_piece(), total - done);
+      call.stream = stream.number;
+      if (CUresult r = await_work(stream, call, bytes(c.destination.address + done), call.size, &received); r) return r;
+      if (received != call.size) return CUDA_ERROR_UNKNOWN;
+    }
+    return CUDA_SUCCESS;
+  }
+  const std::uint64_t most = std::max<std::uint64_t>(1, PIECE / c.width);
+  std::vector<std::uint8_t> rows;
+  for (std::uint64_t row = 0; row < c.height; row += most) {
+    wire::Memcpy2dD2h call{};
+    call.source = c.source.address + row * c.source.pitch;
+    call.pitch = c.source.pitch;
+    call.width = c.width;
+    call.height = std::min(most, c.height - row);
+    call.stream = stream.number;
+    const std::uint64_t size = call.width * call.height;
+    std::uint8_t* to = bytes(c.destination.address + row * c.destination.pitch);
+    if (!c.packed(c.destination)) {
+      rows.resize(size);
+      to = rows.data();
+    }
+    if (CUresult r = await_work(stream, call, to, size, &received); r) return r;
+    if (received != size) return CUDA_ERROR_UNKNOWN;
+    if (c.packed(c.destination)) continue;
+    for (std::uint64_t i = 0; i < call.height; ++i)
+      std::memcpy(bytes(c.destination.address + (row + i) * c.destination.pitch), to + i * c.width, c.width);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult await_stream(const StreamRef& stream) {
+  wire::StreamSynchronize call{};
+  call.stream = stream.number;
+  return await_work(stream, call);
+}
+
+CUresult give_on_device(const Copy& c, const StreamRef& stream) {
+  if (c.packed(c.source) && c.packed(c.destination)) {
+    wire::MemcpyD2d call{};
+    call.destination = c.destination.address;
+    call.source = c.source.address;
+    call.size = c.width * c.height;
+    call.stream = stream.number;
+    return submit_work(stream, call);
+  }
+  wire::Memcpy2dD2d call{};
+  call.destination = c.destination.address;
+  call.destination_pitch = c.destination.pitch;
+  call.source = c.source.address;
+  call.source_pitch = c.source.pitch;
+  call.width = c.width;
+  call.height = c.height;
+  call.stream = stream.number;
+  return submit_work(stream, call);
+}
+
+// In a legacy stream such a copy begins when all that either device was given before is complete, and all that they
+// are given later comes behind it (CUDA C++ Programming Guide, "Peer-to-Peer Memory Copy").
+CUresult between_devices(const Copy& c, const StreamRef& stream) {
+  for (int device : {c.source.device, c.destination.device})
+    if (CUresult r = wait_for_device_number(device, true); r) return r;
+  if (CUresult r = give_on_device(c, stream); r) return r;
+  return await_stream(stream);
+}
+
+CUresult on_device(const Copy& c, const StreamRef& stream) {
+  return c.source.device != c.destination.device && !stream.object ? between_devices(c, stream) : give_on_device(c, stream);
+}
+
+// In stream order, by this thread: when the stream is there.
+CUresult on_host(const Copy& c, const StreamRef& stream) {
+  if (CUresult r = await_stream(stream); r) return r;
+  for (std::uint64_t i = 0; i < c.height; ++i)
+    std::memmove(bytes(c.destination.address + i * c.destination.pitch), bytes(c.source.address + i * c.source.pitch), c.width);
+  return CUDA_SUCCESS;
+}
+
+// A capturing stream takes the copy as a node: its source is read at every launch.
+CUresult capture(const Copy& c, const StreamRef& stream, bool& taken) {
+  CopyWork work;
+  CUDA_MEMCPY3D& p = work.copy;
+  p.srcMemoryType = c.source.host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  p.dstMemoryType = c.destination.host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  if (c.source.host)
+    p.srcHost = bytes(c.source.address);
+  else
+    p.srcDevice = c.source.address;
+  if (c.destination.host)
+    p.dstHost = bytes(c.destination.address);
+  else
+    p.dstDevice = c.destination.address;
+  p.srcPitch = c.source.pitch;
+  p.dstPitch = c.destination.pitch;
+  p.srcHeight = p.dstHeight = p.Height = c.height;
+  p.WidthInBytes = c.width;
+  p.Depth = 1;
+  work.context = stream.context;
+  return capture_work(stream, work, taken);
+}
+
+// `blocking`: a call without "Async". When one to the device returns, the program may start work on any
+// stream that reads what was copied: the copy's end is an observed completion (SEMANTICS 1), so it is awaited.
+CUresult run(Copy& c, CUstream handle, bool blocking) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(handle, stream); r) return r;
+  if (!c.width || !c.height) return CUDA_SUCCESS;
+  if (c.height == 1) c.source.pitch = c.destination.pitch = c.width;
+  if (c.height > std::numeric_limits<std::uint64_t>::max() / c.width) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = resolve(c.destination, c); r) return r;
+  if (CUresult r = resolve(c.source, c); r) return r;
+  if (capture_open()) {
+    bool taken = false;
+    if (CUresult r = capture(c, stream, taken); r || taken) return r;
+  }
+  if (c.source.host) {
+    if (c.destination.host) return on_host(c, stream);
+    const CUresult r = to_device(c, stream);
+    return r || !blocking ? r : await_stream(stream);
+  }
+  return c.destination.host ? to_host(c, stream) : on_device(c, stream);
+}
+
+CUresult linear(CUmemorytype to, std::uint64_t destination, CUmemorytype from, std::uint64_t source, std::size_t n,
+                CUstream stream, bool blocking = false) {
+  Copy c;
+  c.destination = {to, destination, n, false};
+  c.source = {from, source, n, false};
+  c.width = n;
+  return run(c, stream, blocking);
+}
+
+// The 2D and 3D forms name host pointer and device pointer apart.
+CUresult end_of(CUmemorytype type, const void* host, CUdeviceptr device, std::uint64_t offset, std::uint64_t pitch, End& end) {
+  end.type = type;
+  end.pitch = pitch;
+  switch (type) {
+    case CU_MEMORYTYPE_HOST:
+      end.address = reinterpret_cast<std::uint64_t>(host);
+      break;
+    case CU_MEMORYTYPE_DEVICE:
+    case CU_MEMORYTYPE_UNIFIED:
+      end.address = device;
+      break;
+    case CU_MEMORYTYPE_ARRAY:
+      log_once("array copy", "copies from and to CUDA arrays are not supported");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!end.address) return CUDA_ERROR_INVALID_VALUE;
+  end.address += offset;
+  return CUDA_SUCCESS;
+}
+
+CUresult rows(const CUDA_MEMCPY2D* p, CUstream stream, bool blocking) {
+  if (CUresult r = require(); r) return r;
+  if (!p) return CUDA_ERROR_INVALID_VALUE;
+  if (!p->WidthInBytes || !p->Height) return CUDA_SUCCESS;
+  const std::uint64_t from = p->srcPitch ? p->srcPitch : p->WidthInBytes + p->srcXInBytes;
+  const std::uint64_t to = p->dstPitch ? p->dstPitch : p->WidthInBytes + p->dstXInBytes;
+  if (from < p->srcXInBytes + p->WidthInBytes || to < p->dstXInBytes + p->WidthInBytes) return CUDA_ERROR_INVALID_VALUE;
+  Copy c;
+  c.width = p->WidthInBytes;
+  c.height = p->Height;
+  if (CUresult r = end_of(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcY * from + p->srcXInBytes, from, c.source); r)
+    return r;
+  if (CUresult r = end_of(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstY * to + p->dstXInBytes, to, c.destination); r)
+    return r;
+  return run(c, stream, blocking);
+}
+
+// Plane after plane; planes that follow each other without a gap are one.
+template <class Copy3D>
+CUresult planes(const Copy3D* p, CUstream stream, bool blocking) {
+  if (CUresult r = require(); r) return r;
+  if (!p || p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
+  if (!p->WidthInBytes || !p->Height || !p->Depth) return CUDA_SUCCESS;
+  const std::uint64_t from = p->srcPitch ? p->srcPitch : p->WidthInBytes + p->srcXInBytes;
+  const std::uint64_t to = p->dstPitch ? p->dstPitch : p->WidthInBytes + p->dstXInBytes;
+  const std::uint64_t from_height = p->srcHeight ? p->srcHeight : p->Height + p->srcY;
+  const std::uint64_t to_height = p->dstHeight ? p->dstHeight : p->Height + p->dstY;
+  if (from < p->srcXInBytes + p->WidthInBytes || to < p->dstXInBytes + p->WidthInBytes ||
+      (p->Depth > 1 && (from_height < p->srcY + p->Height || to_height < p->dstY + p->Height)))
+    return CUDA_ERROR_INVALID_VALUE;
+  const bool whole = from_height == p->Height && to_height == p->Height;
+  for (std::uint64_t z = 0; z < (whole ? 1 : p->Depth); ++z) {
+    Copy c;
+    c.width = p->WidthInBytes;
+    c.height = whole ? p->Height * p->Depth : p->Height;
+    const std::uint64_t source = ((p->srcZ + z) * from_height + p->srcY) * from + p->srcXInBytes;
+    const std::uint64_t destination = ((p->dstZ + z) * to_height + p->dstY) * to + p->dstXInBytes;
+    if (CUresult r = end_of(p->srcMemoryType, p->srcHost, p->srcDevice, source, from, c.source); r) return r;
+    if (CUresult r = end_of(p->dstMemoryType, p->dstHost, p->dstDevice, destination, to, c.destination); r) return r;
+    if (CUresult r = run(c, stream, blocking); r) return r;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult between(CUdeviceptr destination, CUcontext to, CUdeviceptr source, CUcontext from, std::size_t n, CUstream stream) {
+  if (CUresult r = require(); r) return r;
+  if (!find(to) || !find(from)) return CUDA_ERROR_INVALID_CONTEXT;
+  return linear(CU_MEMORYTYPE_DEVICE, destination, CU_MEMORYTYPE_DEVICE, source, n, stream);
+}
+
+std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+
+}  // namespace
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount) {
+  if (CUresult r = unsafe_call(); r) return r;
+  return linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, nullptr, true);
+}
+CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) {
+  return linear(CU_MEMORYTYPE_UNIFIED, dst, CU_MEMORYTYPE_UNIFIED, src, ByteCount, hStream);
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount) {
+  if (CUresult r = unsafe_call(); r) return r;
+  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, nullptr, true);
+}
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dstDevice, const void* srcHost, size_t ByteCount, CUstream hStream) {
+  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_UNIFIED, number(srcHost), ByteCount, hStream);
+}
+
+CUresult cuMemcpyDtoH_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount) {
+  if (CUresult r = unsafe_call(); r) return r;
+  return linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr);
+}
+CUresult cuMemcpyDtoHAsync_v2(void* dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
+  return linear(CU_MEMORYTYPE_UNIFIED, number(dstHost), CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, hStream);
+}
+
+CUresult cuMemcpyDtoD_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount) {
+  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, nullptr);
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
+  return linear(CU_MEMORYTYPE_DEVICE, dstDevice, CU_MEMORYTYPE_DEVICE, srcDevice, ByteCount, hStream);
+}
+
+CUresult cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,
+                      size_t ByteCount) {
+  return between(dstDevice, dstContext, srcDevice, srcContext, ByteCount, nullptr);
+}
+CUresult cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,
+                           size_t ByteCount, CUstream hStream) {
+  return between(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
+}
+
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr, true); }
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr, true); }
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) { return rows(pCopy, hStream, false); }
+
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* pCopy) { return planes(pCopy, nullptr, true); }
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { return planes(pCopy, hStream, false); }
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy) { return planes(pCopy, nullptr, true); }
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) { return planes(pCopy, hStream, false); }
+
+}  // extern "C"

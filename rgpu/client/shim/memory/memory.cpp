@@ -1,0 +1,375 @@
+// Device memory: allocation against the quota without a round trip, frees
+// (SEMANTICS 2), and what pointers point into.
+#include "memory.hpp"
+
+#include <atomic>
+
+#include "capturing.hpp"
+#include "device.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+struct Allocated {
+  std::uint64_t size = 0;
+  Context* context = nullptr;
+  int device = 0;       // the session's number
+  std::uint64_t id = 0;
+  bool hidden = false;  // being freed: no pointer into it is valid
+};
+
+struct Variable {
+  std::uint64_t size = 0;
+  Context* context = nullptr;
+  std::uint64_t module = 0;
+};
+
+// Lock order: the journal's section first, then this.
+struct Memory {
+  std::shared_mutex lock;
+  std::vector<std::unique_ptr<Allocator>> devices;
+  std::map<std::uint64_t, Allocated> allocated;
+  std::map<std::uint64_t, Variable> variables;
+  std::uint64_t next_id = 1;
+};
+
+Memory& memory() {
+  static auto* m = new Memory;
+  return *m;
+}
+
+// Lock held exclusively.
+Allocator* allocator_of(Memory& m, int device) {
+  if (m.devices.empty()) {
+    for (auto& facts : facts().devices)
+      m.devices.push_back(std::make_unique<Allocator>(facts.range_base, std::min(facts.range_size, kReserveOffset),
+                                                      facts_quota(facts), kGranule, kAlignment));
+  }
+  return device < 0 || static_cast<std::size_t>(device) >= m.devices.size() ? nullptr : m.devices[device].get();
+}
+
+// Tells the agent what cuMemGetInfo would. Lock held; after every change of the allocator.
+void tell_used(int device, const Allocator& allocator) {
+  report_used(device, allocator.quota() - allocator.available());
+}
+
+template <class Map>
+auto holding(Map& map, std::uint64_t address) {
+  auto it = map.upper_bound(address);
+  if (it == map.begin()) return map.end();
+  --it;
+  return address - it->first < it->second.size ? it : map.end();
+}
+
+// Gives a freed allocation's address back and unmaps what is empty. Section and lock held.
+CUresult give_back(Section& section, Memory& m, std::map<std::uint64_t, Allocated>::iterator it) {
+  std::vector<Range> unmap;
+  m.devices[it->second.device]->free(it->first, unmap);
+  tell_used(it->second.device, *m.devices[it->second.device]);
+  m.allocated.erase(it);
+  for (const Range& range : unmap) {
+    wire::MemoryUnmap call{};
+    call.address = range.address;
+    call.size = range.size;
+    if (CUresult r = section.publish(call); r) return r;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult free_now(Section& section, std::uint64_t address) {
+  Memory& m = memory();
+  std::unique_lock guard(m.lock);
+  auto it = m.allocated.find(address);
+  if (it == m.allocated.end()) return CUDA_ERROR_INVALID_VALUE;
+  wire::MemoryFree call{};
+  call.address = address;
+  if (CUresult r = section.publish(call); r) return r;
+  return give_back(section, m, it);
+}
+
+}  // namespace
+
+std::uint64_t facts_quota(const DeviceFacts& device) {
+  const std::uint64_t quota = facts().quota ? facts().quota : device.total_memory;
+  return device.total_memory ? std::min(quota, device.total_memory) : quota;
+}
+
+bool charge_quota(int device, std::uint64_t size) {
+  do {
+    Memory& m = memory();
+    std::unique_lock guard(m.lock);
+    Allocator* allocator = allocator_of(m, device);
+    if (allocator && allocator->charge(size)) {
+      tell_used(device, *allocator);
+      return true;
+    }
+  } while (reclaim_deferred(device));
+  return false;
+}
+
+void refund_quota(int device, std::uint64_t size) {
+  Memory& m = memory();
+  std::unique_lock guard(m.lock);
+  if (Allocator* allocator = allocator_of(m, device)) {
+    allocator->refund(size);
+    tell_used(device, *allocator);
+  }
+}
+
+Place place_of(std::uint64_t address) {
+  Place place;
+  Memory& m = memory();
+  {
+    std::shared_lock guard(m.lock);
+    if (auto it = holding(m.allocated, address); it != m.allocated.end() && !it->second.hidden) {
+      const Allocated& a = it->second;
+      return {Place::Kind::device, it->first, a.size, a.device, a.context, 0, a.id};
+    }
+    if (auto it = holding(m.variables, address); it != m.variables.end()) {
+      Context* context = it->second.context;
+      return {Place::Kind::device, it->first, it->second.size, context ? session_device(context->device) : 0, context, 0, 0};
+    }
+  }
+  if (place = virtual_place(address); place.kind != Place::Kind::host) return place;
+  if (place = pinned_place(address); place.kind != Place::Kind::host) return place;
+  const bool pinned = address >= kPinnedBase && address < kPinnedBase + kPinnedSize;
+  if (device_of(address) != kEveryDevice || pinned) place.kind = Place::Kind::invalid;
+  return place;
+}
+
+int device_of(std::uint64_t address) {
+  const auto& devices = facts().devices;
+  for (std::size_t d = 0; d < devices.size(); ++d)
+    if (address >= devices[d].range_base && address - devices[d].range_base < devices[d].range_size)
+      return static_cast<int>(d);
+  return kEveryDevice;
+}
+
+CUresult wait_for_device(const Context& context) {
+  wire::ContextSynchronize call{};
+  call.context = context.number;
+  Answer answer;
+  Payload none;
+  const int device = session_device(context.device);
+  return await_view(view(call), none, answer, nullptr, 0, [&](std::uint64_t seq, bool answered) {
+    if (answered) learned_on(device, seq);
+  });
+}
+
+CUresult wait_for_device_number(int device, bool told) {
+  std::map<int, Context*> found;
+  for_each_object(Kind::context, [&](Object* object) {
+    auto* context = static_cast<Context*>(object);
+    if (context->alive.load(std::memory_order_acquire)) found[session_device(context->device)] = context;
+  });
+  for (auto [number, context] : found)
+    if ((device == kEveryDevice || device == number) && (told || !idle_on(number)))
+      if (CUresult r = wait_for_device(*context); r) return r;
+  return CUDA_SUCCESS;
+}
+
+CUresult check_device(std::uint64_t address, std::uint64_t n, Place* place) {
+  const Place found = place_of(address);
+  if (place) *place = found;
+  const bool ours = found.kind == Place::Kind::device || found.kind == Place::Kind::pinned;
+  return ours && found.holds(address, n) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult check_device_rows(std::uint64_t address, std::uint64_t pitch, std::uint64_t width, std::uint64_t height,
+                           Place* place) {
+  if (!width || !height) return CUDA_SUCCESS;
+  std::uint64_t span;
+  if (__builtin_mul_overflow(pitch, height - 1, &span) || __builtin_add_overflow(span, width, &span))
+    return CUDA_ERROR_INVALID_VALUE;
+  return check_device(address, span, place);
+}
+
+CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address) {
+  Memory& m = memory();
+  const int device = session_device(context.device);
+  for (;;) {
+    {
+      Section section;
+      if (section.status()) return section.status();
+      std::unique_lock guard(m.lock);
+      Allocator* allocator = allocator_of(m, device);
+      if (!allocator) return CUDA_ERROR_INVALID_DEVICE;
+      std::vector<Range> map;
+      if (auto found = allocator->allocate(size, map)) {
+        tell_used(device, *allocator);
+        for (const Range& range : map) {
+          wire::MemoryMap call{};
+          call.address = range.address;
+          call.size = range.size;
+          call.device = device;
+          if (CUresult r = section.publish(call); r) return r;
+        }
+        wire::MemoryAllocate call{};
+        call.address = address = *found;
+        call.size = size;
+        m.allocated[*found] = {size, &context, device, m.next_id++, false};
+        return section.publish(call);
+      }
+    }
+    if (!reclaim_deferred(device)) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+}
+
+bool hide_device(std::uint64_t address) {
+  Memory& m = memory();
+  std::unique_lock guard(m.lock);
+  auto it = m.allocated.find(address);
+  if (it == m.allocated.end() || it->second.hidden) return false;
+  it->second.hidden = true;
+  return true;
+}
+
+CUresult free_hidden(std::uint64_t address) {
+  Section section;
+  return section.status() ? section.status() : free_now(section, address);
+}
+
+CUresult free_device(std::uint64_t address) {
+  if (!hide_device(address)) return CUDA_ERROR_INVALID_VALUE;
+  bool done = false;
+  {
+    Section section;
+    if (section.status()) return section.status();
+    if (idle_on(device_of(address))) {
+      if (CUresult r = free_now(section, address); r) return r;
+      done = true;
+    }
+  }
+  if (done) {  // a driver would have waited: what kernels wrote into mapped memory is there
+    bring_back_shadows();
+    return CUDA_SUCCESS;
+  }
+  wire::MemoryFreeWait call{};
+  call.address = address;
+  Answer answer;
+  Payload none;
+  CUresult r = await_view(view(call), none, answer, nullptr, 0, [&](std::uint64_t seq, bool answered) {
+    if (answered) learned_on(device_of(address), seq);
+  });
+  if (r) return r;
+  Section section;
+  if (section.status()) return section.status();
+  Memory& m = memory();
+  std::unique_lock guard(m.lock);
+  auto it = m.allocated.find(address);
+  return it == m.allocated.end() ? CUDA_SUCCESS : give_back(section, m, it);
+}
+
+void track_globals(const Module& module) {
+  Memory& m = memory();
+  std::unique_lock guard(m.lock);
+  for (const Global& global : module.globals)
+    if (global.size) m.variables[global.address] = {global.size, module.context, module.number};
+}
+
+void untrack_globals(const Module& module) {
+  Memory& m = memory();
+  std::unique_lock guard(m.lock);
+  std::erase_if(m.variables, [&](auto& entry) { return entry.second.module == module.number; });
+}
+
+CUresult release_context_objects(Context& context) {
+  CUresult result = require() ? CUDA_SUCCESS : wait_for_device(context);
+  reclaim_deferred(session_device(context.device));
+  Memory& m = memory();
+  std::vector<std::uint64_t> left;
+  {
+    std::unique_lock guard(m.lock);
+    for (auto& [address, a] : m.allocated) {
+      if (a.context != &context || a.hidden) continue;
+      a.hidden = true;
+      left.push_back(address);
+    }
+  }
+  for (std::uint64_t address : left) free_hidden(address);
+  release_pinned(context);
+  for_each_object(Kind::event, [&](Object* object) {
+    auto* event = static_cast<Event*>(object);
+    if (event->context != &context || !retire(event)) return;
+    wire::EventDestroy call{};
+    call.event = event->number;
+    submit(call);
+  });
+  for_each_object(Kind::stream, [&](Object* object) {
+    auto* stream = static_cast<Stream*>(object);
+    if (stream->context != &context || !retire(stream)) return;
+    wire::StreamDestroy call{};
+    call.stream = stream->number;
+    submit(call);
+  });
+  return result;
+}
+
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuMemAlloc_v2(CUdeviceptr* dptr, size_t bytesize) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  if (!dptr || !bytesize) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = unsafe_call(); r) return r;
+  std::uint64_t address = 0;
+  if (CUresult r = allocate_device(*context, bytesize, address); r) return r;
+  *dptr = address;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr* dptr, size_t* pPitch, size_t WidthInBytes, size_t Height,
+                            unsigned int ElementSizeBytes) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  if (!dptr || !pPitch || !WidthInBytes || !Height) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult r = unsafe_call(); r) return r;
+  if (ElementSizeBytes != 4 && ElementSizeBytes != 8 && ElementSizeBytes != 16) return CUDA_ERROR_INVALID_VALUE;
+  std::size_t pitch, size;
+  if (__builtin_add_overflow(WidthInBytes, kAlignment - 1, &pitch)) return CUDA_ERROR_INVALID_VALUE;
+  pitch -= pitch % kAlignment;
+  if (__builtin_mul_overflow(pitch, Height, &size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::uint64_t address = 0;
+  if (CUresult r = allocate_device(*context, size, address); r) return r;
+  *dptr = address;
+  *pPitch = pitch;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr dptr) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  if (CUresult r = unsafe_call(); r) return r;
+  if (!dptr || free_graph_memory(dptr)) return CUDA_SUCCESS;
+  return free_device(dptr);
+}
+
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  if (!free || !total) return CUDA_ERROR_INVALID_VALUE;
+  Memory& m = memory();
+  std::unique_lock guard(m.lock);
+  Allocator* allocator = allocator_of(m, session_device(context->device));
+  if (!allocator) return CUDA_ERROR_INVALID_DEVICE;
+  *free = allocator->available();
+  *total = allocator->quota();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr* pbase, size_t* psize, CUdeviceptr dptr) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  const Place place = place_of(dptr);
+  if (place.kind != Place::Kind::device && place.kind != Place::Kind::pinned) return CUDA_ERROR_NOT_FOUND;
+  if (pbase) *pbase = place.base;
+  if (psize) *psize = place.size;
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

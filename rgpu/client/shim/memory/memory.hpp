@@ -1,0 +1,144 @@
+// Device and pinned memory as the copy, launch and pointer code sees it.
+// Internal to the core.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <shared_mutex>
+
+#include "allocator.hpp"
+#include "handles.hpp"
+
+namespace rgpu {
+
+// Of a device's range: where the allocator ends, and cuMemAddressReserve gives addresses.
+constexpr std::uint64_t kReserveOffset = 4ull << 40, kReserveSize = 3ull << 40;
+static_assert(kReserveOffset + kReserveSize == kAllocationSize);
+
+// What a pointer of the program's points into.
+struct Place {
+  enum class Kind {
+    host,     // pageable memory of the program (or anything else that is not ours)
+    device,   // an allocation, or a module's variable
+    pinned,   // cuMemHostAlloc: has a shadow at its own address in the worker
+    registered,  // cuMemHostRegister: the program's memory, no shadow
+    invalid,  // in a device range, but in no allocation
+  } kind = Kind::host;
+  std::uint64_t base = 0, size = 0;  // of the allocation, variable or pinned range
+  int device = 0;
+  Context* context = nullptr;
+  unsigned flags = 0;                // of pinned memory
+  std::uint64_t id = 0;              // CU_POINTER_ATTRIBUTE_BUFFER_ID
+
+  bool holds(std::uint64_t address, std::uint64_t n) const { return address >= base && n <= size - (address - base); }
+};
+
+// What of a device's memory the session may use, in bytes.
+std::uint64_t facts_quota(const DeviceFacts& device);
+
+Place place_of(std::uint64_t address);
+// The address is device memory for `n` bytes from it on: CUDA_ERROR_INVALID_VALUE otherwise.
+CUresult check_device(std::uint64_t address, std::uint64_t n, Place* place = nullptr);
+// … `height` rows of `width` bytes, `pitch` apart.
+CUresult check_device_rows(std::uint64_t address, std::uint64_t pitch, std::uint64_t width, std::uint64_t height,
+                           Place* place = nullptr);
+
+CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& address);
+// Waits if work is unfinished (SEMANTICS 2).
+CUresult free_device(std::uint64_t address);
+// Takes the allocation out of the program's sight, without freeing it. False: not an allocation's base.
+bool hide_device(std::uint64_t address);
+// Frees a hidden allocation of which all work is known to be complete.
+CUresult free_hidden(std::uint64_t address);
+
+// Counts memory that is not in the allocator's range (vmm.cpp) against the quota of a device
+// of the session. False: there is not so much left.
+bool charge_quota(int device, std::uint64_t size);
+void refund_quota(int device, std::uint64_t size);
+
+// vmm.cpp
+Place virtual_place(std::uint64_t address);  // Kind::host when nothing is mapped there by cuMemMap
+
+// Waits for all work of the context's device, as cuCtxSynchronize does.
+CUresult wait_for_device(const Context& context);
+// … by the session's number of the device: one without a context has none. kEveryDevice: of all of them. One that is
+// known to be idle is not waited for: enough before a free, which a replay applies behind all else; where other work
+// is to follow, `told` has it stand in the journal.
+CUresult wait_for_device_number(int device, bool told = false);
+// The device, by the session's number, whose range an address lies in; kEveryDevice for none.
+int device_of(std::uint64_t address);
+
+// pool.cpp
+// Frees an allocation when all that is published now is complete.
+void free_when_complete(std::uint64_t address);
+// Waits for the work that deferred frees of the device's memory wait for; false: none of it came free.
+bool reclaim_deferred(int device);
+
+// pinned.cpp
+Place pinned_place(std::uint64_t address);  // Kind::host when it is not pinned memory
+void release_pinned(Context& context);
+// Host bytes of pinned memory are about to be read for a copy to the device:
+// waits for whatever may still write them (SEMANTICS 6).
+CUresult settle_source(std::uint64_t address, std::uint64_t size);
+// … or about to be written by a copy from the device: what kernels before it wrote must not come back after it.
+CUresult settle_destination(std::uint64_t address);
+bool any_pinned();  // cheap: is there any memory with a shadow?
+
+// shadows.cpp
+struct Pinned;
+// One kernel or memset on a stream that may read and write the pinned ranges that the addresses point into.
+class ShadowUse {
+ public:
+  ShadowUse(const StreamRef& stream, const std::vector<std::uint64_t>& addresses);
+  ~ShadowUse();
+  ShadowUse(const ShadowUse&) = delete;
+  CUresult upload();            // before the call is published: what the CPU wrote goes to the shadows, in stream order
+  void given(std::uint64_t seq);  // it has been published
+
+ private:
+  struct Used {
+    std::shared_ptr<Pinned> range;
+    std::uint64_t behind = 0;
+    bool begun = false;
+  };
+  const StreamRef& stream_;
+  std::vector<Used> used_;
+};
+
+// hostfn.cpp
+void wait_host_functions();
+
+// Publishes a call that is ordered work of a stream.
+template <class C>
+CUresult submit_work(const StreamRef& stream, const C& call, Payload& payload, std::uint64_t* seq_out = nullptr) {
+  if (payload.error) return payload.error;
+  Section section(payload.external());
+  std::uint64_t seq = 0;
+  if (CUresult r = section.publish(call, payload, &seq); r) return r;
+  note_work(stream, seq);
+  if (seq_out) *seq_out = seq;
+  return CUDA_SUCCESS;
+}
+template <class C>
+CUresult submit_work(const StreamRef& stream, const C& call, std::uint64_t* seq_out = nullptr) {
+  Payload none;
+  return submit_work(stream, call, none, seq_out);
+}
+
+// Awaits a call that completes in stream order: its answer says that the stream got there.
+template <class C>
+CUresult await_work(const StreamRef& stream, const C& call, void* destination = nullptr, std::size_t capacity = 0,
+                    std::uint64_t* received = nullptr) {
+  Answer answer;
+  Payload none;
+  CUresult r = await_view(view(call), none, answer, destination, capacity, [&](std::uint64_t seq, bool answered) {
+    if (answered)
+      learned(stream.number, seq);
+    else
+      note_work(stream, seq);
+  });
+  if (received) *received = answer.payload_size;
+  return r;
+}
+
+}  // namespace rgpu

@@ -1,0 +1,88 @@
+// The cuMemset family: one wire call for all of them.
+#include "capturing.hpp"
+#include "memory.hpp"
+
+namespace rgpu {
+namespace {
+
+CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::uint8_t element, std::size_t width,
+              std::size_t height, CUstream handle) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(handle, stream); r) return r;
+  if (!width || !height) return CUDA_SUCCESS;
+  std::size_t bytes;
+  if (__builtin_mul_overflow(width, element, &bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (height > 1 && (pitch < bytes || pitch % element)) return CUDA_ERROR_INVALID_VALUE;
+  if (destination % element) return CUDA_ERROR_INVALID_VALUE;
+  Place place;
+  if (CUresult r = check_device_rows(destination, pitch, bytes, height, &place); r) return r;
+  if (capture_open()) {
+    MemsetWork work{{destination, height > 1 ? pitch : bytes, value, element, width, height, nullptr}};
+    work.set.ctx = static_cast<CUcontext>(context->handle);
+    bool taken = false;
+    if (CUresult r = capture_work(stream, work, taken); r || taken) return r;
+  }
+  ShadowUse shadows(stream, place.kind == Place::Kind::pinned ? std::vector{std::uint64_t{destination}}
+                                                              : std::vector<std::uint64_t>{});
+  if (CUresult r = shadows.upload(); r) return r;
+  wire::Memset call{};
+  call.destination = destination;
+  call.pitch = height > 1 ? pitch : bytes;
+  call.width = width;
+  call.height = height;
+  call.element = element;
+  call.value = value;
+  call.stream = stream.number;
+  std::uint64_t seq = 0;
+  if (CUresult r = submit_work(stream, call, &seq); r) return r;
+  shadows.given(seq);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuMemsetD8_v2(CUdeviceptr dstDevice, unsigned char uc, size_t N) { return fill(dstDevice, 0, uc, 1, N, 1, nullptr); }
+CUresult cuMemsetD16_v2(CUdeviceptr dstDevice, unsigned short us, size_t N) { return fill(dstDevice, 0, us, 2, N, 1, nullptr); }
+CUresult cuMemsetD32_v2(CUdeviceptr dstDevice, unsigned int ui, size_t N) { return fill(dstDevice, 0, ui, 4, N, 1, nullptr); }
+
+CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream) {
+  return fill(dstDevice, 0, uc, 1, N, 1, hStream);
+}
+CUresult cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream) {
+  return fill(dstDevice, 0, us, 2, N, 1, hStream);
+}
+CUresult cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream) {
+  return fill(dstDevice, 0, ui, 4, N, 1, hStream);
+}
+
+CUresult cuMemsetD2D8_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height) {
+  return fill(dstDevice, dstPitch, uc, 1, Width, Height, nullptr);
+}
+CUresult cuMemsetD2D16_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height) {
+  return fill(dstDevice, dstPitch, us, 2, Width, Height, nullptr);
+}
+CUresult cuMemsetD2D32_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height) {
+  return fill(dstDevice, dstPitch, ui, 4, Width, Height, nullptr);
+}
+
+CUresult cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height,
+                           CUstream hStream) {
+  return fill(dstDevice, dstPitch, uc, 1, Width, Height, hStream);
+}
+CUresult cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height,
+                            CUstream hStream) {
+  return fill(dstDevice, dstPitch, us, 2, Width, Height, hStream);
+}
+CUresult cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height,
+                            CUstream hStream) {
+  return fill(dstDevice, dstPitch, ui, 4, Width, Height, hStream);
+}
+
+}  // extern "C"

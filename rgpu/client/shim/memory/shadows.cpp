@@ -1,0 +1,364 @@
+// What kernels read and write of pinned host memory (SEMANTICS 7).
+//
+// Kernels see a range's shadow in the worker. For each range that one was
+// given, a *twin* holds what host and shadow last agreed on: bytes that the CPU
+// changed since go to the shadow before a launch, in its stream; bytes that the
+// shadow changed since come back when the program learns that the kernel is
+// complete. Both rest on knowing that work is complete, and each such piece of
+// knowledge is put into the journal before what relies on it (SEMANTICS 1): a
+// replay has no watermark.
+#include <algorithm>
+#include <cstring>
+#include <deque>
+
+#include "pinned.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+constexpr std::size_t BLOCK = 4096;  // of host memory that is uploaded as a whole
+
+// The pinned ranges with shadows that these addresses point into, each once.
+std::vector<std::shared_ptr<Pinned>> shadowed(const std::vector<std::uint64_t>& addresses) {
+  std::vector<std::shared_ptr<Pinned>> found;
+  for (std::uint64_t address : addresses) {
+    if (address < kPinnedBase || address >= kPinnedBase + kPinnedSize) continue;
+    auto range = range_of(address);
+    if (range && !range->registered && std::find(found.begin(), found.end(), range) == found.end())
+      found.push_back(std::move(range));
+  }
+  std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a->address < b->address; });  // one lock order
+  return found;
+}
+
+// ---------------------------------------------------------------- to the shadow
+
+CUresult upload_run(Pinned& range, const StreamRef& stream, std::uint64_t from, std::uint64_t to) {
+  wire::HostShadowWrite call{};
+  call.address = range.address + from;
+  call.stream = stream.number;
+  std::uint64_t seq = 0;
+  Payload payload(range.twin.data() + from, to - from);
+  if (CUresult r = submit_work(stream, call, payload, &seq); r) return r;
+  range.uploads.push_back({stream.number, seq, from, to, stream.context->number});
+  range.uploaded = std::max(range.uploaded, seq);
+  return CUDA_SUCCESS;
+}
+
+// What the CPU changed since host and shadow agreed goes to the shadow. While a
+// kernel may be writing the shadow only changed bytes may go, else whole blocks.
+CUresult upload(Pinned& range, const StreamRef& stream) {
+  const auto* host = reinterpret_cast<const std::uint8_t*>(range.address);
+  if (range.twin.empty()) range.twin.resize(range.size);  // a new shadow holds zeros
+  const bool exact = !range.writers.empty() || range.launching;
+  std::uint8_t copy[BLOCK];
+  std::uint64_t run = range.size;  // start of the run being collected; size: none
+  for (std::uint64_t at = 0; at < range.size; at += BLOCK) {
+    const std::size_t n = std::min<std::uint64_t>(BLOCK, range.size - at);
+    std::memcpy(copy, host + at, n);  // compare and ship the same bytes
+    std::uint8_t* twin = range.twin.data() + at;
+    const bool changed = std::memcmp(copy, twin, n) != 0;
+    if (!changed || exact) {
+      if (run < range.size)
+        if (CUresult r = upload_run(range, stream, run, at); r) return r;
+      run = range.size;
+      if (!changed) continue;
+      for (std::size_t i = 0; i < n; ++i) {
+        if (copy[i] == twin[i]) continue;
+        std::size_t end = i;
+        for (; end < n && copy[end] != twin[end]; ++end) twin[end] = copy[end];
+        if (CUresult r = upload_run(range, stream, at + i, at + end); r) return r;
+        i = end;
+      }
+      continue;
+    }
+    std::memcpy(twin, copy, n);
+    if (run == range.size) run = at;
+  }
+  return run < range.size ? upload_run(range, stream, run, range.size) : CUDA_SUCCESS;
+}
+
+// Forgets the uploads that are complete, and says so: what comes next in the journal relies on it. Range's lock held.
+void settle_uploads(Pinned& range) {
+  std::map<std::uint64_t, std::uint64_t> complete;  // stream -> the last of them
+  std::erase_if(range.uploads, [&](const Upload& upload) {
+    if (!complete_on(upload.stream, upload.seq)) return false;
+    complete[upload.stream] = std::max(complete[upload.stream], upload.seq);
+    return true;
+  });
+  for (auto [stream, seq] : complete) observed(seq);
+}
+
+// An upload on another stream that may still be under way must be seen by what follows on this one.
+CUresult join_uploads(Pinned& range, const StreamRef& stream) {
+  settle_uploads(range);
+  std::map<std::uint64_t, std::uint64_t> others;  // stream -> its context
+  for (const Upload& upload : range.uploads)
+    if (upload.stream != stream.number) others[upload.stream] = upload.context;
+  for (auto [other, context] : others) {
+    Section section;
+    if (section.status()) return section.status();
+    wire::EventCreate create{};
+    create.event = next_number();
+    create.context = context;  // an event belongs to the device that records it
+    create.flags = CU_EVENT_DISABLE_TIMING;
+    wire::EventRecord record{};
+    record.event = create.event;
+    record.stream = other;
+    wire::StreamWaitEvent wait{};
+    wait.stream = stream.number;
+    wait.event = create.event;
+    wire::EventDestroy destroy{};
+    destroy.event = create.event;
+    CUresult r = section.publish(create);
+    if (!r) r = section.publish(record);
+    if (!r) r = section.publish(wait);
+    if (!r) r = section.publish(destroy);
+    if (r) return r;
+  }
+  return CUDA_SUCCESS;
+}
+
+bool is_lost(std::uint64_t stream) {
+  Pins& p = pins();
+  std::shared_lock guard(p.lock);
+  return p.lost.contains(stream);
+}
+
+// Uploads of streams that are destroyed: no event can be recorded behind them.
+CUresult settle_lost(Pinned& range) {
+  {
+    Pins& p = pins();
+    std::shared_lock guard(p.lock);
+    if (p.lost.empty()) return CUDA_SUCCESS;
+  }
+  bool waits = false;
+  {
+    std::lock_guard guard(range.lock);
+    for (const Upload& upload : range.uploads) waits |= is_lost(upload.stream) && !complete_on(upload.stream, upload.seq);
+  }
+  return waits ? wait_for_device_number(kEveryDevice) : CUDA_SUCCESS;
+}
+
+// ---------------------------------------------------------------- from the shadow
+
+// A stream that nothing else is given to: what is read on it waits for nothing.
+CUresult reader_of(Context& context, std::uint64_t& number) {
+  Section section;  // before the tables' lock, as everywhere
+  if (section.status()) return section.status();
+  Pins& p = pins();
+  std::unique_lock guard(p.lock);
+  if (auto it = p.readers.find(&context); it != p.readers.end()) {
+    number = it->second;
+    return CUDA_SUCCESS;
+  }
+  wire::StreamCreate call{};
+  call.stream = number = next_number();
+  call.context = context.number;
+  call.flags = CU_STREAM_NON_BLOCKING;
+  if (CUresult r = section.publish(call); r) return r;
+  p.readers[&context] = number;
+  return CUDA_SUCCESS;
+}
+
+// Takes out the writers that are known to be complete, and says so in the journal. How many. Range's lock held.
+std::size_t written(Pinned& range) {
+  std::size_t finished = 0;
+  std::uint64_t behind = 0;
+  for (auto it = range.writers.begin(); it != range.writers.end();) {
+    if (complete_on(it->first, it->second.seq)) {
+      observed(it->second.seq);
+      behind = std::max(behind, it->second.behind);
+      it = range.writers.erase(it);
+      ++finished;
+    } else {
+      ++it;
+    }
+  }
+  std::erase_if(range.uploads, [&](const Upload& upload) { return upload.seq <= behind; });
+  return finished;
+}
+
+// A shadow on its way to us; nobody else touches the range meanwhile.
+struct Reading {
+  std::shared_ptr<Pinned> range;
+  std::unique_lock<std::mutex> held;
+  std::size_t writers = 0;
+  std::vector<std::uint8_t> now;
+  std::vector<Upload> under_way;  // where the shadow may still hold what was there before
+  Answer answer;
+  Waiter waiter;
+  std::uint64_t seq = 0;
+
+  CUresult ask() {
+    settle_uploads(*range);
+    under_way = range->uploads;
+    wire::HostShadowRead call{};
+    call.address = range->address;
+    call.size = range->size;
+    if (CUresult r = reader_of(*range->context, call.stream); r) return r;
+    now.resize(range->size);
+    waiter.answer = &answer;
+    waiter.destination = now.data();
+    waiter.capacity = now.size();
+    Section section(view(call).reserved);
+    return section.publish_view(view(call), nullptr, &waiter, &seq);
+  }
+
+  // What differs from the twin is what kernels wrote.
+  void take() {
+    if (!collect(wire::HostShadowRead::id, waiter, seq) && answer.payload_size == now.size()) {
+      auto* host = reinterpret_cast<std::uint8_t*>(range->address);
+      for (const Upload& upload : under_way)
+        std::copy_n(range->twin.data() + upload.from, upload.to - upload.from, now.data() + upload.from);
+      for (std::uint64_t at = 0; at < range->size; at += BLOCK) {
+        const std::size_t n = std::min<std::uint64_t>(BLOCK, range->size - at);
+        if (!std::memcmp(now.data() + at, range->twin.data() + at, n)) continue;
+        for (std::size_t i = at; i < at + n; ++i) {
+          if (now[i] == range->twin[i]) continue;
+          host[i] = range->twin[i] = now[i];
+        }
+      }
+    }
+    pins().in_use -= writers;  // only now: who finds none in use tells the program at once
+  }
+};
+
+// Brings the ranges back whose writers are known to be complete: all are asked for before the first is waited for.
+void bring_back(const std::vector<std::shared_ptr<Pinned>>& ranges) {
+  ReservedSpace space;  // a program that is being told of completion must not wait for room
+  std::deque<Reading> readings;
+  for (const auto& range : ranges) {
+    std::unique_lock guard(range->lock);
+    if (range->ended) continue;
+    const std::size_t writers = written(*range);
+    if (!writers) continue;
+    Reading& reading = readings.emplace_back();
+    reading.range = range;
+    reading.held = std::move(guard);
+    reading.writers = writers;
+    if (reading.ask()) {
+      pins().in_use -= writers;
+      readings.pop_back();
+    }
+  }
+  for (Reading& reading : readings) reading.take();
+}
+
+std::vector<std::shared_ptr<Pinned>> all_ranges() {
+  Pins& p = pins();
+  std::shared_lock guard(p.lock);
+  std::vector<std::shared_ptr<Pinned>> found;
+  for (auto& [address, range] : p.ranges)
+    if (!range->registered) found.push_back(range);
+  return found;
+}
+
+// Waits for the kernels that may write the range, whichever streams they are in, and brings back what they wrote.
+CUresult settle_writers(const std::shared_ptr<Pinned>& range) {
+  std::map<std::uint64_t, Writer> writers;
+  {
+    std::lock_guard guard(range->lock);
+    writers = range->writers;
+  }
+  for (auto [stream, writer] : writers) {
+    if (is_lost(stream)) {
+      if (complete_on(stream, writer.seq)) continue;
+      if (CUresult r = wait_for_device_number(kEveryDevice); r) return r;
+      continue;
+    }
+    wire::StreamSynchronize call{};
+    call.stream = stream;
+    Answer answer;
+    Payload none;
+    const std::uint64_t waited = stream;
+    if (CUresult r = await_view(view(call), none, answer, nullptr, 0, [&](std::uint64_t seq, bool answered) {
+          if (answered) learned(waited, seq);
+        }); r)
+      return r;
+  }
+  // Only what is about to be used: other ranges come back when the program learns of a completion.
+  if (!writers.empty()) bring_back({range});
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+bool shadows_in_use() { return pins().in_use.load(std::memory_order_relaxed) != 0; }
+
+void bring_back_shadows() {
+  if (shadows_in_use()) bring_back(all_ranges());
+}
+
+void shadows_lose_stream(const Stream& stream) {
+  if (!any_pinned() || complete_on(stream.number, stream.last.load())) return;
+  Pins& p = pins();
+  std::unique_lock guard(p.lock);
+  p.lost.insert(stream.number);
+}
+
+CUresult settle_source(std::uint64_t address, std::uint64_t) {
+  wait_host_functions();
+  auto range = range_of(address);
+  return range && !range->registered ? settle_writers(range) : CUDA_SUCCESS;
+}
+
+CUresult settle_destination(std::uint64_t address) {
+  if (!shadows_in_use()) return CUDA_SUCCESS;
+  auto range = range_of(address);
+  return range && !range->registered ? settle_writers(range) : CUDA_SUCCESS;
+}
+
+ShadowUse::ShadowUse(const StreamRef& stream, const std::vector<std::uint64_t>& addresses) : stream_(stream) {
+  if (addresses.empty() || !any_pinned()) return;
+  for (auto& range : shadowed(addresses)) used_.push_back({range});
+}
+
+CUresult ShadowUse::upload() {
+  if (used_.empty()) return CUDA_SUCCESS;
+  wait_for_space(session(), false);  // here, where no range is locked
+  for (Used& used : used_)
+    if (CUresult r = settle_lost(*used.range); r) return r;
+  ReservedSpace space;
+  for (Used& used : used_) {
+    Pinned& range = *used.range;
+    std::lock_guard guard(range.lock);
+    if (range.ended) continue;
+    if (CUresult r = rgpu::upload(range, stream_); r) return r;
+    if (CUresult r = join_uploads(range, stream_); r) return r;
+    used.behind = range.uploaded;
+    used.begun = true;
+    ++range.launching;  // from here on only changed bytes may go to the shadow
+    ++pins().in_use;
+  }
+  return CUDA_SUCCESS;
+}
+
+void ShadowUse::given(std::uint64_t seq) {
+  for (Used& used : used_) {
+    std::lock_guard guard(used.range->lock);
+    if (!used.begun) continue;
+    used.begun = false;
+    --used.range->launching;
+    if (used.range->ended) {
+      --pins().in_use;
+      continue;
+    }
+    auto [it, fresh] = used.range->writers.try_emplace(stream_.number);
+    it->second.seq = std::max(it->second.seq, seq);
+    it->second.behind = std::max(it->second.behind, used.behind);
+    if (!fresh) --pins().in_use;  // the stream's writer is counted once
+  }
+}
+
+ShadowUse::~ShadowUse() {
+  for (Used& used : used_) {
+    std::lock_guard guard(used.range->lock);
+    if (!used.begun) continue;
+    --used.range->launching;
+    --pins().in_use;
+  }
+}
+
+}  // namespace rgpu

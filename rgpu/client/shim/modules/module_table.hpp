@@ -1,0 +1,34 @@
+// The module table: what a load's answer says of functions and variables
+// (docs/developers/modules.md, "Module table").
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace rgpu::table {
+
+struct FunctionRow {
+    std::string name;
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> parameters;  // (offset, size), bytes
+    std::array<std::int32_t, 16> attributes;                         // CUfunction_attribute 0…15, -1 unknown
+};
+
+struct GlobalRow {
+    std::string name;
+    std::uint64_t address, size;
+};
+
+struct Table {
+    std::vector<FunctionRow> functions;
+    std::vector<GlobalRow> globals;
+};
+
+// Decodes it. Returns nullptr, or the reason why the bytes are no table; `offset`
+// is where it was noticed. Nothing is allocated for a count that cannot be true.
+const char* decode(const std::uint8_t* data, std::size_t size, Table* out, std::size_t* offset);
+
+}  // namespace rgpu::table

@@ -1,0 +1,271 @@
+// Streams: creation, queries from the watermark, waits.
+#include <algorithm>
+
+#include "capturing.hpp"
+#include "memory.hpp"
+#include "session.hpp"
+
+namespace rgpu {
+namespace {
+
+constexpr int GREATEST_PRIORITY = -5;  // as cuCtxGetStreamPriorityRange says; 0 is the least
+
+std::atomic<std::uint64_t> legacy_seen[wire::kFirstHandle];
+
+// Highest call of the stream that the program knows complete.
+std::atomic<std::uint64_t>& seen_of(const StreamMark& mark) { return mark.object ? mark.object->seen : legacy_seen[mark.stream]; }
+
+void raise(std::atomic<std::uint64_t>& value, std::uint64_t to) {
+  std::uint64_t before = value.load();
+  while (before < to && !value.compare_exchange_weak(before, to)) {
+  }
+}
+
+// The streams whose work a wait for `stream` covers, with the last call given
+// to each: itself, and for a legacy stream every blocking stream of its device.
+std::vector<StreamMark> covered(const StreamRef& stream) {
+  std::vector<StreamMark> found;
+  if (stream.object) {
+    found.push_back({stream.object, stream.number, stream.object->last.load()});
+    return found;
+  }
+  found.push_back({nullptr, stream.number, last_given(stream.number)});
+  for_each_object(Kind::stream, [&](Object* object) {
+    auto* other = static_cast<Stream*>(object);
+    if (!(other->flags & CU_STREAM_NON_BLOCKING) && other->context->device == stream.context->device)
+      found.push_back({other, other->number, other->last.load()});
+  });
+  return found;
+}
+
+// Everything that a wait for the stream covers is known to be complete. Then
+// that is recorded as observed, once for each call, and true returned.
+bool finished(const StreamRef& stream) {
+  const auto marks = covered(stream);
+  for (const StreamMark& mark : marks)
+    if (mark.seq && !complete_on(mark.stream, mark.seq)) return false;
+  bool news = false;
+  for (const StreamMark& mark : marks) {
+    if (seen_of(mark).load() >= mark.seq) continue;
+    observed(mark.seq);
+    news = true;
+  }
+  if (!news) {
+    bring_back_shadows();  // of a launch that another thread was about to note when its end was seen
+    return true;
+  }
+  after_observation();
+  // Only now: another thread that finds it seen returns at once, and its program goes on.
+  for (const StreamMark& mark : marks) raise(seen_of(mark), mark.seq);
+  return true;
+}
+
+CUresult create_stream(CUstream* out, unsigned flags, int priority) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  if (!out || (flags & ~static_cast<unsigned>(CU_STREAM_NON_BLOCKING))) return CUDA_ERROR_INVALID_VALUE;
+  auto made = std::make_unique<Stream>();
+  Stream* stream = made.get();
+  stream->context = context;
+  stream->flags = flags;
+  stream->priority = std::clamp(priority, GREATEST_PRIORITY, 0);
+  CUresult r = submit_with<wire::StreamCreate>([&](wire::StreamCreate& call) {
+    stream->number = stream->unique_id = next_number();
+    call.stream = stream->number;
+    call.context = context->number;
+    call.flags = flags;
+    call.priority = stream->priority;
+    return CUDA_SUCCESS;
+  });
+  if (r) return r;
+  void* handle = enroll(std::move(made));
+  if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
+  *out = static_cast<CUstream>(handle);
+  return CUDA_SUCCESS;
+}
+
+// For functions that only ask: a stream of the calling thread's context, or a created one.
+template <class T>
+CUresult ask(CUstream handle, T* out, T (*answer)(const StreamRef&)) {
+  if (CUresult r = require_session(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(handle, stream); r) return r;
+  if (!out) return CUDA_ERROR_INVALID_VALUE;
+  *out = answer(stream);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+std::vector<StreamMark> untold_before(const StreamRef& stream) {
+  auto marks = covered(stream);
+  if (stream.object && !(stream.object->flags & CU_STREAM_NON_BLOCKING)) {
+    const std::uint64_t legacy = legacy_stream(*stream.context);
+    marks.push_back({nullptr, legacy, last_given(legacy)});
+  }
+  std::erase_if(marks, [](const StreamMark& mark) { return seen_of(mark).load() >= mark.seq; });
+  return marks;
+}
+
+}  // namespace rgpu
+
+using namespace rgpu;
+
+extern "C" {
+
+CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) { return create_stream(phStream, Flags, 0); }
+
+CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority) {
+  return create_stream(phStream, flags, priority);
+}
+
+CUresult cuStreamDestroy_v2(CUstream hStream) {
+  if (CUresult r = require_session(); r) return r;
+  Stream* stream = find(hStream);
+  if (!stream || stream->per_thread || !retire(stream)) return CUDA_ERROR_INVALID_HANDLE;
+  stream_gone(*stream);
+  shadows_lose_stream(*stream);
+  wire::StreamDestroy call{};
+  call.stream = stream->number;
+  return submit(call);
+}
+
+CUresult cuStreamSynchronize(CUstream hStream) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (CUresult r = stream_asked(stream); r) return r;
+  if (finished(stream)) {
+    print_device_text();
+    return require();
+  }
+  const auto marks = covered(stream);  // what was given before the wait
+  wire::StreamSynchronize call{};
+  call.stream = stream.number;
+  Answer answer;
+  Payload none;
+  std::uint64_t waited = 0;
+  CUresult r = await_view(view(call), none, answer, nullptr, 0, [&](std::uint64_t seq, bool answered) {
+    if (!answered) {
+      note_work(stream, waited = seq);
+      return;
+    }
+    learned(stream.number, seq);
+    for (const StreamMark& mark : marks) learned(mark.stream, mark.seq);
+  });
+  if (r) return r;
+  for (const StreamMark& mark : marks) raise(seen_of(mark), mark.stream == stream.number ? waited : mark.seq);
+  return require();
+}
+
+CUresult cuStreamQuery(CUstream hStream) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (CUresult r = stream_asked(stream); r) return r;
+  if (finished(stream)) return require();
+  flush();
+  return CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  Event* event = find(hEvent);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (Flags & ~static_cast<unsigned>(CU_EVENT_WAIT_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  if (capture_matters()) {
+    bool taken = false;
+    if (CUresult r = capture_wait(stream, *event, Flags, taken); r || taken) return r;
+  }
+  wire::StreamWaitEvent call{};
+  call.stream = stream.number;
+  call.event = event->number;
+  call.flags = Flags;
+  Section section;  // held until it is noted: two threads' records keep the journal's order
+  std::uint64_t seq = 0;
+  if (CUresult r = section.publish(call, &seq); r) return r;
+  note_work(stream, seq);
+  if (!shadows_in_use()) return CUDA_SUCCESS;
+  std::lock_guard guard(event->lock);
+  waits_for(stream.number, seq, event->stream, event->record);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetFlags(CUstream hStream, unsigned int* flags) {
+  return ask<unsigned>(hStream, flags, [](const StreamRef& s) { return s.object ? s.object->flags : 0u; });
+}
+
+CUresult cuStreamGetPriority(CUstream hStream, int* priority) {
+  return ask<int>(hStream, priority, [](const StreamRef& s) { return s.object ? s.object->priority : 0; });
+}
+
+CUresult cuStreamGetId(CUstream hStream, unsigned long long* streamId) {
+  return ask<unsigned long long>(hStream, streamId, [](const StreamRef& s) -> unsigned long long {
+    return s.object ? s.object->unique_id : 1;  // created streams start at FIRST_HANDLE
+  });
+}
+
+CUresult cuStreamGetCtx(CUstream hStream, CUcontext* pctx) {
+  return ask<CUcontext>(hStream, pctx, [](const StreamRef& s) { return static_cast<CUcontext>(s.context->handle); });
+}
+
+CUresult cuStreamGetDevice(CUstream hStream, CUdevice* device) {
+  return ask<CUdevice>(hStream, device, [](const StreamRef& s) { return s.context->device; });
+}
+
+CUresult cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue* value) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (!value || attr <= CU_LAUNCH_ATTRIBUTE_IGNORE || attr >= CU_LAUNCH_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+  *value = {};
+  if (attr == CU_LAUNCH_ATTRIBUTE_PRIORITY) {
+    value->priority = stream.object ? stream.object->priority : 0;
+  } else if (stream.object) {
+    std::lock_guard guard(stream.object->lock);
+    auto it = stream.object->attributes.find(attr);
+    if (it != stream.object->attributes.end()) *value = it->second;
+  }
+  return CUDA_SUCCESS;
+}
+
+// Hints about caches and waiting: kept for cuStreamGetAttribute, without effect on the server.
+CUresult cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue* param) {
+  if (CUresult r = require(); r) return r;
+  StreamRef stream;
+  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (!param) return CUDA_ERROR_INVALID_VALUE;
+  switch (attr) {
+    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+      break;
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      if (param->priority > 0 || param->priority < GREATEST_PRIORITY) return CUDA_ERROR_INVALID_VALUE;
+      if (stream.object) stream.object->priority = param->priority;
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!stream.object) return CUDA_SUCCESS;
+  std::lock_guard guard(stream.object->lock);
+  stream.object->attributes[attr] = *param;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCopyAttributes(CUstream dstStream, CUstream srcStream) {
+  if (CUresult r = require(); r) return r;
+  StreamRef to, from;
+  if (CUresult r = resolve_stream(dstStream, to); r) return r;
+  if (CUresult r = resolve_stream(srcStream, from); r) return r;
+  if (!to.object || !from.object || to.object == from.object) return CUDA_SUCCESS;
+  std::scoped_lock guard(to.object->lock, from.object->lock);
+  to.object->attributes = from.object->attributes;
+  to.object->priority = from.object->priority;
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

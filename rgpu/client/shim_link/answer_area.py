@@ -1,0 +1,106 @@
+"""The worker's memory for long answers, on its way to the program: offered, mapped by the shim, used.
+
+The worker copies an answer from the device into its area and names the place;
+the program's thread copies it out. It may use a piece of the area again when
+the record ``completed`` of that call was applied, which the shim publishes
+only after it has copied: so nothing here has to say when.
+
+What has an order is the area itself. Messages that name it go through the
+answer ring, the area's descriptor over the Unix socket. So the worker is told
+to use its area only when the shim has mapped it, and another worker's area is
+given to the shim only when everything that names the one before was read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from rgpu.client.data_link.host_link import Area
+from rgpu.client.shim_link import local
+from rgpu.client.shim_link.answer_ring import AnswerRing
+from rgpu.link.messages.data import AREA_LAYOUT, AREA_READY
+from rgpu.link.messages.shim import AREA, AREA_OFFER_LAYOUT
+from rgpu.session.errors import Corrupt
+
+if TYPE_CHECKING:
+    from rgpu.client.data_link.connection import DataLink
+
+log = structlog.get_logger(__name__)
+
+
+class AnswerAreas:
+    """One session's; the shipper's loop uses it."""
+
+    def __init__(self, peer: local.LocalPeer, ring: AnswerRing | None, wanted: bool) -> None:
+        """``wanted``: the shim can read answers from an area."""
+        self._peer, self._ring = peer, ring if wanted else None
+        self._current: Area | None = None  #: the shim has it, or is being given it
+        self._mapped = False  #: it said so
+        self._next: Area | None = None  #: the worker's that is attached to, if it is another
+        self._say = False  #: the worker is to be told
+        self._in_use = False  #: and was, on this connection
+        self._named_up_to = 0  #: position in the ring behind the last message that names the current area
+        self.bytes = 0  #: of answers that were named
+
+    @property
+    def pending(self) -> bool:
+        """:meth:`step` may have something to do."""
+        return self._say or self._next is not None
+
+    def attached(self, area: Area | None) -> None:
+        """Another connection, whose worker has this area."""
+        if self._next is not None:
+            self._next.close()
+        self._next, self._say, self._in_use = None, False, False
+        if area is None:
+            return
+        if self._ring is None:
+            area.close()
+        elif self._current is not None and self._current.number == area.number:
+            area.close()
+            self._say = self._mapped
+        else:
+            self._next = area
+
+    def mapped(self, number: int) -> None:
+        """The shim has mapped that area. Raises :class:`Corrupt` if it was not given it."""
+        if self._current is None or number != self._current.number or self._mapped:
+            raise Corrupt(f"the shim says it has mapped area {number}, which it was not given", reason="area")
+        self._mapped = True
+        self._say = self._next is None
+
+    def step(self, link: DataLink) -> None:
+        """Do what is due. Raises :class:`LinkError`, and :class:`Corrupt` for an impossible ring."""
+        if self._next is not None and self._ring is not None and self._ring.was_read(self._named_up_to) \
+                and (self._mapped or self._current is None):
+            if self._current is not None:
+                self._current.close()
+            self._current, self._next, self._mapped = self._next, None, False
+            offer = AREA_OFFER_LAYOUT.pack(self._current.number, 0, self._current.size)
+            self._peer.send(AREA, offer, fd=self._current.fd)
+        if self._say and link.ready and self._current is not None:
+            link.send(AREA_READY, AREA_LAYOUT.pack(self._current.number))
+            self._say, self._in_use = False, True
+            log.info("long answers come through shared memory", bytes=self._current.size)
+
+    def view(self, number: int, offset: int, length: int) -> memoryview:
+        """The place that the worker names. Raises :class:`Corrupt`."""
+        area = self._current
+        if area is None or not self._in_use or number != area.number or offset > area.size \
+                or length > area.size - offset:
+            raise Corrupt(f"an answer of {length} bytes at {offset} of area {number}, which is not there",
+                          reason="area")
+        return area.view[offset:offset + length]
+
+    def named(self, length: int, position: int) -> None:
+        """A message that names the area stands in the ring up to ``position``."""
+        self.bytes += length
+        self._named_up_to = position
+
+    def close(self) -> None:
+        for area in (self._current, self._next):
+            if area is not None:
+                area.close()
+        self._current = self._next = None

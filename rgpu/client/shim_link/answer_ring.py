@@ -1,0 +1,208 @@
+"""The ring in shared memory by which answers and watermarks reach the program's threads.
+
+The agent writes the ring (it lies behind the agent's page), the shim writes a
+page of its own: how far it has read, and whether one of its threads looks at
+the ring. So neither side can change what the other wrote. A message of the
+worker is opened straight into the ring; the thread that waits copies it from
+there into the program's buffer. docs/developers/links/shim-link.md, "The answer ring", has
+the layout, and why no wake-up is lost.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+
+from rgpu.link.messages.shim import (
+    AGENT_PAGE_HEADER_LAYOUT,
+    AGENT_PAGE_MAGIC,
+    AGENT_PAGE_SIZE,
+    AGENT_SLEEPING_OFFSET,
+    AGENT_WRITTEN_OFFSET,
+    RING_ALIGNMENT,
+    RING_HEADER_LAYOUT,
+    RING_SKIP,
+    SHIM_ATTENDING_OFFSET,
+    SHIM_PAGE_SIZE,
+    SHIM_READ_OFFSET,
+    SHIM_STAMPED_OFFSET,
+    SHIM_STAMPS,
+    SHIM_STAMPS_OFFSET,
+)
+from rgpu.session.errors import Corrupt
+
+CAPACITY = 16 * 1024 * 1024  #: bytes of messages; the longest frame fits several times
+_HEADER_SIZE = RING_HEADER_LAYOUT.size
+_WRITTEN = AGENT_WRITTEN_OFFSET // 8
+_READ, _ATTENDING = SHIM_READ_OFFSET // 8, SHIM_ATTENDING_OFFSET // 4
+_STAMPED, _STAMPS_AT = SHIM_STAMPED_OFFSET // 8, SHIM_STAMPS_OFFSET // 8
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+F_SEAL_FUTURE_WRITE = 0x0010
+
+
+class AgentPage:
+    """The memfd that the shim reads: whether the agent sleeps, and the answer ring behind it if there is one."""
+
+    _SLEEPING = AGENT_SLEEPING_OFFSET // 4
+
+    def __init__(self, ring: int = 0) -> None:
+        """``ring``: capacity in bytes, a multiple of 64; 0: none."""
+        self.size = AGENT_PAGE_SIZE + ring
+        self.fd = os.memfd_create("rgpu-agent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.posix_fallocate(self.fd, 0, self.size)
+        self._map = mmap.mmap(self.fd, self.size, mmap.MAP_SHARED | mmap.MAP_POPULATE,
+                              mmap.PROT_READ | mmap.PROT_WRITE)  # touched now, not with each answer
+        # From here on nobody makes a writable mapping of it: ours exists already.
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS | F_SEAL_FUTURE_WRITE)
+        self.view = memoryview(self._map)
+        self._sleeping = self.view.cast("I")
+        self.words = self.view.cast("Q")
+        AGENT_PAGE_HEADER_LAYOUT.pack_into(self._map, 0, AGENT_PAGE_MAGIC, AGENT_PAGE_SIZE, ring)
+
+    def set_sleeping(self, value: bool) -> None:
+        self._sleeping[self._SLEEPING] = int(value)
+
+    def close(self) -> None:
+        for view in (self._sleeping, self.words, self.view):
+            view.release()
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # a view of a message is still held; the mapping goes with it
+        os.close(self.fd)
+
+
+class AnswerRing:
+    """The writing end. One thread uses it."""
+
+    def __init__(self, page: AgentPage, shim_page: int, doorbell: int) -> None:
+        """Takes the shim's page and the eventfd that wakes its reader over. Raises :class:`Corrupt`."""
+        self._page, self._doorbell = page, doorbell
+        self._capacity = page.size - AGENT_PAGE_SIZE
+        self._data = page.view[AGENT_PAGE_SIZE:]
+        try:
+            self._shim = _map_shim_page(shim_page)
+        except BaseException:
+            os.close(doorbell)
+            raise
+        finally:
+            os.close(shim_page)
+        self._words = memoryview(self._shim).cast("Q")
+        self._attending = memoryview(self._shim).cast("I")
+        self._written = self._read = 0
+        self._at = 0  #: where the message under way begins
+        self._stamps = 0  #: that were looked at
+        self._fence = threading.Lock()
+
+    def room(self, length: int) -> memoryview | None:
+        """Where a message of the worker (type and body, ``length`` bytes) may be put; None: not before more was read.
+
+        The place stays the same, and unpublished, until :meth:`publish`.
+        """
+        at = self._place(length)
+        return None if at is None else self._data[at + _HEADER_SIZE - 1:at + _HEADER_SIZE - 1 + length]
+
+    def _place(self, length: int) -> int | None:
+        block = _HEADER_SIZE - 1 + length + RING_ALIGNMENT - 1 & -RING_ALIGNMENT
+        at = self._written % self._capacity
+        skipped = self._capacity - at if block > self._capacity - at else 0
+        if skipped + block > self._capacity - (self._written - self._read):
+            self._look()
+            if skipped + block > self._capacity - (self._written - self._read):
+                return None
+        self._at = 0 if skipped else at
+        return self._at
+
+    def _look(self) -> None:
+        """How far the shim has read. It may say anything: a position that cannot be is refused."""
+        read = self._words[_READ]
+        if not self._read <= read <= self._written:
+            raise Corrupt(f"the shim says it has read {read} bytes of answers; it had read {self._read} of "
+                          f"{self._written}", reason="answer ring")
+        self._read = read
+
+    def publish(self, kind: int, length: int, first: bool = True) -> None:
+        """Make what stands in the room asked for last known to the shim: a message of ``length`` bytes with its type.
+
+        ``first``: it begins an answer; what was unfinished before it is void.
+        """
+        at, block = self._at, _HEADER_SIZE - 1 + length + RING_ALIGNMENT - 1 & -RING_ALIGNMENT
+        begin = self._written % self._capacity
+        if at != begin:
+            RING_HEADER_LAYOUT.pack_into(self._data, begin, self._capacity - begin - _HEADER_SIZE, RING_SKIP, 0, 0)
+            self._written += self._capacity - begin
+        RING_HEADER_LAYOUT.pack_into(self._data, at, length - 1, kind, int(first), 0)
+        self._written += block
+        self._page.words[_WRITTEN] = self._written
+        # The shim says that it leaves, then looks at `written`; we wrote `written`, and now look whether
+        # it has left. Taking a lock keeps the processor from swapping our two accesses.
+        with self._fence:
+            attending = self._attending[_ATTENDING]
+        if not attending:
+            os.eventfd_write(self._doorbell, 1)
+
+    def published_at(self, after: int, newest: int) -> int:
+        """ns of CLOCK_MONOTONIC when the oldest call behind ``after`` was published, as far as its stamps tell.
+
+        0: nothing is stamped behind it up to ``newest``. The shim may say anything: what is no such time is the
+        caller's to find out.
+        """
+        words, stamped = self._words, self._words[_STAMPED]
+        if not 0 < stamped - self._stamps < 1 << 62:
+            return 0
+        for number in range(max(self._stamps, stamped - SHIM_STAMPS + 1), stamped):
+            at = _STAMPS_AT + number % SHIM_STAMPS * 2
+            seq = words[at]
+            if seq > newest:
+                return 0
+            self._stamps = number + 1
+            if seq > after:
+                found = words[at + 1]
+                self._stamps = self._skip(number + 1, stamped, newest)
+                return found
+        return 0
+
+    def _skip(self, number: int, stamped: int, newest: int) -> int:
+        while number < stamped and self._words[_STAMPS_AT + number % SHIM_STAMPS * 2] <= newest:
+            number += 1
+        return number
+
+    @property
+    def written(self) -> int:
+        """Position behind the newest message."""
+        return self._written
+
+    def was_read(self, position: int) -> bool:
+        """Whether the shim has read everything up to there. Raises :class:`Corrupt`."""
+        if self._read < position:
+            self._look()
+        return self._read >= position
+
+    def put(self, kind: int, body: bytes) -> bool:
+        """Publish a message made here; False when there is no room."""
+        room = self.room(len(body) + 1)
+        if room is None:
+            return False
+        room[1:] = body
+        self.publish(kind, len(body) + 1)
+        return True
+
+    def close(self) -> None:
+        self._data.release()
+        self._words.release()
+        self._attending.release()
+        self._shim.close()
+        os.close(self._doorbell)
+
+
+def _map_shim_page(fd: int) -> mmap.mmap:
+    try:
+        seals, status = fcntl.fcntl(fd, fcntl.F_GET_SEALS), os.fstat(fd)
+        if seals & _SEALS != _SEALS or status.st_size != SHIM_PAGE_SIZE or status.st_blocks * 512 < SHIM_PAGE_SIZE:
+            raise Corrupt("the shim's page is not sealed, or has not its size: reading it could kill the agent",
+                          reason="shim page")
+        return mmap.mmap(fd, SHIM_PAGE_SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+    except OSError as error:
+        raise Corrupt(f"the shim's page cannot be used: {error}", reason="shim page") from error

@@ -1,0 +1,310 @@
+"""The Unix socket between shim and agent: framing, descriptors, and who is there.
+
+Messages: docs/protocols/shim.md. Everything here is
+non-blocking: a shim that does not read, or sends half a message, holds up
+nobody. What comes from the shim is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import re
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rgpu.link.messages.shim import (
+    ANSWER,
+    ANSWER_HEAD_LAYOUT,
+    AREA_MAPPED,
+    GOODBYE,
+    HELLO,
+    HELLO_HEAD_LAYOUT,
+    MESSAGE_HEAD_LAYOUT,
+    OBSERVE,
+    OBSERVED,
+    REFUSED,
+    RELEASE,
+    SEGMENT,
+    SEGMENT_OFFER_LAYOUT,
+    STATE,
+    UNSUPPORTED,
+    USAGE,
+    VERSION,
+    WANTS_AREA,
+    WANTS_RING,
+    WANTS_TEXT,
+    WELCOME,
+)
+from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, VersionMismatch
+
+BODY_LIMIT = 64 * 1024  #: longest message that a shim may send
+ANSWER_LIMIT = (1 << 32) - 1  #: the length field has 32 bits
+MAX_FDS = 8  #: descriptors not yet taken by a message
+
+_FUNCTION = re.compile(rb"[A-Za-z0-9_]{1,100}")
+_SIZE_OF_FDS = socket.CMSG_SPACE(MAX_FDS * 4)
+_WITH_DESCRIPTOR = frozenset({HELLO, SEGMENT, USAGE})
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who connects; ``eventfd`` wakes the agent. The descriptors belong to the receiver of this."""
+
+    pid: int
+    ppid: int
+    starttime: int
+    executable: str
+    eventfd: int
+    ring: tuple[int, int] | None = None  #: its page and its doorbell, if it reads an answer ring; the receiver's too
+    text: bool = False  #: it takes what kernels print
+    area: bool = False  #: it can map an area of answers
+
+    def close(self) -> None:
+        for fd in (self.eventfd, *(self.ring or ())):
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class NewSegment:
+    """A segment offered; ``fd`` belongs to the receiver of this. Nothing about it is checked yet."""
+
+    index: int
+    kind: int
+    size: int
+    fd: int
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    reason: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """Asks what devices there are and what they hold; makes no session."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePage:
+    """The shim's page of bytes used; ``fd`` belongs to the receiver of this. Nothing about it is checked yet."""
+
+    fd: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """The program called a driver function that the shim refuses."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AreaMapped:
+    """The shim has mapped the area that it was given."""
+
+    number: int
+
+
+Message = Hello | NewSegment | Goodbye | Observe | UsagePage | Unsupported | AreaMapped
+
+
+class LocalPeer:
+    """One connected shim."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Takes the socket over. Raises :class:`AuthenticationFailed` for another user's process."""
+        self.sock = sock
+        pid, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            sock.close()
+            raise AuthenticationFailed(f"a process of user {uid} tried to use this agent", uid=uid)
+        self.pid: int = pid
+        sock.setblocking(False)
+        self._in = bytearray()
+        self._fds: deque[int] = deque()
+        self._out: deque[tuple[memoryview, int | None]] = deque()
+        self.eof = False
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    # -- receiving ----------------------------------------------------------------
+    def receive(self) -> list[Message]:
+        """What has come, without waiting; sets :attr:`eof` at the end.
+
+        Raises :class:`Corrupt` for bytes that are no message; the shim is then
+        not to be trusted any further.
+        """
+        found: list[Message] = []
+        while not self.eof and len(found) < 256:
+            try:
+                data, ancillary, flags, _ = self.sock.recvmsg(BODY_LIMIT, _SIZE_OF_FDS)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                self.eof = True
+                break
+            self._take_descriptors(ancillary, flags)
+            self.eof = not data
+            self._in += data
+            found += self._parse()
+        return found
+
+    def _take_descriptors(self, ancillary: list[Any], flags: int) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                self._fds.extend(numbers)
+        for fd in self._fds:
+            os.set_inheritable(fd, False)
+        if flags & socket.MSG_CTRUNC or len(self._fds) > MAX_FDS:
+            raise Corrupt("the shim sent more descriptors than any message has", reason="descriptors")
+
+    def _parse(self) -> list[Message]:
+        found: list[Message] = []
+        at = 0
+        while len(self._in) - at >= MESSAGE_HEAD_LAYOUT.size:
+            length, kind = MESSAGE_HEAD_LAYOUT.unpack_from(self._in, at)
+            if length > BODY_LIMIT:
+                raise Corrupt(f"a message from the shim says it has {length} bytes", reason="length")
+            if len(self._in) - at < MESSAGE_HEAD_LAYOUT.size + length:
+                break
+            body = bytes(self._in[at + MESSAGE_HEAD_LAYOUT.size:at + MESSAGE_HEAD_LAYOUT.size + length])
+            at += MESSAGE_HEAD_LAYOUT.size + length
+            found.append(self._message(kind, body))
+        del self._in[:at]
+        if self._fds and not self._in:
+            raise Corrupt("the shim sent a descriptor that belongs to no message", reason="descriptors")
+        return found
+
+    def _message(self, kind: int, body: bytes) -> Message:
+        if kind in _WITH_DESCRIPTOR and not self._fds:
+            raise Corrupt(f"a message of type {kind} came without its descriptor", reason="descriptors")
+        if kind == HELLO and len(body) >= HELLO_HEAD_LAYOUT.size + 2:
+            protocol, pid, ppid, wishes, starttime = HELLO_HEAD_LAYOUT.unpack_from(body)
+            _check_protocol(protocol)
+            (length,) = struct.unpack_from("<H", body, HELLO_HEAD_LAYOUT.size)
+            name = body[HELLO_HEAD_LAYOUT.size + 2:HELLO_HEAD_LAYOUT.size + 2 + length]
+            if wishes & WANTS_RING and len(self._fds) < 3:
+                raise Corrupt("a shim wants an answer ring and sent no page for it", reason="descriptors")
+            wake = self._fds.popleft()
+            ring = (self._fds.popleft(), self._fds.popleft()) if wishes & WANTS_RING else None
+            return Hello(pid, ppid, starttime, name.decode("utf-8", "replace"), wake, ring,
+                         bool(wishes & WANTS_TEXT), ring is not None and bool(wishes & WANTS_AREA))
+        if kind == SEGMENT and len(body) == SEGMENT_OFFER_LAYOUT.size:
+            index, segment_kind, size = SEGMENT_OFFER_LAYOUT.unpack(body)
+            return NewSegment(index, segment_kind, size, self._fds.popleft())
+        if kind == GOODBYE and len(body) == 4:
+            return Goodbye(int.from_bytes(body, "little"))
+        if kind == OBSERVE and len(body) == 4:
+            _check_protocol(int.from_bytes(body, "little"))
+            return Observe()
+        if kind == USAGE and not body:
+            return UsagePage(self._fds.popleft())
+        if kind == UNSUPPORTED and _FUNCTION.fullmatch(body):
+            return Unsupported(body.decode())
+        if kind == AREA_MAPPED and len(body) == 4:
+            return AreaMapped(int.from_bytes(body, "little"))
+        raise Corrupt(f"a message of type {kind} with {len(body)} bytes from the shim", type=kind, reason="message")
+
+    # -- sending ------------------------------------------------------------------
+    def send(self, kind: int, *parts: Any, fd: int | None = None) -> None:
+        """Send now what the socket takes, keep the rest for :meth:`flush`."""
+        length = sum(len(part) for part in parts)
+        if length > ANSWER_LIMIT:
+            raise LinkError(f"an answer of {length} bytes does not fit a message to the shim", reason="length")
+        if length > 64 * 1024:  # do not copy the bulk of it
+            self._out.append((memoryview(MESSAGE_HEAD_LAYOUT.pack(length, kind)), fd))
+            self._out.extend((memoryview(part).cast("B"), None) for part in parts if len(part))
+        else:
+            self._out.append((memoryview(b"".join((MESSAGE_HEAD_LAYOUT.pack(length, kind), *parts))), fd))
+        self.flush()
+
+    def flush(self) -> bool:
+        """True when everything has gone. A shim that went away makes :attr:`eof` true."""
+        while self._out:
+            view, fd = self._out[0]
+            try:
+                if fd is not None:
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+                    sent = self.sock.sendmsg([view], rights)
+                else:
+                    sent = self.sock.send(view)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError:
+                self.eof = True
+                self._out.clear()
+                return True
+            if sent == len(view):
+                self._out.popleft()
+            else:
+                self._out[0] = (view[sent:], None)
+        return True
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._out)
+
+    @property
+    def unsent(self) -> int:
+        return sum(len(view) for view, _ in self._out)
+
+    def send_welcome(self, facts: bytes, page: int) -> None:
+        self.send(WELCOME, facts, fd=page)
+
+    def observed(self, observation: bytes) -> None:
+        self.send(OBSERVED, observation)
+
+    def answer(self, seq: int, result: int, flags: int, reply: Any, payload: Any) -> None:
+        self.send(ANSWER, ANSWER_HEAD_LAYOUT.pack(seq, result, flags, len(reply)), reply, payload)
+
+    def release(self, index: int) -> None:
+        self.send(RELEASE, struct.pack("<I", index))
+
+    def state(self, state: int, reason: str) -> None:
+        self.send(STATE, struct.pack("<I", state), _text(reason))
+
+    def refuse(self, result: int, reason: str) -> None:
+        self.send(REFUSED, struct.pack("<i", result), _text(reason))
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.popleft())
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self.sock.close()
+
+
+def _check_protocol(protocol: int) -> None:
+    if protocol != VERSION:
+        raise VersionMismatch(f"the client library speaks protocol {protocol}, this agent {VERSION}: they come from "
+                              "different installations of rgpu")
+
+
+def _text(text: str) -> bytes:
+    data = text.encode("utf-8")[:1000]
+    return struct.pack("<H", len(data)) + data
+
+
+def listen(directory: Path) -> tuple[socket.socket, Path]:
+    """The agent's socket in ``directory``, which must be private. Raises :class:`LinkError`."""
+    path = directory / "agent.sock"
+    if len(os.fsencode(path)) > 107:
+        raise LinkError(f"{path} is too long for a Unix socket: set TMPDIR to a shorter directory")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    old = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    finally:
+        os.umask(old)
+    sock.listen(64)
+    return sock, path

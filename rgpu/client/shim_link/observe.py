@@ -1,0 +1,156 @@
+"""What the agent tells monitors (NVML) about the sessions of its program, without making one.
+
+A process with a session sees that session's devices. One without sees those of
+the run's first live session; before there is any, those of the device that the
+pool would choose now, which is no promise.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from rgpu.client.run.pool_desk import Desk
+from rgpu.link import versions
+from rgpu.link.messages.shim import USAGE_MAGIC, USAGE_OFFSET, USAGE_PAGE_SIZE
+from rgpu.session.errors import Corrupt, RgpuError
+from rgpu.session.facts import MAX_DEVICES, SessionFacts
+from rgpu.session.observed import Observation, Process
+
+log = structlog.get_logger(__name__)
+
+CANDIDATE_SECONDS = 10.0  #: how long a candidate's facts are given out before the pool is asked again
+UNKNOWN_SECONDS = 2.0  #: and how long a refusal is
+CANDIDATE_TIMEOUT = 5.0
+USAGE_SECONDS = 0.5  #: how long a question waits for the page of a session that has just begun
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Usage:
+    """The shim's page: bytes of each device that the program holds, as the shim counts them."""
+
+    def __init__(self, fd: int) -> None:
+        """Checks, then maps; takes ``fd`` over. Raises :class:`Corrupt`."""
+        try:
+            status = os.fstat(fd)
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or status.st_size != USAGE_PAGE_SIZE \
+                    or status.st_blocks * 512 < USAGE_PAGE_SIZE:
+                raise Corrupt("the page of bytes used is not sealed, or not of 4 KiB", reason="seals")
+            self._map = mmap.mmap(fd, USAGE_PAGE_SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as error:
+            raise Corrupt(f"the page of bytes used cannot be mapped: {error}", reason="memfd") from error
+        finally:
+            os.close(fd)
+        if self._map[:8] != USAGE_MAGIC:
+            self._map.close()
+            raise Corrupt("the page of bytes used has another magic", reason="header")
+
+    def used(self, devices: int) -> tuple[int, ...]:
+        """Bytes, for each device of the session."""
+        return struct.unpack_from(f"<{min(devices, MAX_DEVICES)}Q", self._map, USAGE_OFFSET)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device that a session would get: what the pool says of it."""
+
+    facts: SessionFacts
+    release: str
+
+
+@dataclass
+class _Seen:
+    pid: int
+    facts: SessionFacts
+    release: str
+    usage: Usage | None = None
+    waited: bool = False  #: for the page: once is enough
+
+
+class Observer:
+    """Facts of the live sessions, in the order in which they were made; thread-safe."""
+
+    def __init__(self, desk: Desk, wanted: Callable[[], dict[str, Any]]) -> None:
+        """``wanted()``: the arguments of ``session.candidate``."""
+        self._desk, self._wanted = desk, wanted
+        self._lock = threading.Lock()
+        self._counted = threading.Condition(self._lock)
+        self._asking = threading.Lock()
+        self._sessions: dict[str, _Seen] = {}
+        self._candidate: Candidate | RgpuError | None = None
+        self._fresh_until = 0.0
+
+    # -- what the agent tells -----------------------------------------------------------
+    def began(self, session: str, pid: int, facts: SessionFacts, release: str) -> None:
+        with self._lock:
+            self._sessions[session] = _Seen(pid, facts, release)
+
+    def counts(self, session: str, usage: Usage) -> None:
+        """The session's shim keeps its figures on that page."""
+        with self._lock:
+            if session in self._sessions:
+                self._sessions[session].usage = usage
+                self._counted.notify_all()
+
+    def ended(self, session: str) -> None:
+        with self._lock:
+            self._sessions.pop(session, None)
+            self._counted.notify_all()
+
+    # -- what a monitor asks --------------------------------------------------------------
+    def answer(self, pid: int) -> Observation:
+        """For the process ``pid``. Raises :class:`RgpuError` when the pool has no place, or does not answer."""
+        with self._lock:
+            mine = self._session_for(pid)
+            if mine is not None and mine.usage is None and not mine.waited:
+                # Its shim has sent the page before cuInit returned: the session's thread is about to read it.
+                self._counted.wait(USAGE_SECONDS)
+                mine.waited = True
+        if mine is None:
+            found = self.candidate()
+            return Observation(found.facts, False, found.release, (0,) * len(found.facts.devices))
+        count = len(mine.facts.devices)
+        used = mine.usage.used(count) if mine.usage is not None else (0,) * count
+        # What the shim wrote may be anything; the program's own tools are all that see it.
+        used = tuple(min(bytes_used, mine.facts.quota or bytes_used) for bytes_used in used)
+        processes = tuple(Process(mine.pid, device, bytes_used) for device, bytes_used in enumerate(used))
+        return Observation(mine.facts, True, mine.release, used, processes)
+
+    def _session_for(self, pid: int) -> _Seen | None:
+        seen = list(self._sessions.values())
+        return next((one for one in seen if one.pid == pid), seen[0] if seen else None)
+
+    def candidate(self) -> Candidate:
+        """What a session would get now. Raises :class:`RgpuError`; both are remembered for a while."""
+        with self._asking:
+            if time.monotonic() >= self._fresh_until:
+                try:
+                    self._candidate, lasting = self._ask(), CANDIDATE_SECONDS
+                except RgpuError as error:
+                    self._candidate, lasting = error, UNKNOWN_SECONDS
+                self._fresh_until = time.monotonic() + lasting
+            found = self._candidate
+        assert found is not None
+        if isinstance(found, RgpuError):
+            raise found
+        return found
+
+    def _ask(self) -> Candidate:
+        reply = self._desk.call("session.candidate", self._wanted(), CANDIDATE_TIMEOUT)
+        try:
+            versions.check(reply.get("versions"), "the pool")
+            return Candidate(replace(SessionFacts.from_dict(reply["facts"]), number=0),
+                             str(reply.get("driver_release") or ""))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Corrupt(f"the pool's reply to session.candidate cannot be read: {error!r}",
+                          reason="reply") from error

@@ -1,0 +1,408 @@
+"""The journal's shared memory as the agent sees it: mapped read-only, walked record by record.
+
+The other side may be broken or hostile, and can write at any moment. So each
+header is copied out before it is looked at, every length is checked against
+what was committed, and positions are remembered here, never read twice. Bytes
+may still change under us; the worker checks the sums of what it gets.
+
+A walk yields *runs*: stretches of wire bytes that can be read again until they
+are dropped (:mod:`rgpu.client.journal.kept`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from rgpu.client.shim_link.local import NewSegment
+from rgpu.link.data.module_refs import is_content
+from rgpu.link.messages.shim import (
+    SEGMENT_BULK,
+    SEGMENT_COMMITTED,
+    SEGMENT_FIRST_SEQ,
+    SEGMENT_HEADER_LAYOUT,
+    SEGMENT_LOG,
+    SEGMENT_MAGIC,
+    SEGMENT_NEXT,
+)
+from rgpu.session.errors import Corrupt
+from rgpu.session.journal.record import AWAITED, EXTERNAL, HEADER, HEADER_SIZE, MAGIC, MAX_ARGS, MAX_PAYLOAD
+
+SEGMENT_HEADER = SEGMENT_HEADER_LAYOUT.size
+MAX_LOG = 64 * 1024 * 1024
+MAX_BULK = (1 << 34) + 64 * 1024
+MAX_SEGMENTS = 1 << 20  #: mapped at one time
+RUN_BYTES = 128 * 1024  #: a run of small records ends at the first record past this
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_COMMITTED, _NEXT, _FIRST_SEQ = SEGMENT_COMMITTED // 8, SEGMENT_NEXT // 8, SEGMENT_FIRST_SEQ // 8
+_CALL = _FLAGS = struct.Struct("<H")
+_EXTERNAL = struct.Struct("<IIQ")
+_MADV_POPULATE_READ = 22
+POPULATE = 8 * 1024 * 1024  #: bytes from which on a segment's page table is filled by a thread of its own
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+#: (device, inode, size): two descriptors of one memfd agree in it, and no other file does while one is mapped
+Identity = tuple[int, int, int]
+
+
+class Segment:
+    """One mapped segment. ``uses``: runs in memory that need it; ``used``: bytes that the shim counts as taken."""
+
+    __slots__ = ("index", "kind", "size", "view", "words", "uses", "used", "closed", "memory")
+
+    def __init__(self, offer: NewSegment, mappings: Mappings) -> None:
+        """Checks, then maps; takes ``offer.fd`` over. Raises :class:`Corrupt`."""
+        try:
+            self.memory: Memory | None = mappings.take(_check_offer(offer), offer)
+        except OSError as error:
+            raise Corrupt(f"segment {offer.index} cannot be mapped: {error}", segment=offer.index) from error
+        finally:
+            os.close(offer.fd)
+        self.index, self.kind, self.size = offer.index, offer.kind, offer.size
+        self.view = memoryview(self.memory.map)
+        #: 8-byte words: reading one is one load, so a value is never seen half written
+        self.words = self.view.cast("Q")
+        self.uses = 0
+        self.used = 0
+        self.closed = False
+        magic, index, kind, size, *_ = SEGMENT_HEADER_LAYOUT.unpack_from(self.view)
+        if (magic, index, kind, size) != (SEGMENT_MAGIC, self.index, self.kind, self.size):
+            self.unmap()
+            raise Corrupt(f"segment {offer.index}: the header does not say what the message said",
+                          segment=offer.index, reason="header")
+
+    def unmap(self) -> None:
+        self.words.release()
+        self.view.release()
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
+
+    def retire(self, mappings: Mappings) -> None:
+        """It was released: the same memory may be offered again."""
+        self.words.release()
+        self.view.release()
+        if self.memory is not None:
+            mappings.keep(self.memory)
+            self.memory = None
+
+
+class Memory:
+    """One memfd of the shim's, mapped here. ``number``: 1, 2, …, no other memory of this agent ever has it."""
+
+    __slots__ = ("identity", "map", "number", "fd")
+
+    def __init__(self, identity: Identity, mapping: mmap.mmap, number: int, fd: int) -> None:
+        """``fd``: read-only, for a reader in another process; -1: there is none."""
+        self.identity, self.map, self.number, self.fd = identity, mapping, number, fd
+
+    def close(self) -> None:
+        _close(self.map)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Mappings:
+    """Mappings of released segments, used again when the shim offers the same memory.
+
+    Filling 16,384 entries of a page table takes as long as reading what they
+    map. The memory stays allocated while it is mapped: hence the limit.
+    """
+
+    KEPT = 16
+    LARGEST = 64 * 1024 * 1024 + 4096
+
+    def __init__(self, share: bool = False) -> None:
+        """``share``: keep a descriptor of each bulk segment, to be handed to a worker on this host."""
+        self._share = share
+        self._numbers = 0
+        self._kept: OrderedDict[Identity, Memory] = OrderedDict()
+        self.gone: list[int] = []  #: numbers of what was unmapped; who tells others empties it
+
+    def take(self, identity: Identity, offer: NewSegment) -> Memory:
+        """A mapping of just this memory. Raises :class:`OSError`."""
+        found = self._kept.pop(identity, None)
+        if found is None:
+            mapping = mmap.mmap(offer.fd, offer.size, mmap.MAP_SHARED, mmap.PROT_READ)
+            if offer.size > POPULATE and offer.size <= self.LARGEST:
+                threading.Thread(target=_populate, args=(mapping,), name="populate", daemon=True).start()
+            self._numbers += 1
+            found = Memory(identity, mapping, self._numbers,
+                           _read_only(offer.fd) if self._share and offer.kind == SEGMENT_BULK else -1)
+        return found
+
+    def keep(self, memory: Memory) -> None:
+        if memory.identity[2] > self.LARGEST:
+            self._let_go(memory)
+            return
+        self._kept[memory.identity] = memory
+        while len(self._kept) > self.KEPT:
+            self._let_go(self._kept.popitem(last=False)[1])
+
+    def _let_go(self, memory: Memory) -> None:
+        self.gone.append(memory.number)
+        memory.close()
+
+    def close(self) -> None:
+        for memory in self._kept.values():
+            memory.close()
+        self._kept.clear()
+
+
+def _read_only(fd: int) -> int:
+    """Another descriptor of that memfd, with which nobody can write to it (OWNERSHIP 12); -1 where there is none."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _close(mapping: mmap.mmap) -> None:
+    try:
+        mapping.close()
+    except BufferError:
+        pass  # a slice is still on its way out; the mapping goes with it
+
+
+def _populate(mapping: mmap.mmap) -> None:
+    """Fill the page table ahead of the reader; without the interpreter's lock. Old kernels refuse, and need not."""
+    try:
+        array = np.frombuffer(mapping, np.uint8)
+    except ValueError:
+        return  # closed already
+    _libc.madvise(array.ctypes.data, array.nbytes, _MADV_POPULATE_READ)
+
+
+def _check_offer(offer: NewSegment) -> Identity:
+    """Which memory it is. Raises :class:`Corrupt`."""
+    limit = {SEGMENT_LOG: MAX_LOG, SEGMENT_BULK: MAX_BULK}.get(offer.kind, 0)
+    if not SEGMENT_HEADER < offer.size <= limit or offer.size % 8:
+        raise Corrupt(f"segment {offer.index} of kind {offer.kind} has {offer.size} bytes", segment=offer.index,
+                      reason="size")
+    try:
+        seals = fcntl.fcntl(offer.fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise Corrupt(f"segment {offer.index} is no memfd: {error}", segment=offer.index, reason="memfd") from error
+    status = os.fstat(offer.fd)
+    if seals & _SEALS != _SEALS or status.st_size != offer.size or status.st_blocks * 512 < offer.size:
+        raise Corrupt(f"segment {offer.index} is not sealed, not of the size said, or not allocated: touching it "
+                      "could kill the agent", segment=offer.index, reason="seals")
+    return status.st_dev, status.st_ino, offer.size
+
+
+class InlineRun:
+    """Records that stand as they are in a log segment. The newest one grows."""
+
+    __slots__ = ("first", "last", "segment", "start", "end")
+
+    def __init__(self, seq: int, segment: Segment, start: int, end: int) -> None:
+        self.first = self.last = seq
+        self.segment = segment
+        self.start, self.end = start, end
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return (self.segment,)
+
+    def read(self, offset: int, limit: int) -> list[Any]:
+        return [self.segment.view[self.start + offset:min(self.end, self.start + offset + limit)]]
+
+
+class ExternalRun:
+    """One record whose payload stands in a bulk segment."""
+
+    __slots__ = ("first", "last", "segment", "bulk", "_pieces", "size", "call", "payload", "payload_at")
+
+    def __init__(self, seq: int, segment: Segment, bulk: Segment, head: bytes, payload: tuple[int, int]) -> None:
+        """``head``: header (EXTERNAL cleared) and padded arguments, copied; payload: offset and length in ``bulk``."""
+        self.first = self.last = seq
+        self.segment, self.bulk = segment, bulk
+        offset, length = self.payload = payload
+        self.call: int = _CALL.unpack_from(head, 4)[0]
+        self.payload_at = len(head)  #: offset of the payload in the run
+        pad = bytes(-length % 8)
+        self._pieces: tuple[Any, ...] = (head, (offset, length), pad)
+        self.size = len(head) + length + len(pad)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return (self.segment, self.bulk)
+
+    def read(self, offset: int, limit: int) -> list[Any]:
+        head, (start, length), pad = self._pieces
+        found: list[Any] = []
+        end = offset + limit
+        at = 0
+        for piece in (head, self.bulk.view[start:start + length], pad):
+            low, high = max(0, offset - at), min(len(piece), end - at)
+            if low < high:
+                found.append(piece[low:high])
+            at += len(piece)
+        return found
+
+
+Run = InlineRun | ExternalRun
+
+
+class Walker:
+    """Follows the chain of log segments from record 1 on."""
+
+    def __init__(self, share: bool = False) -> None:
+        """``share``: as :class:`Mappings` has it."""
+        self.mappings = Mappings(share)
+        self.logs: dict[int, Segment] = {}
+        self.bulks: dict[int, Segment] = {}
+        self.next_seq = 1
+        self.entered = 0  #: log segments begun
+        self._current: Segment | None = None
+        self._at = SEGMENT_HEADER
+        self._run: InlineRun | None = None
+
+    def offer(self, offer: NewSegment) -> Segment:
+        """A segment that the shim announced. Raises :class:`Corrupt`."""
+        if offer.index in self.logs or offer.index in self.bulks or len(self.logs) + len(self.bulks) >= MAX_SEGMENTS:
+            os.close(offer.fd)
+            raise Corrupt(f"segment {offer.index} was announced twice, or there are too many", segment=offer.index,
+                          reason="index")
+        segment = Segment(offer, self.mappings)
+        (self.logs if segment.kind == SEGMENT_LOG else self.bulks)[segment.index] = segment
+        if self._current is None and segment.kind == SEGMENT_LOG:
+            self._enter(segment)
+        return segment
+
+    @property
+    def current(self) -> Segment | None:
+        """The segment that is being walked."""
+        return self._current
+
+    def used_bytes(self) -> tuple[int, int]:
+        """(in closed segments, in open ones) of those that were not given back."""
+        closed = still = 0
+        for segment in (*self.logs.values(), *self.bulks.values()):
+            if segment.closed:
+                closed += segment.used
+            else:
+                still += segment.used
+        return closed, still
+
+    def has_more(self) -> bool:
+        """Is something committed that was not walked? Cheap: asked before each sleep."""
+        segment = self._current
+        return segment is not None and (segment.words[_COMMITTED] != self._at or
+                                        bool(segment.words[_NEXT]) and segment.words[_NEXT] - 1 in self.logs)
+
+    def walk(self) -> tuple[list[Run], list[tuple[int, int, int]], bool]:
+        """Everything committed by now: (new runs, [(seq, call id, flags)], whether the end was reached).
+
+        An inline run that was handed out before may have grown instead. The
+        end is not reached while a segment has not been announced yet. Raises
+        :class:`Corrupt` with segment and offset.
+        """
+        runs: list[Run] = []
+        calls: list[tuple[int, int, int]] = []
+        while (segment := self._current) is not None:
+            following = segment.words[_NEXT]  # before `committed`: what is closed gets no more records
+            committed = segment.words[_COMMITTED]
+            if not self._at <= committed <= segment.size or committed % 8:
+                raise self._corrupt("commits an impossible position", committed=committed)
+            if self._at < committed and not self._walk_segment(segment, committed, runs, calls):
+                return runs, calls, False
+            if not following:
+                return runs, calls, True
+            if segment.words[_COMMITTED] != committed or following - 1 <= segment.index:
+                raise self._corrupt("went on after it was closed, or is followed by an older one")
+            segment.closed = True
+            if following - 1 not in self.logs:
+                return runs, calls, False
+            self._enter(self.logs[following - 1])
+        return runs, calls, True
+
+    def _enter(self, segment: Segment) -> None:
+        if segment.words[_FIRST_SEQ] != self.next_seq:
+            raise Corrupt(f"segment {segment.index} starts with call {segment.words[_FIRST_SEQ]}, not {self.next_seq}",
+                          segment=segment.index, reason="sequence")
+        self._current, self._at, self._run = segment, SEGMENT_HEADER, None
+        self.entered += 1
+
+    def _walk_segment(self, segment: Segment, committed: int, runs: list[Run],
+                      calls: list[tuple[int, int, int]]) -> bool:
+        """Records of one segment up to ``committed``; False when a bulk segment is missing."""
+        view, at, seq, run = segment.view, self._at, self.next_seq, self._run
+        unpack = HEADER.unpack_from
+        try:
+            while at < committed:
+                if committed - at < HEADER_SIZE:
+                    raise self._corrupt("holds half a header", at)
+                magic, call, flags, number, _, args, payload, _, _ = unpack(view, at)
+                if magic != MAGIC or number != seq or flags & ~(EXTERNAL | AWAITED) or args > MAX_ARGS \
+                        or payload > MAX_PAYLOAD:
+                    raise self._corrupt(f"holds no valid header for call {seq}", at)
+                end = at + HEADER_SIZE + (args + 7 & ~7) + (_EXTERNAL.size if flags & EXTERNAL else payload + 7 & ~7)
+                if end > committed:
+                    raise self._corrupt(f"holds call {seq} only in part", at)
+                if flags & EXTERNAL:
+                    external = self._external(segment, at, end, seq, flags, payload)
+                    if external is None:
+                        return False
+                    runs.append(external)
+                    run = None
+                elif is_content(call, payload):  # alone in its run, where it is found again
+                    runs.append(InlineRun(seq, segment, at, end))
+                    run = None
+                elif run is not None and run.end - run.start < RUN_BYTES:
+                    run.end, run.last = end, seq
+                else:
+                    run = InlineRun(seq, segment, at, end)
+                    runs.append(run)
+                calls.append((seq, call, flags))
+                at, seq = end, seq + 1
+        finally:
+            self._at, self.next_seq, self._run = at, seq, run
+            segment.used = at - SEGMENT_HEADER
+        return True
+
+    def _external(self, segment: Segment, at: int, end: int, seq: int, flags: int, payload: int) -> ExternalRun | None:
+        index, zero, offset = _EXTERNAL.unpack_from(segment.view, end - _EXTERNAL.size)
+        bulk = self.bulks.get(index)
+        if bulk is None:
+            return None
+        if zero or not SEGMENT_HEADER <= offset <= bulk.size or payload > bulk.size - offset:
+            raise self._corrupt(f"call {seq} points outside of bulk segment {index}", at)
+        bulk.used = max(bulk.used, offset + payload - SEGMENT_HEADER)
+        head = bytearray(segment.view[at:end - _EXTERNAL.size])
+        _FLAGS.pack_into(head, 6, flags & ~EXTERNAL)
+        return ExternalRun(seq, segment, bulk, bytes(head), (offset, payload))
+
+    def forget(self, segment: Segment) -> None:
+        """Drop a segment that was released."""
+        (self.logs if segment.kind == SEGMENT_LOG else self.bulks).pop(segment.index, None)
+        segment.retire(self.mappings)
+
+    def _corrupt(self, what: str, offset: int | None = None, **detail: Any) -> Corrupt:
+        index = self._current.index if self._current else -1
+        at = self._at if offset is None else offset
+        return Corrupt(f"log segment {index} {what} (offset {at})", segment=index, offset=at, reason="log segment",
+                       **detail)
+
+    def close(self) -> None:
+        for segment in [*self.logs.values(), *self.bulks.values()]:
+            segment.unmap()
+        self.mappings.close()
+        self.logs.clear()
+        self.bulks.clear()
+        self._current = self._run = None

@@ -1,0 +1,322 @@
+"""The asking end of the control link: a blocking client, and one for asyncio.
+
+What a lost answer means depends on the verb: an idempotent one is asked again,
+of the next node; for another one the outcome is unknown, and said to be so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from rgpu.link.control.control_server import MESSAGE_LIMIT, encode, heartbeat
+from rgpu.link.control.verbs import VERBS
+from rgpu.link.keys import Endpoint, KeyPair
+from rgpu.link.messages.control import Request as Message
+from rgpu.session.errors import AuthenticationFailed, PoolUnavailable, RgpuError, UnknownOutcome, from_dict
+
+CONNECT_SECONDS = 2.0  #: for one node to finish the handshake, before the next is tried
+Progress = Callable[[dict[str, Any]], None]
+_decode = msgspec.msgpack.Decoder().decode
+_AUTH_REFUSED = 400
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    progress: dict[str, Any] | None = None
+    result: Any = None
+    error: RgpuError | None = None
+
+
+def _parse(body: bytes, number: str) -> _Reply | None:
+    """A reply to request ``number``; None for anything else (late answers to other requests)."""
+    try:
+        value = _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if not isinstance(value, dict) or value.get("id") != number:
+        return None
+    if "progress" in value:
+        return _Reply(progress=dict(value["progress"] or {}))
+    if value.get("ok"):
+        return _Reply(result=value.get("result"))
+    return _Reply(error=from_dict(value))
+
+
+def _configure(socket: Any, keys: KeyPair, endpoint: Endpoint) -> None:
+    socket.setsockopt(zmq.CURVE_SERVERKEY, endpoint.public.encode())
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT)
+    socket.setsockopt(zmq.IMMEDIATE, 1)  # before the handshake nothing is queued: it would arrive after its caller left
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    socket.setsockopt(zmq.IPV6, 1 if "[" in endpoint.address else 0)
+    heartbeat(socket)
+
+
+class ControlClient:
+    """Blocking; for command lines and agents. Any thread may call; one call at a time.
+
+    Several endpoints are tried in turn, the one that answered last first, those that did not answer last: a call's
+    time may not suffice for all of them.
+    """
+
+    def __init__(self, keys: KeyPair, endpoints: Sequence[Endpoint], connect_timeout: float = CONNECT_SECONDS) -> None:
+        self._keys = keys
+        self._endpoints = list(endpoints)
+        self._connect_timeout = connect_timeout
+        self._context = zmq.Context()
+        self._lock = threading.Lock()
+        self._peers: dict[Endpoint, _Peer] = {}
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        return list(self._endpoints)
+
+    def refresh(self, endpoints: Sequence[Endpoint]) -> None:
+        """Endpoints that the pool named lately; an empty list changes nothing."""
+        if endpoints:
+            fresh = list(dict.fromkeys(endpoints))
+            kept = [endpoint for endpoint in self._endpoints if endpoint in fresh]
+            self._endpoints = kept + [endpoint for endpoint in fresh if endpoint not in kept]
+
+    def call(self, verb: str, args: dict[str, Any] | None = None, timeout: float = 10.0,
+             on_progress: Progress | None = None, *, leader: int = 0, epoch: int = 0, command: str = "") -> Any:
+        """Ask; ``timeout`` in seconds counts anew with every progress message.
+
+        Raises what the node answered with; :class:`AuthenticationFailed` when
+        our key is not known there; :class:`PoolUnavailable` when no node
+        answered; :class:`UnknownOutcome` when one took a verb that changes
+        things and its answer got lost.
+        """
+        message = Message(secrets.token_hex(8), verb, args or {}, leader, epoch, command or secrets.token_hex(16))
+        with self._lock:
+            refused: RgpuError | None = None
+            said: RgpuError | None = None
+            deadline = time.monotonic() + timeout
+            for gone in self._peers.keys() - set(self._endpoints):
+                self._drop(gone)  # else it would look for a node that is there no more, for ever
+            for endpoint in list(self._endpoints):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                try:
+                    result = self._ask(endpoint, message, left, timeout, on_progress)
+                except (PoolUnavailable, _NotLetIn) as error:
+                    refused = error if isinstance(error, _NotLetIn) else refused
+                    said = error if error.detail.get("reason") == "went back" else said
+                    self._drop(endpoint)
+                    self._endpoints.remove(endpoint)
+                    self._endpoints.append(endpoint)
+                    continue
+                self._endpoints.remove(endpoint)
+                self._endpoints.insert(0, endpoint)
+                return result
+            if said is not None:  # a node answered, and knows better than "nobody answers"
+                raise said
+            if refused is not None:
+                raise AuthenticationFailed(refused.message, **refused.detail)
+            where = ", ".join(endpoint.address for endpoint in self._endpoints) or "no address known"
+            raise PoolUnavailable(f"no node of the pool answers ({where}): is the pool running? ('rgpu up')", verb=verb)
+
+    def _ask(self, endpoint: Endpoint, message: Message, left: float, patience: float,
+             on_progress: Progress | None) -> Any:
+        peer = self._peers.get(endpoint)
+        if peer is None:
+            peer = self._peers[endpoint] = _Peer(self._context, self._keys, endpoint)
+        if not peer.wait_connected(min(left, self._connect_timeout)):
+            raise PoolUnavailable(f"{endpoint.address} does not answer")
+        deadline = time.monotonic() + left
+        if not peer.send(encode(message), left):
+            raise PoolUnavailable(f"{endpoint.address} does not answer")
+        again = VERBS[message.verb].idempotent if message.verb in VERBS else True
+        while True:
+            body = peer.receive(deadline - time.monotonic())
+            if body is None:
+                if again:
+                    raise PoolUnavailable(f"{endpoint.address} did not answer {message.verb} in time")
+                self._drop(endpoint)
+                raise UnknownOutcome(f"{endpoint.address} took {message.verb} and its answer got lost: look before "
+                                     "you repeat it", verb=message.verb, command=message.command)
+            reply = _parse(body, message.id)
+            if reply is None:
+                continue
+            if reply.progress is not None:
+                deadline = time.monotonic() + patience
+                if on_progress:
+                    on_progress(reply.progress)
+            elif reply.error is not None:
+                raise reply.error
+            else:
+                return reply.result
+
+    def _drop(self, endpoint: Endpoint) -> None:
+        peer = self._peers.pop(endpoint, None)
+        if peer is not None:
+            peer.close()
+
+    def close(self) -> None:
+        with self._lock:
+            for endpoint in list(self._peers):
+                self._drop(endpoint)
+            self._context.destroy(linger=0)
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _NotLetIn(RgpuError):
+    """The node's ZAP handler does not know our key; internal, becomes AuthenticationFailed."""
+
+    code = "not_let_in"
+
+
+class _Peer:
+    """One DEALER and its monitor, which tells a refused key from a node that is not there."""
+
+    EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
+
+    def __init__(self, context: zmq.Context[Any], keys: KeyPair, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.socket = context.socket(zmq.DEALER)
+        _configure(self.socket, keys, endpoint)
+        self._monitor = self.socket.get_monitor_socket(self.EVENTS)
+        self._connected = False
+        self._poller = zmq.Poller()
+        self._poller.register(self.socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self.socket.connect(endpoint.address)
+
+    def wait_connected(self, timeout: float) -> bool:
+        """Raises :class:`_NotLetIn` when the key is refused."""
+        deadline = time.monotonic() + timeout
+        self._events()
+        while not self._connected:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._monitor.poll(int(left * 1000) + 1):
+                return False
+            self._events()
+        return True
+
+    def send(self, data: bytes, timeout: float) -> bool:
+        """False: nothing was sent, the connection was lost meanwhile. (A send would wait for it for ever.)"""
+        self.socket.setsockopt(zmq.SNDTIMEO, int(timeout * 1000) + 1)
+        try:
+            self.socket.send(data)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self, timeout: float) -> bytes | None:
+        """The next message; None when the time is up or the connection is lost."""
+        deadline = time.monotonic() + timeout
+        while True:
+            if self.socket.poll(0):
+                return bytes(self.socket.recv())
+            if not self._connected:
+                return None
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self._poller.poll(int(left * 1000) + 1)
+            self._events()
+
+    def _events(self) -> None:
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected = True
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self._connected = False
+            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH and event["value"] == _AUTH_REFUSED:
+                raise _NotLetIn(f"{self._endpoint.address} does not know this key: have it authorized ('rgpu keys')",
+                                address=self._endpoint.address)
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(0)
+
+
+class AsyncControlClient:
+    """Many calls at once to one node; for daemons. Make and use it in one event loop."""
+
+    def __init__(self, keys: KeyPair, endpoint: Endpoint, context: zmq.asyncio.Context | None = None) -> None:
+        self.endpoint = endpoint
+        self._own = context is None
+        self._context = context or zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        _configure(self._socket, keys, endpoint)
+        self._socket.connect(endpoint.address)
+        self._waiting: dict[str, asyncio.Queue[bytes]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def call(self, verb: str, args: dict[str, Any] | None = None, timeout: float = 10.0,
+                   on_progress: Progress | None = None, *, leader: int = 0, epoch: int = 0, command: str = "") -> Any:
+        """As :meth:`ControlClient.call`, of this node only."""
+        if self._reader is None:
+            self._reader = asyncio.ensure_future(self._read())
+        message = Message(secrets.token_hex(8), verb, args or {}, leader, epoch, command or secrets.token_hex(16))
+        queue = self._waiting.setdefault(message.id, asyncio.Queue())
+        try:
+            try:
+                await asyncio.wait_for(self._socket.send(encode(message)), timeout)
+            except TimeoutError:
+                raise PoolUnavailable(f"{self.endpoint.address} does not answer", verb=verb) from None
+            while True:
+                try:
+                    body = await asyncio.wait_for(queue.get(), timeout)
+                except TimeoutError:
+                    raise self._lost(message) from None
+                reply = _parse(body, message.id)
+                if reply is None:
+                    continue
+                if reply.progress is not None:
+                    if on_progress:
+                        on_progress(reply.progress)
+                elif reply.error is not None:
+                    raise reply.error
+                else:
+                    return reply.result
+        finally:
+            self._waiting.pop(message.id, None)
+
+    def _lost(self, message: Message) -> RgpuError:
+        if message.verb in VERBS and not VERBS[message.verb].idempotent:
+            return UnknownOutcome(f"{self.endpoint.address} did not answer {message.verb} in time", verb=message.verb,
+                                  command=message.command)
+        return PoolUnavailable(f"{self.endpoint.address} did not answer {message.verb} in time", verb=message.verb)
+
+    async def _read(self) -> None:
+        while True:
+            body = await self._socket.recv()
+            try:
+                number = _decode(body).get("id")
+            except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
+                continue
+            queue = self._waiting.get(number) if isinstance(number, str) else None
+            if queue is not None:
+                queue.put_nowait(body)
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        self._socket.close(0)
+        if self._own:
+            self._context.destroy(linger=0)

@@ -1,0 +1,228 @@
+"""The answering end of the control link: ZeroMQ ROUTER with CURVE, roles from keys, handlers by verb.
+
+One message is one frame of msgpack (docs/protocols/control.md). A peer whose key is
+not authorized gets no further than CURVE's handshake (ZAP, RFC 27).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import structlog
+import zmq
+import zmq.asyncio
+from zmq.utils import z85
+
+from rgpu.link.control.verbs import VERBS, check
+from rgpu.link.keys import AuthorizedKeys, KeyPair
+from rgpu.link.messages.control import Request as Message
+from rgpu.session.errors import AuthenticationFailed, LinkError, Refused, RgpuError
+
+log = structlog.get_logger(__name__)
+
+MESSAGE_LIMIT = 16 * 1024 * 1024  #: bytes; ZeroMQ ends a peer that sends more
+MAX_RUNNING = 1024  #: requests being handled at once
+HANDSHAKE_MS = 5000
+_ZAP = "inproc://zeromq.zap.01"
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+_decode_request = msgspec.msgpack.Decoder(Message).decode
+
+
+@dataclass(slots=True)
+class Request:
+    """What a handler is given. ``role``, ``name``, ``public``: who asks, proven by CURVE."""
+
+    verb: str
+    args: dict[str, Any]
+    role: str
+    name: str
+    public: str
+    leader: int
+    epoch: int
+    command: str
+    _send_progress: Callable[[dict[str, Any]], Awaitable[None]] = field(repr=False)
+
+    async def progress(self, **values: Any) -> None:
+        """Tell the caller how far it is; also shows that the node is alive."""
+        await self._send_progress(values)
+
+
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+class CommandLog:
+    """Results by command id: a repeated command is answered, not done again (OWNERSHIP 6).
+
+    A repetition that comes while the first still runs waits for it. The oldest
+    results are forgotten beyond ``limit``; running ones never are.
+    """
+
+    def __init__(self, limit: int = 4096) -> None:
+        self._limit = limit
+        self._known: OrderedDict[tuple[str, str], asyncio.Future[Any]] = OrderedDict()
+
+    async def run(self, owner: str, command: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        """``work()``'s result or exception, from the first time this id was seen."""
+        key = (owner, command)
+        found = self._known.get(key)
+        if found is None:
+            found = asyncio.ensure_future(work())
+            self._known[key] = found
+            self._trim()
+        # A caller that goes away must not cancel the command: it may have half happened.
+        return await asyncio.shield(found)
+
+    def _trim(self) -> None:
+        for key in [key for key, future in self._known.items() if future.done()][: max(0, len(self) - self._limit)]:
+            future = self._known.pop(key)
+            if not future.cancelled():
+                future.exception()  # mark it as looked at
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class ControlServer:
+    """Answers control messages on one port; see the module docstring."""
+
+    def __init__(self, keys: KeyPair, authorized: AuthorizedKeys, address: str) -> None:
+        """``address``: tcp://HOST:PORT, port 0 or ``*`` for any free one."""
+        self._keys = keys
+        self._authorized = authorized
+        self._wanted = address
+        self._handlers: dict[str, Handler] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._context = zmq.asyncio.Context()  # its own: the ZAP endpoint is one for each context
+        self._commands = CommandLog()
+        self.address = ""  #: where it listens, once started
+        #: Told of each request that was answered: (verb, ok or the error's code); for figures.
+        self.observe: Callable[[str, str], None] = lambda verb, outcome: None
+
+    def register(self, verb: str, handler: Handler) -> None:
+        """Handler for a verb of the table. Raises :class:`ValueError` for an unknown verb."""
+        if verb not in VERBS:
+            raise ValueError(f"{verb} is not in the table of verbs")
+        self._handlers[verb] = handler
+
+    async def start(self) -> None:
+        """Bind and serve. Raises :class:`LinkError` when the address is not free."""
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.bind(_ZAP)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, b"rgpu")
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket.setsockopt(zmq.IPV6, 1 if "[" in self._wanted else 0)
+        heartbeat(self._socket)
+        try:
+            self._socket.bind(self._wanted)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise LinkError(f"cannot listen on {self._wanted}: {error}", address=self._wanted) from error
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._spawn(self._authenticate())
+        self._spawn(self._serve())
+
+    async def stop(self) -> None:
+        """Stop serving; handlers that still run are cancelled."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.destroy(linger=200)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _authenticate(self) -> None:
+        """ZAP: lets a known key in, as the user named by the key itself."""
+        while True:
+            request = await self._zap.recv_multipart()
+            status, text, user = b"400", b"unknown key", b""
+            if len(request) >= 7 and request[0] == b"1.0" and request[5] == b"CURVE" and len(request[6]) == 32:
+                public = z85.encode(request[6])
+                if self._authorized.find(public.decode()):
+                    status, text, user = b"200", b"OK", public
+                else:
+                    log.warning("a peer with an unknown key was refused", peer=request[3].decode("ascii", "replace"))
+            number = request[1] if len(request) > 1 else b""
+            await self._zap.send_multipart([b"1.0", number, status, text, user, b""])
+
+    async def _serve(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart(copy=False)
+            if len(frames) != 2 or len(self._tasks) > MAX_RUNNING:
+                continue  # not ours; or too busy, and the caller's timeout tells it so
+            try:
+                public = frames[1].get("User-Id")
+            except zmq.ZMQError:
+                continue
+            self._spawn(self._handle(frames[0].bytes, str(public), frames[1].bytes))
+
+    async def _handle(self, peer: bytes, public: str, body: bytes) -> None:
+        try:
+            message = _decode_request(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.warning("a control message cannot be read", reason=str(error))
+            return
+        try:
+            result = await self._answer(peer, public, message)
+            reply = encode({"id": message.id, "ok": True, "result": result})
+            self.observe(message.verb, "ok")
+        except RgpuError as error:
+            if message.verb in VERBS:  # anything else is a name that a peer made up
+                self.observe(message.verb, error.code)
+            reply = encode({"id": message.id, "ok": False, **_plain(error.as_dict())})
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a handler's bug is the caller's answer, not the node's end
+            log.exception("control handler failed", verb=message.verb)
+            failure = RgpuError(f"{message.verb} failed on the node: {type(error).__name__}: {error}")
+            reply = encode({"id": message.id, "ok": False, **failure.as_dict()})
+        await self._socket.send_multipart([peer, reply])
+
+    async def _answer(self, peer: bytes, public: str, message: Message) -> Any:
+        who = self._authorized.find(public)  # again: its key may have been taken away meanwhile
+        if who is None:
+            raise AuthenticationFailed("this key is not authorized any more")
+        verb = check(message.verb, who.role)
+        handler = self._handlers.get(message.verb)
+        if handler is None:
+            raise Refused(f"this node does not answer {message.verb}", verb=message.verb)
+
+        async def progress(values: dict[str, Any]) -> None:
+            await self._socket.send_multipart([peer, encode({"id": message.id, "progress": values})])
+
+        request = Request(message.verb, message.args, who.role, who.name, public, message.leader, message.epoch,
+                          message.command, progress)
+        if verb.idempotent or not message.command:
+            return await handler(request)
+        return await self._commands.run(public, message.command, lambda: handler(request))
+
+
+def heartbeat(socket: Any) -> None:
+    """ZMTP heartbeats: a peer whose host vanished is noticed within 15 s, idle or not."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, 15000)
+
+
+def _plain(value: Any) -> Any:
+    """Error details may hold anything; the wire takes what msgpack knows."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, bytes, type(None))) else str(value)

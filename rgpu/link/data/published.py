@@ -1,0 +1,97 @@
+"""What PING, PONG and ISSUED of the data link say: how much the program has published, when, how far it is ahead.
+
+PING and PONG begin with a u64 position, which is all that protocol 1 has (docs/protocols/data.md). Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rgpu.link.messages.data import ISSUED_LAYOUT, PING_LAYOUT, PONG_LAYOUT, POSITION_LAYOUT
+from rgpu.session.errors import Corrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """``published`` None: the other side speaks protocol 1."""
+
+    shipped: int
+    published: int | None = None
+    usual: int = 0
+    sent: int = 0  #: ns, of the agent's clock
+    stood: bool = False
+
+    def pack(self) -> bytes:
+        return PING_LAYOUT.pack(self.shipped, self.published or 0, self.usual, self.sent, self.stood)
+
+    @classmethod
+    def unpack(cls, body: Any) -> Ping:
+        """Raises :class:`Corrupt`."""
+        if len(body) == POSITION_LAYOUT.size:
+            return cls(*POSITION_LAYOUT.unpack(body))
+        if len(body) < PING_LAYOUT.size:
+            raise Corrupt(f"a PING of {len(body)} bytes", reason="length")
+        shipped, published, usual, sent, stood = PING_LAYOUT.unpack_from(body)
+        return cls(shipped, published, usual, sent, bool(stood))
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """``sent``, ``since``: ns of the agent's clock. ``since`` is no later than ``sent``."""
+
+    sent: int
+    since: int
+    published: int
+
+    def pack(self) -> bytes:
+        return ISSUED_LAYOUT.pack(self.sent, self.since, self.published)
+
+    @classmethod
+    def unpack(cls, body: Any) -> Issued:
+        """Raises :class:`Corrupt`."""
+        if len(body) != ISSUED_LAYOUT.size:
+            raise Corrupt(f"an ISSUED of {len(body)} bytes", reason="length")
+        found = cls(*ISSUED_LAYOUT.unpack(body))
+        if found.since > found.sent:
+            raise Corrupt("an ISSUED of calls that are still to be published", reason="time")
+        return found
+
+
+class Clocks:
+    """How late a message comes: beyond the quickest of the last :data:`WINDOW` seconds.
+
+    Two hosts' clocks tell differences only, and drift: some 20 µs a second, so the window is short (RFC 6817 does the
+    same for one-way delays).
+    """
+
+    WINDOW = 10.0
+
+    def __init__(self) -> None:
+        self._least: int | None = None  #: ns that the other clock is behind this one, at the quickest
+        self._recent: int | None = None  #: the same of the window's second half
+        self._turn = 0
+
+    def late(self, here: int, there: int) -> int:
+        """ns. ``here``: this clock when a message came; ``there``: the other one when it was sent."""
+        behind = here - there
+        if here >= self._turn:
+            self._turn = here + int(self.WINDOW / 2 * 1e9)
+            self._least, self._recent = self._recent, None
+        self._recent = behind if self._recent is None else min(self._recent, behind)
+        self._least = self._recent if self._least is None else min(self._least, self._recent)
+        return behind - self._least
+
+
+def pong(position: int, usual: int) -> bytes:
+    return PONG_LAYOUT.pack(position, usual)
+
+
+def read_pong(body: Any) -> tuple[int, int | None]:
+    """(position, usual distance or None). Raises :class:`Corrupt`."""
+    if len(body) < POSITION_LAYOUT.size:
+        raise Corrupt(f"a PONG of {len(body)} bytes", reason="length")
+    if len(body) != PONG_LAYOUT.size:  # protocol 1 gives the PING back as it came
+        return int(POSITION_LAYOUT.unpack_from(body)[0]), None
+    position, usual = PONG_LAYOUT.unpack_from(body)
+    return int(position), int(usual)

@@ -1,0 +1,252 @@
+"""Sealed frames without the I/O: a :class:`Sealer` makes them, an :class:`Opener` takes them apart.
+
+Frame: u32 length of what follows (little-endian), then AES-256-GCM of one
+message (u8 type, body) with its tag of 16 bytes. The nonce counts the frames of
+this connection and direction, so a frame that is repeated, dropped, moved or
+taken from another connection does not open. The associated data binds
+direction, epoch and session. docs/developers/links/sealing.md has the tables.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from rgpu.session.errors import LinkError
+
+MESSAGE_LIMIT = 4 * 1024 * 1024 + 32  #: longest message (type and body), bytes
+TAG = 16
+FRAME_LIMIT = MESSAGE_LIMIT + TAG  #: largest value of the length field that is accepted
+BULK = 64 * 1024  #: messages from here on may be opened into a buffer of the receiver's
+LONG = 256 * 1024  #: messages from here on are sealed from where their parts are: gathering them would cost as much
+_COUNTER_LIMIT = 1 << 40  #: frames of one connection: far below what one GCM key may seal
+
+_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<IB")
+OVERHEAD = _LENGTH.size + TAG  #: bytes of a frame beside its message
+_NONCE = struct.Struct("<IQ")
+
+
+def derive_key(secret: bytes, client_salt: bytes, node_salt: bytes, direction: int, session: str, epoch: int) -> bytes:
+    """The AES-256 key of one direction of one connection (HKDF-SHA256, RFC 5869)."""
+    info = b"rgpu data link" + bytes([direction]) + session.encode() + struct.pack("<Q", epoch)
+    return HKDF(hashes.SHA256(), 32, client_salt + node_salt, info).derive(secret)
+
+
+def associated_data(direction: int, epoch: int, session: str) -> bytes:
+    return b"rgpu" + bytes([direction]) + struct.pack("<Q", epoch) + session.encode()
+
+
+class Sealer:
+    """Makes the frames of one direction. Not thread-safe: the counter must never repeat."""
+
+    def __init__(self, key: bytes, direction: int, epoch: int, session: str) -> None:
+        self._cipher = AESGCM(key)
+        self._key = algorithms.AES(key)
+        self._aad = associated_data(direction, epoch, session)
+        self._counter = 0
+
+    def seal(self, kind: int, parts: Sequence[Any]) -> bytearray:
+        """One whole frame. Raises :class:`LinkError` for a message over the limit."""
+        frame = bytearray(frame_size(parts))
+        self.seal_into(kind, parts, memoryview(frame))
+        return frame
+
+    def seal_run(self, message: Any, frame: memoryview) -> int:
+        """The same for a message in one run, its type in front, into the beginning of ``frame``; its length.
+
+        Without the interpreter's lock.
+        """
+        if len(message) > MESSAGE_LIMIT or self._counter >= _COUNTER_LIMIT:
+            raise LinkError(f"a message of {len(message)} bytes as frame {self._counter}: over the limit")
+        end = OVERHEAD + len(message)
+        _LENGTH.pack_into(frame, 0, len(message) + TAG)
+        self._cipher.encrypt_into(_NONCE.pack(0, self._counter), message, self._aad, frame[_LENGTH.size:end])
+        self._counter += 1
+        return end
+
+    def seal_into(self, kind: int, parts: Sequence[Any], frame: memoryview) -> int:
+        """One whole frame into the beginning of ``frame``, which has room for it; its length.
+
+        The parts are contiguous, of bytes. Those of a short message are gathered
+        there and sealed in place; a long one is sealed from where its parts are.
+        """
+        end = frame_size(parts)
+        if end - _LENGTH.size > FRAME_LIMIT or self._counter >= _COUNTER_LIMIT:
+            raise LinkError(f"a message of {end - OVERHEAD} bytes as frame {self._counter}: over the limit")
+        _HEAD.pack_into(frame, 0, end - _LENGTH.size, kind)
+        at = _HEAD.size
+        if end >= LONG:
+            self._seal_parts(parts, frame, end)
+            self._counter += 1
+            return end
+        for part in parts:
+            size = len(part)
+            frame[at:at + size] = part
+            at += size
+        self._cipher.encrypt_into(_NONCE.pack(0, self._counter), frame[_LENGTH.size:at], self._aad,
+                                  frame[_LENGTH.size:end])
+        self._counter += 1
+        return end
+
+
+    def _seal_parts(self, parts: Sequence[Any], frame: memoryview, end: int) -> None:
+        """Behind the type, which stands in ``frame``. Without the interpreter's lock, as above."""
+        encryptor = Cipher(self._key, modes.GCM(_NONCE.pack(0, self._counter))).encryptor()
+        encryptor.authenticate_additional_data(self._aad)
+        at = _LENGTH.size
+        for part in (bytes(frame[at:_HEAD.size]), *parts):
+            if len(part):
+                at += encryptor.update_into(part, frame[at:end])
+        encryptor.finalize()
+        frame[at:end] = encryptor.tag
+
+
+def frame_size(parts: Sequence[Any]) -> int:
+    """Bytes of the frame of a message with this body."""
+    return _HEAD.size + sum(map(len, parts)) + TAG
+
+
+class Buffers:
+    """Memory for long messages, used again when nobody holds a view of it any more.
+
+    Fresh memory of a megabyte costs more to touch for the first time than to
+    fill. Whether a buffer is free its reference count says: each view of it
+    holds one.
+    """
+
+    KEPT = 8
+    SHORT = 64 * 1024  #: below it memory is cheap anyway
+
+    def __init__(self) -> None:
+        self._kept: list[bytearray] = []
+
+    def take(self, length: int) -> memoryview:
+        """A writable view of ``length`` bytes that nobody else sees; their content is undefined."""
+        if length < self.SHORT:
+            return memoryview(bytearray(length))
+        for index in range(len(self._kept)):
+            held = sys.getrefcount(self._kept[index]) - 2  # but for the list's and the call's
+            if not held and len(self._kept[index]) >= length:
+                return memoryview(self._kept[index])[:length]
+        fresh = bytearray(length)
+        self._kept.append(fresh)
+        del self._kept[:-self.KEPT]
+        return memoryview(fresh)
+
+
+class Opener:
+    """Takes the frames of one direction apart, from bytes cut anywhere.
+
+    Use: receive into :meth:`room`, tell :meth:`received` how much came, then
+    call :meth:`next` until it returns None; or look at :meth:`waiting` and
+    have :meth:`open_into` put the message where it is wanted. After an error
+    it opens nothing more.
+    """
+
+    def __init__(self, key: bytes, direction: int, epoch: int, session: str, size: int = 256 * 1024) -> None:
+        self._cipher = AESGCM(key)
+        self._aad = associated_data(direction, epoch, session)
+        self._counter = 0
+        self.came = 0  #: bytes so far
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._needed = _LENGTH.size
+        self._dead = False
+        self._buffers = Buffers()
+
+    def room(self) -> memoryview:
+        """Where to receive: never empty, and large enough for the rest of the frame under way."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        if len(self._buffer) - self._start < self._needed or self._end == len(self._buffer):
+            self._make_room()
+        return self._view[self._end:]
+
+    def _make_room(self) -> None:
+        """What is pending moves to the front; a peer that sends long frames gets a buffer for several."""
+        pending = self._end - self._start
+        view = self._view[self._start:self._end]
+        if self._needed > len(self._buffer) or pending == len(self._buffer):
+            self._buffer = bytearray(max(4 * self._needed, pending) + 64 * 1024)
+            self._view = memoryview(self._buffer)
+        self._view[:pending] = view
+        self._start, self._end = 0, pending
+
+    def received(self, count: int) -> None:
+        self._end += count
+        self.came += count
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the frame under way lacks, as far as is known; at least 1."""
+        return max(1, self._needed - (self._end - self._start))
+
+    @property
+    def pending(self) -> int:
+        """Bytes received that belong to a frame not yet taken."""
+        return self._end - self._start
+
+    def waiting(self) -> int:
+        """The length of the next message (type and body) if its frame is here whole, else 0.
+
+        Raises :class:`LinkError` for an impossible length.
+        """
+        if self._dead:
+            raise LinkError("the connection was ended by a bad frame")
+        available = self._end - self._start
+        if available < _LENGTH.size:
+            self._needed = _LENGTH.size
+            return 0
+        length: int = _LENGTH.unpack_from(self._buffer, self._start)[0]
+        if not TAG < length <= FRAME_LIMIT:
+            self._dead = True
+            raise LinkError(f"frame {self._counter} says it is {length} bytes long", frame=self._counter,
+                            reason="length")
+        if available < _LENGTH.size + length:
+            self._needed = _LENGTH.size + length
+            return 0
+        return length - TAG
+
+    def open_into(self, target: memoryview) -> None:
+        """Open the frame that is :meth:`waiting` into ``target``, of just its message's length.
+
+        Raises :class:`LinkError` for a frame that does not open; what then
+        stands in ``target`` means nothing.
+        """
+        at = self._start + _LENGTH.size
+        end = at + len(target) + TAG
+        try:
+            self._cipher.decrypt_into(_NONCE.pack(0, self._counter), self._view[at:end], self._aad, target)
+        except InvalidTag:
+            self._dead = True
+            raise LinkError(f"frame {self._counter} does not open: forged, repeated or lost", frame=self._counter,
+                            reason="seal") from None
+        self._counter += 1
+        self._start = end
+        self._needed = _LENGTH.size
+
+    def next(self, room: Callable[[int], memoryview | None] | None = None) -> tuple[int, memoryview] | None:
+        """(type, body) of the next whole frame, or None.
+
+        The body is a view of fresh bytes: it stays true for as long as it is
+        held. With ``room``, a message of BULK bytes or more is put into the
+        buffer that room(bytes) gives, if it gives one. Raises :class:`LinkError` for a frame that does not open.
+        """
+        length = self.waiting()
+        if not length:
+            return None
+        message = room(length) if room is not None and length >= BULK else None
+        if message is None:
+            message = self._buffers.take(length)
+        self.open_into(message)
+        return message[0], message.toreadonly()[1:]

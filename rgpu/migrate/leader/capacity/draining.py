@@ -1,0 +1,139 @@
+"""Emptying a host: every session on a ``draining`` host is moved away, by the leader of the moment.
+
+That a host is to be emptied is on record (``hosts/HOST``), so whoever leads
+goes on with it; which sessions are left, the records say as well. Only why one
+is stuck is remembered here, and found out again by a next leader. A host that
+nothing is left on becomes ``cordoned``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from rgpu.link.faults import fault
+from rgpu.migrate.leader.hosts import host_records
+from rgpu.migrate.records.ownership import Held
+from rgpu.migrate.records.schema import HostRecord, SessionRecord
+from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
+from rgpu.migrate.scheduling.placement import request_for
+from rgpu.session.errors import Fenced, RgpuError
+
+if TYPE_CHECKING:
+    from rgpu.migrate.leader.coordinator import Coordinator
+
+log = structlog.get_logger(__name__)
+
+MOVES_AT_ONCE = 2  #: from one host
+FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  #: seconds until a session that could not be moved is tried again
+
+
+def to_move(sessions: list[Held], host: str) -> list[SessionRecord]:
+    """The sessions that keep a host from being empty, by name: it owns them, or is about to."""
+    found = [held.record for held in sessions if held.record.live and (
+        held.record.owner == host or (held.record.open_move and held.record.open_move.destination == host))]
+    return sorted(found, key=lambda record: record.name)
+
+
+def waits_for(record: SessionRecord) -> str | None:
+    """What must happen before the session can be moved; None when it can."""
+    if record.state == "running" and record.move is None:
+        return None
+    if record.move is not None:
+        return f"its move to {record.move.destination} is {record.move.state}"
+    return f"it is {record.state}: {record.reason}"
+
+
+@dataclass
+class Blocked:
+    """Why a session was not moved, and when it is tried again (monotonic seconds)."""
+
+    reason: str
+    wait: float
+    not_before: float
+
+
+class Draining:
+    """See the module docstring. :meth:`tick` is called about once a second by the leader's loop."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.desk = coordinator.desk
+        self.blocked: dict[str, Blocked] = {}
+        self._moving: set[str] = set()
+        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOVES_AT_ONCE))
+
+    async def tick(self, sessions: list[Held]) -> None:
+        """Begin what can be begun. Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`."""
+        hosts = [record for record in await host_records(self.desk.registry) if record.state == "draining"]
+        left = {record.name for host in hosts for record in to_move(sessions, host.host)}
+        self.blocked = {name: why for name, why in self.blocked.items() if name in left}
+        pause = await self.desk.paused() if hosts else None
+        for host in hosts:
+            records = to_move(sessions, host.host)
+            if not records:
+                self.coordinator.spawn(self._finish(host), f"end of the drain of {host.host}")
+            for record in records:
+                if pause is not None:
+                    self._block(record.name, pause)
+                elif waits_for(record) is None and record.name not in self._moving and self._due(record.name):
+                    self._moving.add(record.name)
+                    self.coordinator.spawn(self._move(record, host), f"drain of {record.name}")
+
+    def status(self, host: HostRecord, sessions: list[Held], node: bool) -> dict[str, Any]:
+        """What ``rgpu drain`` shows: {host, state, reason, alive, drained, sessions: [{session, …, blocked}]}."""
+        moves = self.coordinator.moves()
+        rows = []
+        for record in to_move(sessions, host.host):
+            stuck = self.blocked.get(record.name)
+            rows.append({"session": record.name, "state": record.state, "epoch": record.epoch,
+                         "to": record.move.destination if record.move else None, "move": moves.get(record.name),
+                         # While the next try is only being checked, what was said of the last one still holds.
+                         "blocked": None if record.move is not None or stuck is None else stuck.reason,
+                         "waits": waits_for(record)})
+        return {"host": host.host, "state": host.state, "reason": host.reason, "alive": node, "sessions": rows,
+                "drained": not rows and host.state != "ready"}
+
+    # -- parts ------------------------------------------------------------------
+    def _due(self, name: str) -> bool:
+        stuck = self.blocked.get(name)
+        return stuck is None or self.desk.clock.monotonic() >= stuck.not_before
+
+    def _block(self, name: str, reason: str) -> bool:
+        """Whether that is news."""
+        known = self.blocked.get(name)
+        wait = FIRST_RETRY if known is None or known.reason != reason else min(2 * known.wait, LONGEST_RETRY)
+        self.blocked[name] = Blocked(reason, wait, self.desk.clock.monotonic() + wait)
+        return known is None or known.reason != reason
+
+    async def _move(self, record: SessionRecord, host: HostRecord) -> None:
+        try:
+            async with self._slots[host.host]:
+                await self._move_now(record.name, record, host.host)
+        finally:
+            self._moving.discard(record.name)
+
+    async def _move_now(self, name: str, record: SessionRecord, host: str) -> None:
+        """Nothing is moved for a drain that was called off while it waited for its turn."""
+        if (await self.coordinator.hosts.find(host)).state != "draining" or await self.desk.paused() is not None:
+            return
+        try:
+            choice = place(await self.desk.snapshot(), request_for(record, avoid_hosts={host}))
+            fault("drain.move")
+            await self.coordinator.migrate(name, choice.host)
+            fault("drain.move.done")
+            self.blocked.pop(name, None)
+        except Fenced:
+            raise
+        except RgpuError as error:
+            if self._block(name, error.message):
+                await self.desk.note("drain_blocked", f"{host} is drained, but {error.message}", session=name)
+
+    async def _finish(self, host: HostRecord) -> None:
+        fault("drain.finish")
+        why = f"drained; {host.reason}" if host.reason else "drained"
+        await self.coordinator.hosts.set_state(host.host, "cordoned", why, only="draining", decision="drained")

@@ -1,0 +1,323 @@
+"""Moving and parking sessions so that what waits gets in: the leader's hands for the plans of the scheduler.
+
+Planned on one snapshot, under the lock that every placement takes: each destination, and the place
+that the waiting one will have, is reserved before anything moves, and counts in every placement.
+Every move is then checked, and only if all may go the first begins; when one fails, those that are
+not ready are called off. A new leader knows nothing of the plan and needs nothing: moves that have
+begun are on record, what waits is on record, and it plans anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from rgpu.migrate.leader.checks import MoveCheck
+from rgpu.migrate.leader.hosts import pool_record
+from rgpu.migrate.registry.embedded import EmbeddedRegistry
+from rgpu.migrate.scheduling.adapter import View
+from rgpu.migrate.scheduling.costs import Costs, Limits
+from rgpu.migrate.scheduling.placement import Claim, alike, claims_on, device_refuses, request_for
+from rgpu.migrate.scheduling.placing import Place
+from rgpu.migrate.scheduling.plans.consolidating import consolidate
+from rgpu.migrate.scheduling.plans.preempting import Preemption, preempt
+from rgpu.migrate.scheduling.plans.rebalancing import Alarm, Plan, make_room
+from rgpu.migrate.scheduling.views import Views
+from rgpu.migrate.scheduling.waiting import Entry, Served, Waiting
+from rgpu.session.errors import Conflict, Fenced, MoveFailed, RgpuError
+
+if TYPE_CHECKING:
+    from rgpu.migrate.leader.coordinator import Coordinator
+
+log = structlog.get_logger(__name__)
+
+PATIENCE = 1.0  #: seconds that the head of the queue waits before anything is moved or parked for it
+STUCK_SECONDS = 60.0  #: a session that could not be moved or parked is left out of plans for so long
+PAUSE_SECONDS = 5.0  #: after a plan that failed
+LOOK_SECONDS = 10.0  #: between two looks at the pool's fragmentation
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan whose places are reserved."""
+
+    plan: Plan
+    view: View
+    head: Entry | None
+    claims: dict[tuple[str, str], tuple[Claim, ...]]
+
+    def moves(self) -> list[dict[str, Any]]:
+        """As ``rgpu rebalance`` prints them."""
+        return [{"session": move.session.name, "from": move.session.host, "to": move.to.host,
+                 "device": self.view.device(move.to.host, move.to.devices), "gain": round(move.gain, 3),
+                 "reason": move.reason} for move in self.plan.moves]
+
+
+class Rebalancing:
+    """See the module docstring. :meth:`tick` is called by the leader's loop after each look at the queue."""
+
+    def __init__(self, coordinator: Coordinator, limits: Limits | None = None, costs: Costs | None = None) -> None:
+        self.coordinator = coordinator
+        self.desk = coordinator.desk
+        self.admission = coordinator.admission
+        self.limits, self.costs = limits or Limits(), costs or Costs()
+        self.patience = PATIENCE
+        self.alarm = Alarm()
+        self.share = 0.0  #: fragmentation as a share of the pool, as last seen
+        self.doing = ""  #: the plan that is being carried out
+        self._stuck: dict[str, tuple[float, str]] = {}  #: session: (until, why it cannot go)
+        self._not_before = self._looked = float("-inf")
+        self._views = Views()
+
+    async def auto(self) -> bool:
+        """Whether sessions are moved without being asked for: as set, or by default where the registry is etcd."""
+        setting = (await pool_record(self.desk.registry)).rebalance
+        return setting if setting is not None else not isinstance(self.desk.registry, EmbeddedRegistry)
+
+    async def tick(self, served: Served) -> None:
+        """Begin what is worth it. Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`."""
+        now = self.desk.clock.monotonic()
+        head = served.head
+        if self.doing or now < self._not_before or (head is None and now - self._looked < LOOK_SECONDS):
+            return
+        if await self.desk.paused() is not None:
+            return
+        auto = await self.auto()
+        if head is not None:
+            if self.desk.clock.wall() - head.entry.arrived >= self.patience:
+                await self._help(head, auto)
+        elif auto:
+            self._looked = now
+            await self._tidy(now)
+
+    async def _help(self, head: Waiting, auto: bool) -> None:
+        """Moves if they are allowed and enough is free in total; else less important sessions are parked."""
+        if auto:
+            prepared = await self._prepare(head.entry)
+            if prepared is not None:
+                self.coordinator.spawn(self._automatic(prepared), f"room for {head.entry.name}")
+                return
+        async with self.desk.placing:
+            seen = await self._view()
+            preemption = None if self.doing else await asyncio.to_thread(self._preemption, seen, head.entry)
+            if preemption is None:
+                return
+            self.doing = preemption.reason
+            self.desk.reserved[head.entry.name, "room"] = _room(seen, head.entry, preemption.room)
+        self.coordinator.spawn(self._clear(preemption, head.entry), f"room for {head.entry.name}")
+
+    async def _tidy(self, now: float) -> None:
+        """Moves where fragmentation has been too high for long enough."""
+        seen = await self._view()
+        self.share = seen.index.fragmentation() / max(seen.index.capacity(), 1)
+        self.alarm = self.alarm.observe(self.share, now, self.limits)
+        if self.alarm.on:
+            prepared = await self._prepare(None)
+            if prepared is not None:
+                self.coordinator.spawn(self._automatic(prepared), "rebalancing")
+
+    # -- planning -----------------------------------------------------------------
+    async def _view(self) -> View:
+        now = self.desk.clock.monotonic()
+        self._stuck = {name: stuck for name, stuck in self._stuck.items() if now < stuck[0]}
+        # In a thread: the first look at ten thousand sessions takes a third of a second.
+        return await asyncio.to_thread(self._views.view, await self.desk.snapshot(),
+                                       {name: why for name, (_, why) in self._stuck.items()})
+
+    def _plan(self, seen: View, head: Entry | None, moves: dict[str, dict[str, Any]]) -> Plan | None:
+        """``moves``: those under way."""
+        now = self.desk.clock.wall()
+        busy = Counter(str(side) for move in moves.values() for side in (move["from"], move["to"]))
+        rest = self.limits.per_pool - len(moves)
+        if rest <= 0:
+            return None
+        if head is None:
+            plan = consolidate(seen.index, seen.sessions, now, self.costs, self.limits, busy, rest)
+        else:
+            wanted = seen.wanted(head.request, head.priority, head.arrived)
+            plan = make_room(seen.index, seen.sessions, wanted, now, self.costs, self.limits, busy)
+        return plan if plan is not None and len(plan.moves) <= rest and _sound(seen, plan) else None
+
+    async def _prepare(self, head: Entry | None, begin: bool = True) -> Prepared | None:
+        """A plan, if there is one worth it and none under way; ``begin``: with its places reserved, to be carried out.
+        """
+        async with self.desk.placing:
+            seen = await self._view()
+            plan = None if self.doing else await asyncio.to_thread(self._plan, seen, head, self.coordinator.moves())
+            if plan is None:
+                return None
+            prepared = Prepared(plan, seen, head, _claims(seen, plan, head))
+            if begin:
+                self.doing = plan.reason
+                self.desk.reserved.update(prepared.claims)
+            return prepared
+
+    def _preemption(self, seen: View, head: Entry) -> Preemption | None:
+        kept = {session.name for session in seen.snapshot.sessions if session.recover}
+        lower = [placed for placed in seen.sessions if placed.name in kept]
+        return preempt(seen.index, lower, seen.wanted(head.request, head.priority, head.arrived))
+
+    # -- doing --------------------------------------------------------------------
+    async def _automatic(self, prepared: Prepared) -> None:
+        try:
+            await self.carry_out(prepared)
+        except (MoveFailed, Conflict) as error:
+            log.warning("a plan was given up", reason=error.message)
+
+    async def carry_out(self, prepared: Prepared) -> list[dict[str, Any]]:
+        """Make every move of a plan, then let the one in for whom they were; the moves' statistics.
+
+        Raises :class:`MoveFailed` when one could not be made (those that are not ready are called off), and
+        then nothing is tried again for a while; :class:`Fenced`.
+        """
+        head, plan = prepared.head, prepared.plan
+        try:
+            if head is not None:
+                self.admission.doing[head.name] = f"room is being made: {plan.reason}"
+            await self._check(prepared)
+            await self.desk.note("rebalance", plan.reason, session=head.name if head else "")
+            results = await self._move_all(prepared)
+            if head is not None:
+                await self.admission.turn(head)
+            return results
+        except Fenced:
+            raise
+        except RgpuError:
+            self._not_before = self.desk.clock.monotonic() + PAUSE_SECONDS
+            raise
+        finally:
+            self._release(prepared.claims, head)
+
+    async def _check(self, prepared: Prepared) -> None:
+        """Every check of every move, before anything is changed. Raises :class:`MoveFailed`."""
+        for move in prepared.moves():
+            check = MoveCheck(self.desk, move["session"], move["to"], move["device"])
+            try:
+                await check.run()
+            except Fenced:
+                raise
+            except RgpuError as error:
+                self._is_stuck(move["session"], error.message)
+                raise MoveFailed(f"not one session is moved: {error.message}", session=move["session"]) from error
+
+    async def _move_all(self, prepared: Prepared) -> list[dict[str, Any]]:
+        tasks = {move["session"]: asyncio.ensure_future(self.coordinator.migrate(
+            move["session"], move["to"], device=move["device"], why=move["reason"])) for move in prepared.moves()}
+        try:
+            done, pending = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
+            failed = next((task.exception() for task in done if task.exception() is not None), None)
+            if failed is not None:
+                for name, task in tasks.items():
+                    if task in pending:
+                        await self.coordinator.move_abort(name, reason=f"another move of its plan failed: {failed}")
+            results = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        for name, result in zip(tasks, results, strict=True):
+            if isinstance(result, Fenced):
+                raise result
+            if isinstance(result, BaseException):
+                self._is_stuck(name, str(result))
+        if failed is not None:
+            raise MoveFailed(f"the plan was given up: {failed}", moved=[
+                name for name, result in zip(tasks, results, strict=True) if isinstance(result, dict)])
+        return [result for result in results if isinstance(result, dict)]
+
+    async def _clear(self, preemption: Preemption, head: Entry) -> None:
+        """Park one after the other; then the one that is more important gets in."""
+        try:
+            self.admission.doing[head.name] = f"room is being made: {preemption.reason}"
+            await self.desk.note("preempt", preemption.reason, session=head.name)
+            for session in preemption.park:
+                try:
+                    await self.coordinator.parking.park(session.name, head.name, (
+                        f"parked for {head.name} (priority {head.priority} over {session.priority}); it is brought "
+                        "back when there is room"))
+                except Fenced:
+                    raise
+                except RgpuError as error:
+                    log.warning("not parked", session=session.name, reason=error.message)
+                    self._is_stuck(session.name, error.message)
+                    self._not_before = self.desk.clock.monotonic() + PAUSE_SECONDS
+                    return
+            await self.admission.turn(head)
+        finally:
+            self._release({(head.name, "room"): None}, head)
+
+    def _release(self, claims: Any, head: Entry | None) -> None:
+        for key in claims:
+            self.desk.reserved.pop(key, None)
+        if head is not None:
+            self.admission.doing.pop(head.name, None)
+        self.doing = ""
+        self.admission.wake()
+
+    def _is_stuck(self, name: str, why: str) -> None:
+        self._stuck[name] = self.desk.clock.monotonic() + STUCK_SECONDS, why
+
+    # -- what people ask --------------------------------------------------------------
+    async def show(self, apply: bool = False) -> dict[str, Any]:
+        """The plan that would be carried out now, with its reasons; ``apply``: and carry it out.
+
+        For the head of the queue if one waits, else against fragmentation. Raises what :meth:`carry_out` raises.
+        """
+        served = await self.admission.tick()
+        head = served.head.entry if served.head is not None else None
+        found: dict[str, Any] = {
+            "auto": await self.auto(), "paused": await self.desk.paused() or "", "for": head.name if head else None,
+            "doing": self.doing, "moves": [], "cost_gpu_seconds": 0.0, "applied": False}
+        prepared = await self._prepare(head, begin=apply)
+        seen = await self._view() if prepared is None else prepared.view
+        found["fragmentation"] = round(seen.index.fragmentation() / max(seen.index.capacity(), 1), 4)
+        if prepared is None:
+            return {**found, "reason": self.doing or _nothing(served)}
+        found.update(moves=prepared.moves(), reason=prepared.plan.reason, cost_gpu_seconds=round(prepared.plan.cost, 1))
+        return {**found, "applied": True, "results": await self.carry_out(prepared)} if apply else found
+
+
+def _nothing(served: Served) -> str:
+    if served.head is not None:
+        return f"no set of moves lets {served.head.entry.name} in: {served.head.reason}"
+    return "nothing waits for room, and no move is worth its cost"
+
+
+def _sound(seen: View, plan: Plan) -> bool:
+    """Whether the records, to the byte, agree with what was planned in MiB on hosts."""
+    records = {record.name: record for record in seen.snapshot.sessions}
+    for move in plan.moves:
+        node = seen.snapshot.node(move.to.host)
+        devices = node.all_of(seen.device(move.to.host, move.to.devices)) if node else []
+        record = records.get(move.session.name)
+        if node is None or not devices or record is None or move.to.host == move.session.host:
+            return False
+        request = request_for(record)
+        if any(device_refuses(seen.snapshot, node, device, request) is not None for device in devices):
+            return False
+        if request.gpus > 1 and len(alike(request, devices)) != len(devices):
+            return False
+    return True
+
+
+def _claims(seen: View, plan: Plan, head: Entry | None) -> dict[tuple[str, str], tuple[Claim, ...]]:
+    """What is reserved for a plan: a place for each session that moves, and the room for the one that waits."""
+    records = {record.name: record for record in seen.snapshot.sessions}
+    found: dict[tuple[str, str], tuple[Claim, ...]] = {}
+    for move in plan.moves:
+        record = records[move.session.name]
+        found[record.name, "move"] = tuple(claims_on(
+            record.name, move.to.host, seen.device(move.to.host, move.to.devices), record.quota,
+            record.wants.compute, record.wants.anti_affinity))
+    if head is not None and plan.room is not None:
+        found[head.name, "room"] = _room(seen, head, plan.room)
+    return found
+
+
+def _room(seen: View, head: Entry, room: Place) -> tuple[Claim, ...]:
+    request = head.request
+    return tuple(claims_on(head.name, room.host, seen.device(room.host, room.devices), request.quota, request.compute,
+                           request.anti_affinity))

@@ -1,0 +1,67 @@
+"""Making room by stopping what is less important: checkpointed, parked, brought back later from the queue.
+
+Nothing is lost: the image is named in the record before the session loses its place, what came
+after the image is in its agent's journal, and the agent looks for the owner until there is one
+again. The program notices nothing but time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from rgpu.link.faults import fault
+from rgpu.migrate.records import ownership
+from rgpu.migrate.records.ownership import Held
+from rgpu.session.errors import Refused
+
+if TYPE_CHECKING:
+    from rgpu.migrate.leader.coordinator import Coordinator
+
+log = structlog.get_logger(__name__)
+
+FORGET_SECONDS = 10.0  #: for a node to end the worker of a session that was parked
+
+
+class Parking:
+    """See the module docstring."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.coordinator = coordinator
+        self.desk = coordinator.desk
+
+    async def park(self, name: str, favour: str, why: str) -> Held:
+        """Take an image of a running session, then its place.
+
+        Raises :class:`Refused` (it does not run, nothing of it is kept, it was moved meanwhile) and what
+        taking an image raises; the session runs on then.
+        """
+        async with self.coordinator.session_lock(name):
+            held = await self.desk.held(name)
+            record = held.record
+            if record.state != "running" or not record.recover:
+                raise Refused(f"{name} cannot be parked: it is {record.state}"
+                              + ("" if record.recover else " with --recover off"), session=name)
+            fault("park.image")
+            await self.coordinator.checkpoint_now(name)
+            fault("park.write")
+            epoch, owner = record.epoch, record.owner
+            node = await self.desk.node(owner)
+            store = node.record.store if node is not None else ""
+            held = await self.desk.change(name, lambda h: ownership.park(
+                h, epoch=epoch, favour=favour, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why,
+                store=store))
+            self.coordinator.admission.any_parked = True
+            fault("park.forget")
+            await self.forget(held, str(owner))
+            return held
+
+    async def forget(self, held: Held, host: str | None = None) -> bool:
+        """Have the node end the worker of a parked session; whether it did."""
+        parked = held.record.parked
+        if parked is None:
+            return True
+        return await self.desk.suggest(host or parked.host, "worker.forget", {
+            "session": held.record.name, "epoch": parked.epoch, "reason": held.record.reason},
+            epoch=parked.epoch, timeout=FORGET_SECONDS)

@@ -1,0 +1,81 @@
+"""What must hold before a move may begin: every check runs before anything is changed, each with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rgpu.migrate.leader.desk import Desk
+from rgpu.migrate.leader.nodes import ASK_SECONDS
+from rgpu.migrate.records.ownership import FROM, Held, Node
+from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
+from rgpu.migrate.scheduling.placement import request_for
+from rgpu.session.errors import NotFound, Refused, RgpuError
+
+
+class MoveCheck:
+    """After :meth:`run`: ``held``, ``node``, ``device`` and ``reason`` are what the move begins with."""
+
+    def __init__(self, desk: Desk, name: str, host: str, device: str | None = None, *, forecast: bool = False,
+                 why: str = "") -> None:
+        """``forecast``: have the source say what the move would cost. ``why``: what the move is for."""
+        self.why = why
+        self.forecast = forecast
+        self.found: dict[str, Any] = {}  #: what the source says of the session
+        self.desk = desk
+        self.name = name
+        self.host = host
+        self.wanted = device
+        self.held: Held
+        self.node: Node
+        self.device = ""
+        self.reason = ""
+
+    async def run(self) -> None:
+        """Raises :class:`NotFound` (session, host) or :class:`Refused`; nothing was changed then."""
+        self.held = await self.desk.held(self.name)
+        self._check_state()
+        await self._check_destination()
+        await self._check_source()
+
+    def _check_state(self) -> None:
+        record = self.held.record
+        if record.owner == self.host and record.live:
+            raise Refused(f"{self.name} is on {self.host} already", session=self.name, host=self.host)
+        if record.open_move is not None:
+            raise Refused(f"{self.name} is being moved to {record.open_move.destination} already", session=self.name)
+        if record.state not in FROM["begin_move"]:
+            raise Refused(f"{self.name} is {record.state}, not running: {record.reason}", session=self.name,
+                          state=record.state)
+
+    async def still_fits(self) -> None:
+        """Once more just before the promise is written: another session may have been placed meanwhile."""
+        self.wanted = self.device
+        await self._check_destination()
+
+    async def _check_destination(self) -> None:
+        """Known, ready, of the right kind, new enough, with room."""
+        record = self.held.record
+        choice = place(await self.desk.snapshot(), request_for(record, host=self.host, device=self.wanted))
+        node = await self.desk.node(self.host)
+        if node is None:
+            raise NotFound(f"{self.host} has just left the pool", host=self.host)
+        self.node, self.device = node, choice.device
+        self.reason = f"{self.why}; {choice.reason}" if self.why else choice.reason
+
+    async def _check_source(self) -> None:
+        """There, and nothing pins the session to it."""
+        record = self.held.record
+        if await self.desk.node(record.owner) is None:
+            raise Refused(f"{record.owner}, which has {self.name}, is not in the pool at the moment")
+        try:
+            seen = await self.desk.tell(str(record.owner), "worker.describe",
+                                        {"session": self.name, "forecast": self.forecast, "moving": True},
+                                        epoch=record.epoch, timeout=ASK_SECONDS * (6 if self.forecast else 1))
+        except RgpuError as error:
+            raise Refused(f"the worker of {self.name} on {record.owner} does not answer: {error.message}") from error
+        self.found = seen
+        pins = [str(pin) for pin in seen.get("pins") or []]
+        if seen.get("error"):
+            raise Refused(f"{self.name} has failed: {seen.get('error_detail') or seen['error']}", session=self.name)
+        if pins:
+            raise Refused(f"{self.name} cannot move: {'; '.join(pins)}", session=self.name, pins=pins)

@@ -1,0 +1,78 @@
+"""The decisions of the pool as people read them: what was decided, about what, why, by whom.
+
+One stream for `rgpu history` and `rgpu events`: every decision is an entry
+below ``history/``, written in the transaction that made it true, so any node
+can read and follow it, and nobody can have acted without its being there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from rgpu.migrate.records.schema import HISTORY, OF_HOST, OF_POOL, HistoryRecord, decode
+from rgpu.migrate.registry.base import Compacted, Entry, Registry
+from rgpu.session.errors import Corrupt, VersionMismatch
+
+#: Decisions about a session that belong to a move.
+OF_MOVES = frozenset({"begin_move", "move_ready", "commit", "abort", "clear_move", "refuse_move", "drain_blocked"})
+#: Whole transactions arrive together; what else is there already comes along, within this time, s.
+TOGETHER_SECONDS = 0.02
+MAX_EVENTS = 1000  #: in one answer
+
+
+def view(entry: Entry) -> dict[str, Any] | None:
+    """{revision, kind, when, session, host, decision, reason, epoch, owner, leader}; None for a damaged one."""
+    try:
+        record = decode(entry.value, HistoryRecord, entry.key)
+    except (Corrupt, VersionMismatch):
+        return None
+    kind = "node" if record.host else "pool" if not record.session else \
+        "move" if record.decision in OF_MOVES else "session"
+    return {"revision": entry.mod_revision, "kind": kind, "when": record.when, "session": record.session or None,
+            "host": record.host or None, "decision": record.decision, "reason": record.reason,
+            "epoch": record.epoch or None, "owner": record.owner, "leader": record.leader or None}
+
+
+def _views(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    found = [shown for entry in entries if (shown := view(entry)) is not None]
+    return sorted(found, key=lambda shown: (shown["revision"], shown["when"]))
+
+
+def subject_of(session: str | None = None, host: str | None = None, pool: bool = False) -> str | None:
+    """What the keys of one subject's history begin with; None for all."""
+    return session or (OF_HOST + host if host else OF_POOL if pool else None)
+
+
+async def stories(registry: Registry, subject: str | None = None, limit: int = 100) -> tuple[list[dict[str, Any]], int]:
+    """The last ``limit`` decisions (about ``subject``), oldest first, and the revision to follow from."""
+    listing = await registry.list(f"{HISTORY}{subject}/@" if subject else HISTORY)
+    return _views(listing.entries)[-limit:] if limit > 0 else [], listing.revision
+
+
+async def follow(registry: Registry, since: int, seconds: float) -> tuple[list[dict[str, Any]], int]:
+    """The decisions after revision ``since``, as soon as there are any, within ``seconds``; and where to go on.
+
+    Decisions that were forgotten meanwhile are left out; none comes twice.
+    """
+    events: list[dict[str, Any]] = []
+    watch = registry.watch(HISTORY, since + 1)
+    left = seconds
+    try:
+        while len(events) < MAX_EVENTS:
+            change = await asyncio.wait_for(anext(watch), left)
+            since = max(since, change.revision)
+            events += _views(event.entry for event in change.events if event.entry is not None)
+            left = TOGETHER_SECONDS if events else left
+    except (TimeoutError, StopAsyncIteration):
+        pass
+    except Compacted:
+        listing = await registry.list(HISTORY)
+        events = [shown for shown in _views(listing.entries) if shown["revision"] > since]
+        since = listing.revision
+    finally:
+        close = getattr(watch, "aclose", None)
+        if close is not None:
+            await close()
+    return events, since

@@ -1,0 +1,141 @@
+"""What operators decide about hosts and about automation: facts of the registry, each with its reason.
+
+``hosts/HOST`` stands under no lease, so that a cordoned host is still cordoned
+when its daemon was restarted: the daemon compares it in the transaction by
+which it registers (:mod:`rgpu.migrate.membership.registration`), and a change writes both
+``hosts/HOST`` and, while the host is in the pool, its state in ``nodes/HOST``.
+"""
+
+from __future__ import annotations
+
+from rgpu.migrate.leader.desk import Desk
+from rgpu.migrate.records.schema import (
+    HISTORY,
+    HOSTS,
+    LEADER,
+    MAX_TEXT,
+    OF_HOST,
+    OF_POOL,
+    POOL,
+    HistoryRecord,
+    HostRecord,
+    NodeRecord,
+    PoolRecord,
+    decode,
+    encode,
+    host_key,
+    node_key,
+    note_key,
+)
+from rgpu.migrate.registry.base import Compare, Entry, Operation, Put, Registry, created, txn_certain, unchanged
+from rgpu.session.errors import Conflict, Fenced, NotFound, UsageError
+
+TRIES = 10
+STATES = ("ready", "cordoned", "draining")
+#: state: the decision's name in the history
+DECISIONS = {"ready": "uncordon", "cordoned": "cordon", "draining": "drain"}
+
+
+async def host_records(registry: Registry) -> list[HostRecord]:
+    """The hosts about which something was decided."""
+    return [decode(entry.value, HostRecord, entry.key) for entry in (await registry.list(HOSTS)).entries]
+
+
+async def pool_record(registry: Registry) -> PoolRecord:
+    """The pool's settings."""
+    entry = await registry.get(POOL)
+    return PoolRecord() if entry is None else decode(entry.value, PoolRecord, POOL)
+
+
+class Hosts:
+    """The leader's writes about hosts and the pool; each is one transaction, fenced by its election."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    async def find(self, host: str) -> HostRecord:
+        """What was decided about a host. Raises :class:`NotFound` for one that nobody knows."""
+        entry = await self.desk.registry.get(host_key(host))
+        if entry is not None:
+            return decode(entry.value, HostRecord, entry.key)
+        if await self.desk.node(host) is None:
+            raise NotFound(f"no host is called {host!r}", host=host)
+        return HostRecord(host=host)
+
+    async def set_state(self, host: str, state: str, reason: str = "", *, only: str | None = None,
+                        decision: str = "") -> HostRecord:
+        """``ready``, ``cordoned`` or ``draining``; the same state again only changes the reason.
+
+        ``only``: do nothing where it is in another state by now. Raises :class:`NotFound`,
+        :class:`UsageError`, :class:`Fenced`, :class:`Conflict`.
+        """
+        if state not in STATES:
+            raise UsageError(f"a node cannot be made {state!r}: {', '.join(STATES)}")
+        registry, now = self.desk.registry, self.desk.clock.wall()
+        for _ in range(TRIES):
+            decided, node = await registry.get(host_key(host)), await registry.get(node_key(host))
+            if decided is None and node is None:
+                raise NotFound(f"no host is called {host!r}", host=host)
+            old = decode(decided.value, HostRecord, decided.key) if decided else HostRecord(host=host)
+            if only is not None and old.state != only:
+                return old
+            new = HostRecord(host=host, state=state, reason=reason[:MAX_TEXT], changed=now)  # type: ignore[arg-type]
+            operations: list[Operation] = [Put(host_key(host), encode(new))]
+            if node is not None:
+                record = decode(node.value, NodeRecord, node.key).replace(state=state, reason=new.reason)
+                operations.append(Put(node.key, encode(record), node.lease))
+            compares = [unchanged(host_key(host), _revision(decided)), unchanged(node_key(host), _revision(node))]
+            story = HistoryRecord(when=now, host=host, decision=decision or DECISIONS[state],
+                                  reason=new.reason or f"{old.state} before", leader=self.desk.leader.revision)
+            if await self.write(OF_HOST + host, story, compares, operations):
+                return new
+        raise Conflict(f"the record of {host} changes too fast")
+
+    async def set_paused(self, paused: bool, reason: str) -> PoolRecord:
+        """Stop automation, or let it go on. Raises :class:`Fenced`, :class:`Conflict`."""
+        return await self._set_pool("pause" if paused else "resume", reason, paused=paused, reason=reason[:MAX_TEXT])
+
+    async def set_rebalance(self, on: bool) -> PoolRecord:
+        """Whether sessions are moved by themselves to make room. Raises :class:`Fenced`, :class:`Conflict`."""
+        return await self._set_pool("rebalance_on" if on else "rebalance_off", "by hand", rebalance=on)
+
+    async def _set_pool(self, decision: str, why: str, **changes: object) -> PoolRecord:
+        registry, now = self.desk.registry, self.desk.clock.wall()
+        for _ in range(TRIES):
+            entry = await registry.get(POOL)
+            old = decode(entry.value, PoolRecord, POOL) if entry else PoolRecord()
+            new = old.replace(**changes, changed=now)
+            story = HistoryRecord(when=now, decision=decision, reason=why[:MAX_TEXT], leader=self.desk.leader.revision)
+            if await self.write(OF_POOL, story, [unchanged(POOL, _revision(entry))], [Put(POOL, encode(new))]):
+                return new
+        raise Conflict("the pool's settings change too fast")
+
+    async def note_loss(self, host: str) -> None:
+        """A node's record is gone: write it down, unless it left with a word or is back."""
+        if await self.desk.node(host) is not None:
+            return
+        stories = (await self.desk.registry.list(f"{HISTORY}{OF_HOST}{host}/@")).entries
+        last = max(stories, key=lambda entry: entry.mod_revision, default=None)
+        if last is None or decode(last.value, HistoryRecord, last.key).decision not in ("leave", "lose"):
+            await self.desk.note("lose", f"the lease of {host} has ended", host=host)
+
+    async def write(self, subject: str, story: HistoryRecord, compares: list[Compare],
+                     operations: list[Operation]) -> bool:
+        """One decision with its story; False when something changed meanwhile. Raises :class:`Fenced`."""
+        registry, fence = self.desk.registry, created(LEADER, self.desk.leader.revision)
+        key = note_key(subject, await registry.revision())
+        try:
+            result = await txn_certain(registry, [fence, *compares], [*operations, Put(key, encode(story))])
+        except NotFound:
+            return False  # the node's lease has ended this moment
+        elected = result.entries.get(LEADER)
+        if not result.succeeded and LEADER in result.entries and (
+                elected is None or elected.create_revision != self.desk.leader.revision):
+            raise Fenced(f"{self.desk.leader.host} leads no more: {story.decision} is not its to decide")
+        if result.succeeded:
+            self.desk.observe("decision", {"decision": story.decision})
+        return result.succeeded
+
+
+def _revision(entry: Entry | None) -> int:
+    return entry.mod_revision if entry else 0

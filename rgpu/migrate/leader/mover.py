@@ -1,0 +1,338 @@
+"""One move, driven: the shell around :data:`rgpu.migrate.move.coordinator.COORDINATOR`.
+
+Every command of the role is one method here, which does it and returns the
+event that follows. Nothing is decided in this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from rgpu.checkpoint.phases import Phases
+from rgpu.link.faults import fault
+from rgpu.migrate.leader.checks import MoveCheck
+from rgpu.migrate.leader.desk import Desk
+from rgpu.migrate.leader.nodes import ASK_SECONDS, MOVE_SECONDS, START_SECONDS, Progress
+from rgpu.migrate.move.coordinator import COORDINATOR, CoordinatorRole
+from rgpu.migrate.move.machine import Command, Event
+from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.records import ownership
+from rgpu.migrate.records.ownership import Decision, Held
+from rgpu.session.errors import (
+    Conflict,
+    Fenced,
+    MoveFailed,
+    NotFound,
+    PoolUnavailable,
+    Refused,
+    RgpuError,
+    UnknownOutcome,
+)
+
+log = structlog.get_logger(__name__)
+
+READ_AGAIN_SECONDS = 0.2
+SETTLE_TRIES = 3
+STATISTICS = ("rounds", "pages_total", "pages_sent", "bytes_sent", "bytes_pulled", "mismatched_pages", "repaired_bytes",
+              "sampled_pages", "sampled_mismatches")
+
+
+class Mover:
+    """A move of one session. Make one for each; :meth:`run` it once."""
+
+    def __init__(self, desk: Desk, name: str, *, check: MoveCheck | None = None, move: str = "",
+                 wishes: Wishes | None = None, on_progress: Progress | None = None) -> None:
+        """``check``: of a move that begins; without it ``move`` is an unfinished one to be finished or undone."""
+        self.desk = desk
+        self.name = name
+        self.role = CoordinatorRole()
+        self.move = move or f"move-{desk.new_id()}"
+        self.check = check
+        self.wishes = wishes or Wishes()
+        self.progress: dict[str, Any] = {}  #: what the source said last
+        self._on_progress = on_progress
+        self._cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._error: RgpuError | None = None
+        self._why = ""  #: what decided the move, for whoever asked for it
+        self._receiver: dict[str, Any] = {}
+        self._statistics: dict[str, Any] = {}
+        self._epoch = 0
+        self._source = self._destination = ""
+        self._began = desk.clock.monotonic()
+        self._phases = Phases(desk.clock.monotonic)
+        self._offered_at = self._settled_at = 0.0
+
+    def cancel(self, reason: str) -> None:
+        """Abort the move if it is not ready yet."""
+        if not self._cancelled.done():
+            self._cancelled.set_result(reason)
+
+    def involves(self, host: str) -> bool:
+        return host in (self._source, self._destination)
+
+    async def run(self) -> dict[str, Any]:
+        """Drive the move to its end; the statistics of ``rgpu migrate``.
+
+        Raises :class:`Refused` (or what a check raises) before anything was changed,
+        :class:`MoveFailed` when it was aborted, :class:`Fenced` when another leader took over.
+        """
+        event: Event | None = Event("start" if self.check else "resume")
+        while event is not None:
+            before = self.role.state
+            step = COORDINATOR.step(self.role, event)
+            if step.stale:
+                raise AssertionError(f"the move's table has no row for {event.kind} in {before}")
+            self.role, event = step.role, None
+            log.info("move", session=self.name, move=self.move, state=self.role.state, reason=self.role.reason)
+            for command in step.commands:
+                event = await self._do(command) or event
+        log.info("move ends", session=self.name, move=self.move, outcome=self.role.state, reason=self.role.reason)
+        return self._outcome()
+
+    async def _do(self, command: Command) -> Event | None:
+        done: Callable[[Command], Awaitable[Event | None]] = getattr(self, f"do_{command.do}")
+        fault(f"mover.{command.do}")
+        with self._phases.phase(command.do):
+            event = await done(command)
+        if fault(f"mover.{command.do}.done") == "lost":
+            return Event("unknown", reason="a test lost the answer")
+        return event
+
+    # -- the commands of the role, in the order of a good move --------------------
+    async def do_run_checks(self, command: Command) -> Event:
+        assert self.check is not None
+        try:
+            await self.check.run()
+        except RgpuError as error:
+            self._error = error
+            return Event("refused", reason=error.message)
+        record = self.check.held.record
+        self._epoch, self._source, self._destination = record.epoch, str(record.owner), self.check.host
+        return Event("passed", reason=self.check.reason)
+
+    async def do_write_begin(self, command: Command) -> Event:
+        assert self.check is not None
+        check = self.check
+        async with self.desk.placing:
+            try:
+                await check.still_fits()
+            except RgpuError as error:
+                self._error = error
+                return Event("refused", reason=error.message)
+            return await self._write(lambda held: ownership.begin_move(
+                held, epoch=self._epoch, move=self.move, node=check.node, device=check.device, leader=self.desk.leader,
+                now=self.desk.clock.wall(), reason=command.reason))
+
+    async def do_command_receive(self, command: Command) -> Event:
+        assert self.check is not None
+        args = {"session": self.name, "move": self.move, "epoch": self._epoch + 1,
+                "quota": self.check.held.record.quota, "device": self.check.device, "source": self._source}
+        return await self._command(self._destination, "move.receive", args, "received", START_SECONDS)
+
+    async def do_command_send(self, command: Command) -> Event:
+        args = {"session": self.name, "move": self.move, "wishes": self.wishes.as_dict(),
+                "host": self._destination, **{key: self._receiver.get(key) for key in ("address", "ticket", "secret")}}
+        event = await self._command(self._source, "move.send", args, "offered", MOVE_SECONDS)
+        self._offered_at = self.desk.clock.monotonic()
+        return event
+
+    @property
+    def replay_failed(self) -> bool:
+        """The move ended because its replay did not work out; copying may."""
+        return self.role.state == "aborted" and self._error is not None and bool(self._error.detail.get("replay"))
+
+    @property
+    def learned(self) -> float | None:
+        """The share of pages that a replay of this move got wrong; None: nothing was replayed."""
+        found = self._statistics
+        if found.get("mode") == "replay":
+            return int(found.get("mismatched_pages") or 0) / max(1, int(found.get("pages_total") or 0))
+        share = self._error.detail.get("mismatched") if self._error is not None else None
+        return min(max(float(share), 0.0), 1.0) if isinstance(share, int | float) else None
+
+    async def do_write_ready(self, command: Command) -> Event:
+        return await self._write(lambda held: ownership.move_ready(
+            held, epoch=self._epoch, move=self.move, leader=self.desk.leader, now=self.desk.clock.wall(),
+            reason=command.reason))
+
+    async def do_write_commit(self, command: Command) -> Event:
+        try:
+            node = await self.desk.node(self._destination)
+        except RgpuError as error:
+            return Event("unknown", reason=error.message)
+        if node is None:
+            return Event("refused", reason=f"the lease of {self._destination} has ended")
+        self._why = f"every page was verified on {self._destination}"
+        return await self._write(lambda held: ownership.commit(
+            held, epoch=self._epoch, move=self.move, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
+            reason=f"moved from {self._source} to {self._destination}{self._how()}: {command.reason}"))
+
+    async def do_write_abort(self, command: Command) -> Event:
+        self._why = command.reason
+        return await self._write(lambda held: ownership.abort(
+            held, epoch=self._epoch, move=self.move, leader=self.desk.leader, now=self.desk.clock.wall(),
+            reason=command.reason))
+
+    async def do_read_record(self, command: Command) -> Event:
+        """What the record says of this move; waits a little when the registry does not answer."""
+        try:
+            held = await self.desk.held(self.name)
+        except NotFound:
+            return Event("says_over", reason="the session is gone")
+        except RgpuError as error:
+            await asyncio.sleep(READ_AGAIN_SECONDS)
+            return Event("unknown", reason=error.message)
+        move = held.record.move
+        if move is None or move.id != self.move or not held.record.live:
+            return Event("says_over", reason=held.record.reason)
+        self._source, self._destination = move.source, move.destination
+        self._epoch = held.record.epoch - (move.state == "committed")
+        if move.state in ("committed", "aborted") and held.record.state != "running":
+            return Event("says_over", reason=held.record.reason)
+        if move.state in ("committed", "aborted"):
+            self._why = move.reason
+        return Event(f"says_{move.state}")
+
+    async def do_settle(self, command: Command) -> Event:
+        """Both sides read the record. A side whose node is gone has nothing left to settle."""
+        sides = [self._settle_one(self._destination), self._settle_one(self._source)]
+        done = await asyncio.gather(*sides)
+        return Event("settled" if all(done) else "unsettled", reason=command.reason)
+
+    async def _settle_one(self, host: str) -> bool:
+        try:
+            if await self.desk.node(host) is None:
+                return True
+            await self.desk.tell(host, "move.settle", {"session": self.name, "move": self.move}, epoch=self._epoch,
+                                 timeout=ASK_SECONDS, tries=SETTLE_TRIES)
+        except NotFound:
+            pass  # it has nothing of the session, so there is nothing to settle
+        except RgpuError as error:
+            log.warning("did not settle a move", host=host, session=self.name, move=self.move, reason=error.message)
+            return False
+        # The side that serves now ends the downtime, whoever it is.
+        if host == (self._destination if self.role.state == "settling" else self._source):
+            self._settled_at = self.desk.clock.monotonic()
+        return True
+
+    async def do_write_clear(self, command: Command) -> None:
+        epoch = self._epoch + (self.role.state == "committed")
+        try:
+            await self.desk.change(self.name, lambda held: ownership.clear_move(
+                held, epoch=epoch, move=self.move, leader=self.desk.leader, now=self.desk.clock.wall(),
+                reason=command.reason))
+        except RgpuError as error:  # the next leader, or the next tick, clears it
+            log.info("a settled move stays on record", session=self.name, move=self.move, reason=error.message)
+
+    # -- helpers --------------------------------------------------------------------
+    async def _write(self, decide: Callable[[Held], Decision]) -> Event:
+        """A decision as an event."""
+        try:
+            await self.desk.change(self.name, decide)
+            return Event("written")
+        except Conflict as error:
+            self._error = self._error or error
+            return Event("conflict", reason=error.message)
+        except Fenced as error:
+            if await self._leads_still():
+                return Event("refused", reason=error.message)
+            return Event("fenced", reason=error.message)
+        except (Refused, NotFound) as error:
+            self._error = self._error or error
+            return Event("refused", reason=error.message)
+        except (UnknownOutcome, PoolUnavailable) as error:
+            return Event("unknown", reason=error.message)
+
+    async def _leads_still(self) -> bool:
+        """A decision may be fenced by the session's epoch, or by another leader."""
+        from rgpu.migrate.membership.election import current_leader
+
+        try:
+            found = await current_leader(self.desk.registry)
+        except RgpuError:
+            return True  # not known: the role reads the record, and is fenced there if it must
+        return found is not None and found[1].revision == self.desk.leader.revision
+
+    async def _command(self, host: str, verb: str, args: dict[str, Any], done: str, timeout: float) -> Event:
+        """A command to a node, given up when the move is cancelled."""
+        tell = asyncio.ensure_future(self.desk.tell(host, verb, args, epoch=self._epoch, timeout=timeout,
+                                                    on_progress=self._progress))
+        either: list[asyncio.Future[Any]] = [tell, self._cancelled]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not tell.done():
+                return Event("cancel", reason=self._cancelled.result())
+            try:
+                result = tell.result()
+            except RgpuError as error:
+                self._error = error
+                return Event("failed", reason=f"{verb} on {host}: {error.message}")
+        finally:
+            tell.cancel()
+            await asyncio.gather(tell, return_exceptions=True)
+        if verb == "move.receive":
+            self._receiver = result
+        elif not result.get("verified"):
+            return Event("failed", reason=f"{host} does not say that every page was verified")
+        else:
+            self._statistics = result
+        return Event(done)
+
+    def _progress(self, values: dict[str, Any]) -> None:
+        self.progress = values
+        if self._on_progress is not None:
+            self._on_progress({"session": self.name, "move": self.move, **values})
+
+    def _outcome(self) -> dict[str, Any]:
+        """Statistics, or the error that stands for the end."""
+        result = self.statistics()
+        if self.role.state == "committed":
+            return result
+        if self.role.state == "refused":
+            raise self._error or Refused(self.role.reason)
+        if self.role.state == "fenced":
+            raise Fenced(f"another leader was elected and finishes the move of {self.name}", **result)
+        raise MoveFailed(f"{self.name} was not moved: {self._why or self.role.reason}", **result)
+
+    def _phases_ms(self) -> dict[str, float]:
+        """The move's steps in order, and below `send.` and `receive.` what the two workers say of theirs."""
+        inner = {f"{side}.{name}": float(ms) for side, said in (("receive", self._receiver), ("send", self._statistics))
+                 for name, ms in (said.get("phases_ms") or {}).items()}
+        return {**self._phases.ms(), **inner}
+
+    def _how(self) -> str:
+        """For the history: the mode, and what a replay got wrong. Empty for a leader that only finishes the move."""
+        found = self._statistics
+        if found.get("mode") != "replay":
+            return f" by {found['mode']}" if found.get("mode") else ""
+        if not found.get("mismatched_pages"):
+            return " by replay, every page of it right"
+        return (f" by replay, {found['mismatched_pages']} of {found.get('pages_total')} pages repaired "
+                f"({found.get('repaired_bytes')} bytes)")
+
+    def statistics(self) -> dict[str, Any]:
+        """What ``rgpu migrate -o json`` shows; times in ms."""
+        committed = self.role.state == "committed"
+        found = self._statistics
+        downtime = 0.0
+        if found:
+            downtime = float(found.get("pause_ms", 0.0))
+            if self._settled_at:
+                downtime += max(0.0, self._settled_at - self._offered_at) * 1000
+        return {
+            "session": self.name, "move": self.move, "outcome": self.role.state,
+            "reason": self._why or self.role.reason,
+            "from": self._source, "to": self._destination, "epoch": self._epoch + committed,
+            "mode": str(found.get("mode") or self.wishes.mode), "why": str(found.get("why") or ""),
+            "expected": dict(found.get("expected") or {}),
+            "downtime_ms": round(downtime, 3), "brownout_ms": round(float(found.get("brownout_ms", 0.0)), 3),
+            "total_ms": round((self.desk.clock.monotonic() - self._began) * 1000, 3),
+            **{key: int(found.get(key, 0)) for key in STATISTICS}, "verified": bool(found.get("verified", False)),
+            "pages_by": str(found.get("pages_by") or "stream"), "pages_why": str(found.get("pages_why") or ""),
+            "spare": bool(self._receiver.get("spare")), "phases_ms": self._phases_ms(),
+            "page_rounds": list(found.get("page_rounds") or []),
+        }

@@ -1,0 +1,242 @@
+"""Bringing a session back: another worker at epoch + 1, from the named image (DESIGN decision 10, OWNERSHIP 9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from rgpu.link.faults import fault
+from rgpu.migrate.leader.desk import Desk
+from rgpu.migrate.leader.nodes import ASK_SECONDS, IMAGE_SECONDS
+from rgpu.migrate.records import losses, ownership
+from rgpu.migrate.records.ownership import Decision, Held, Node
+from rgpu.migrate.records.schema import MAX_TEXT, Failure, ImageName
+from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
+from rgpu.migrate.scheduling.placement import Choice, Place, Request, request_for
+from rgpu.session.devices import parts
+from rgpu.session.errors import (
+    Conflict,
+    Corrupt,
+    DeviceError,
+    Fenced,
+    LinkError,
+    NotFound,
+    RecoveryFailed,
+    Refused,
+    RgpuError,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnreachable,
+    TimedOut,
+)
+
+log = structlog.get_logger(__name__)
+
+#: Starts in a row for one loss; then the session waits for the next tick, or is given up.
+START_TRIES = 4
+#: Errors of a start that lie in what is restored, not in where.
+CONTENT_ERRORS = (Corrupt, StoreError, DeviceError, RecoveryFailed)
+
+
+@dataclass
+class Attempt:
+    """What one recovery has learned so far. ``failure``: the loss to be answered; None once it is on record."""
+
+    why: str
+    failure: Failure | None = None
+    host: str | None = None
+    device: str | None = None  #: of that host, where one was chosen
+    image: ImageName | None = None
+    failed_hosts: set[str] = field(default_factory=set)
+
+
+class Recovery:
+    """Recovers one session at a time; the caller holds the session's lock."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    async def run(self, name: str, why: str, failure: Failure | None = None, *, host: str | None = None,
+                  device: str | None = None, image: ImageName | None = None, asked: bool = False) -> Held | None:
+        """The session runs again, or None: it waits for a place, or it was given up; its record says why.
+
+        A parked session is brought back in the same way; while there is no place it stays parked.
+        ``asked``: somebody waits for it; otherwise it is automation, which an operator may have paused.
+
+        Raises :class:`Fenced`, :class:`PoolUnavailable`, :class:`UnknownOutcome`.
+        """
+        attempt = Attempt(why, failure, host, device, image)
+        for _ in range(START_TRIES):
+            held = await self.desk.held(name)
+            if not held.record.live and held.record.parked is None:
+                return None
+            if attempt.failure is not None and losses.on_record(held.record, attempt.failure):
+                attempt.failure = None
+            if not held.record.recover:
+                await self._give_up(held, f"{why}; it runs with --recover off, so nothing was kept")
+                return None
+            if attempt.failure is not None and losses.next_place(held.record, attempt.failure) == "none":
+                await self._give_up(held, losses.why_not(held.record, attempt.failure))
+                return None
+            try:
+                if not asked and (pause := await self.desk.paused()) is not None:
+                    await self._wait(held, attempt, f"{why}; {pause}")
+                    return None
+                placed = await self._place(held, attempt)
+            except Conflict:
+                continue  # something came between: look again
+            if placed is None:
+                return None
+            running = await self._start(*placed, attempt)
+            if running is not None:
+                return running
+        held = await self.desk.held(name)
+        if held.record.parked is None:
+            await self._wait(held, attempt, f"{why}; no node could start it")
+        return None
+
+    async def returned(self, name: str) -> Held | None:
+        """The session, if its owner is back and still has it (it was only out of reach)."""
+        held = await self.desk.held(name)
+        node = await self.desk.node(held.record.owner)
+        record = held.record
+        if record.state not in ownership.FROM["started"] or node is None \
+                or node.record.incarnation != record.incarnation:
+            return None
+        try:
+            seen = await self.desk.tell(node.record.host, "worker.describe", {"session": name}, epoch=record.epoch,
+                                        timeout=ASK_SECONDS)
+        except Fenced:
+            raise
+        except RgpuError:
+            return None
+        if int(seen.get("epoch", 0)) != record.epoch or seen.get("state") not in ("running", "paused"):
+            return None
+        now = self.desk.clock.wall()
+        held = await self.desk.change(name, lambda h: ownership.started(
+            h, epoch=record.epoch, node=node, leader=self.desk.leader, now=now,
+            reason=f"{node.record.host} is back and still has it"))
+        if held.record.move is not None or seen.get("state") == "paused":
+            move = held.record.move.id if held.record.move else ""
+            await self.desk.suggest(node.record.host, "move.settle", {"session": name, "move": move},
+                                    epoch=record.epoch)
+        return held
+
+    # -- one start ----------------------------------------------------------------
+    async def _place(self, held: Held, attempt: Attempt) -> tuple[Held, Node, Choice] | None:
+        """The record names another owner at epoch + 1, or the session waits."""
+        old = held.record
+        async with self.desk.placing:
+            try:
+                choice = await self._choose(held, attempt)
+                node = await self.desk.node(choice.host)
+                if node is None:
+                    raise Refused(f"{choice.host} has just left the pool")
+                fault("recovery.place")
+                held = await self.desk.apply(self._decide(held, node, choice, attempt))
+            except Fenced:
+                raise
+            except (Refused, NotFound) as error:
+                if old.parked is not None:
+                    return None  # it stays parked: the queue looks again
+                await self._wait(held, attempt, f"{attempt.why}; {error.message}")
+                return None
+        fault("recovery.place.done")
+        attempt.failure = None  # it is on record now
+        before = old.parked.host if old.parked else old.owner
+        if before not in (None, choice.host):
+            await self.desk.suggest(before, "worker.forget", {"session": old.name, "epoch": old.epoch,
+                                    "reason": attempt.why}, epoch=held.record.epoch, timeout=2.0)
+        return held, node, choice
+
+    def _decide(self, held: Held, node: Node, choice: Choice, attempt: Attempt) -> Decision:
+        leader, now, reason = self.desk.leader, self.desk.clock.wall(), f"{attempt.why}; {choice.reason}"
+        if held.record.parked is not None:
+            return ownership.resume(held, epoch=held.record.epoch, node=node, device=choice.device, leader=leader,
+                                    now=now, reason=reason)
+        return ownership.recover(held, epoch=held.record.epoch, node=node, device=choice.device,
+                                 failure=attempt.failure, leader=leader, now=now, image=attempt.image, reason=reason)
+
+    async def _choose(self, held: Held, attempt: Attempt) -> Choice:
+        """The same device again if that is allowed and it has it; the best one otherwise."""
+        record, snapshot = held.record, await self.desk.snapshot()
+        failures = losses.count_failure(record, attempt.failure) if attempt.failure else record.failures
+        forbidden = losses.barred(record, failures)
+        avoid: set[Place] = {(forbidden[0], one) for one in parts(forbidden[1])} if forbidden else set()
+
+        def request(host: str | None, device: str | None) -> Request:
+            return request_for(record, host=host, device=device, avoid=avoid, avoid_hosts=attempt.failed_hosts)
+
+        if attempt.host is not None:
+            return place(snapshot, request(attempt.host, attempt.device))
+        if attempt.failure is not None:
+            try:
+                return place(snapshot, request(record.owner, record.device))
+            except (Refused, NotFound):
+                pass
+        try:
+            return place(snapshot, request(None, None))
+        except (Refused, NotFound):
+            if not avoid or not losses.only_avoided(record, failures):
+                raise
+        avoid.clear()
+        return place(snapshot, request(None, None))
+
+    async def _start(self, held: Held, node: Node, choice: Choice, attempt: Attempt) -> Held | None:
+        record = held.record
+        args = {"session": record.name, "epoch": record.epoch, "quota": record.quota, "device": choice.device,
+                "image": record.image.name if record.image else None, "recover": record.recover}
+        fault("recovery.start")
+        try:
+            result = await self.desk.tell(choice.host, "worker.start", args, epoch=record.epoch, timeout=IMAGE_SECONDS,
+                                          tries=2)
+        except Fenced as error:
+            if await self._over(record.name, record.epoch):
+                return None
+            raise error
+        except (StoreUnreachable, StoreDenied, StoreFull) as error:  # of that host's store, now: nothing is lost by it
+            log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
+            attempt.failed_hosts.add(choice.host)
+        except CONTENT_ERRORS as error:
+            attempt.failure = Failure(host=choice.host, device=choice.device, when=self.desk.clock.wall(),
+                                      reason=f"its start failed: {error.message}"[:MAX_TEXT], epoch=record.epoch)
+        except (LinkError, TimedOut, RgpuError) as error:
+            log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
+            attempt.failed_hosts.add(choice.host)
+        else:
+            fault("recovery.start.done")
+            return await self.desk.change(record.name, lambda h: ownership.started(
+                h, epoch=record.epoch, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
+                reason=f"{attempt.why}; on {choice.host} from position {result.get('position', 0)}{_warned(result)}"))
+        attempt.why = f"{attempt.why}; {choice.host} could not start it"
+        return None
+
+    async def _over(self, name: str, epoch: int) -> bool:
+        """Whether a node's refusal only says that the session moved on."""
+        held = await self.desk.find(name)
+        return held is None or held.record.epoch != epoch
+
+    # -- no start -------------------------------------------------------------------
+    async def _wait(self, held: Held, attempt: Attempt, why: str) -> None:
+        """Nothing is lost while it waits: the epoch stays, and a returning owner goes on."""
+        if held.record.state == "recovering" and attempt.failure is None and held.record.reason == why:
+            return
+        await self.desk.change(held.record.name, lambda h: ownership.lost(
+            h, epoch=held.record.epoch, failure=attempt.failure, leader=self.desk.leader,
+            now=self.desk.clock.wall(), reason=why))
+        attempt.failure = None
+
+    async def _give_up(self, held: Held, why: str) -> None:
+        log.error("given up", session=held.record.name, why=why)
+        owner, epoch = held.record.owner, held.record.epoch
+        await self.desk.change(held.record.name, lambda h: ownership.fail(
+            h, epoch=epoch, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why))
+        await self.desk.suggest(owner, "session.drop", {"session": held.record.name, "reason": why}, epoch=epoch)
+
+
+def _warned(result: dict[str, Any]) -> str:
+    """What a start had to say about images that it could not use."""
+    return "".join(f"; {text}" for text in result.get("warnings") or [])[:2000]

@@ -1,0 +1,134 @@
+"""A client host that is silent for longer than its grace: checkpointed, parked in that image, ended (OWNERSHIP 9).
+
+A worker knows since when no agent's host was heard, on a clock that runs on while daemons are frozen or restarted; its
+node tells the leader, again and again. The leader writes the beginning into the session's record, so that it outlives
+the worker, the node and the leader. :func:`decide` is pure:
+
+==================================================  ==================================================================
+what is known                                       what follows
+==================================================  ==================================================================
+the agent is heard                                  the record forgets its silence
+silent for less than the grace                      the record names since when; asked again when the grace is over
+a worker's first SETTLE_SECONDS                     the same: an agent that looks for its owner needs a moment
+silent for the grace                                an image is taken; if the agent is still not heard then: ended
+==================================================  ==================================================================
+
+A worker that never had an agent (of a recovery, a move) does not begin the count anew: the record's word counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+
+from rgpu.migrate.leader.nodes import ASK_SECONDS
+from rgpu.migrate.records import ownership
+from rgpu.migrate.records.ownership import Held
+from rgpu.migrate.records.schema import SessionRecord
+from rgpu.session.errors import Fenced, RgpuError
+
+if TYPE_CHECKING:
+    from rgpu.migrate.leader.coordinator import Coordinator
+
+log = structlog.get_logger(__name__)
+
+AGENT_GRACE = 600.0  #: seconds, where neither the session nor the pool says another number
+SETTLE_SECONDS = 15.0  #: that a worker which never had an agent waits for one, however long the silence before it was
+NOTICED_SECONDS = 5.0  #: shorter silences (an agent attaches anew) are nobody's business
+LONGEST_WAIT = 60.0  #: s until a silent session is looked at again
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """What a worker says: for how long no agent's host was heard (0: it is), and whether one ever was, by it."""
+
+    seconds: float
+    had_agent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``since``: when the silence began, by the leader's clock; 0: there is none. ``wait``: ask again after it, s."""
+
+    action: Literal["none", "note", "end"]
+    since: float = 0.0
+    wait: float = LONGEST_WAIT
+
+
+def decide(record: SessionRecord, quiet: Quiet, now: float, grace: float) -> Verdict:
+    """See the module docstring. ``grace``: the pool's, where the session asked for none."""
+    if quiet.seconds < NOTICED_SECONDS:
+        return Verdict("note" if record.silent_since and quiet.had_agent else "none")
+    since, grace = now - quiet.seconds, grace_of(record, grace)
+    if record.silent_since and not quiet.had_agent:
+        since = min(since, record.silent_since)
+    left = max(grace - (now - since), 0.0 if quiet.had_agent else min(SETTLE_SECONDS, grace) - quiet.seconds)
+    if left <= 0:
+        return Verdict("end", since)
+    known = record.silent_since and abs(record.silent_since - since) < NOTICED_SECONDS
+    return Verdict("none" if known else "note", since, min(LONGEST_WAIT, left))
+
+
+def grace_of(record: SessionRecord, grace: float) -> float:
+    """How long the session's client host may be silent, s."""
+    return record.wants.client_grace or grace
+
+
+class Silence:
+    """The leader's part. Automation: an operator's pause holds up the end, not the note."""
+
+    def __init__(self, coordinator: Coordinator, grace: float) -> None:
+        self.coordinator, self.grace = coordinator, grace
+        self.desk = coordinator.desk
+
+    async def told(self, name: str, host: str, epoch: int, quiet: Quiet) -> float:
+        """A node says how quiet it is around a session of its; after how many seconds it is to say so again."""
+        verdict = decide((await self.desk.held(name)).record, quiet, self.desk.clock.wall(), self.grace)
+        if verdict.action == "note":
+            await self._note(name, host, epoch, verdict.since)
+        elif verdict.action == "end":
+            if (pause := await self.desk.paused()) is not None:
+                log.info("a silent client's session is left alone", session=name, reason=pause)
+                return LONGEST_WAIT
+            await self._end(name, host, epoch, verdict.since)
+        return verdict.wait
+
+    async def _note(self, name: str, host: str, epoch: int, since: float) -> None:
+        async with self.coordinator.session_lock(name):
+            held = await self.desk.held(name)
+            if self._theirs(held, host, epoch):
+                await self.desk.change(name, lambda h: ownership.silence(
+                    h, epoch=epoch, since=since, leader=self.desk.leader, now=self.desk.clock.wall(),
+                    reason="its client host is silent" if since else "its client host is heard again"))
+
+    async def _end(self, name: str, host: str, epoch: int, since: float) -> None:
+        async with self.coordinator.imaging_lock(name), self.coordinator.session_lock(name):
+            if not self._theirs(await self.desk.held(name), host, epoch):
+                return
+            try:
+                parked = f"parked in image {(await self.coordinator.checkpoint_now(name))['image']}"
+            except Fenced:
+                raise
+            except RgpuError as error:
+                parked = f"no image could be taken: {error.message}"
+            if await self._back(name, host, epoch):
+                log.info("a silent client came back while its session was checkpointed", session=name)
+                return
+            seconds = self.desk.clock.wall() - since
+            await self.coordinator.end_epoch(name, epoch, f"its client host was silent for {seconds:.0f} s; {parked}")
+
+    async def _back(self, name: str, host: str, epoch: int) -> bool:
+        """Whether the agent is heard by now."""
+        try:
+            seen = await self.desk.tell(host, "worker.describe", {"session": name}, epoch=epoch, timeout=ASK_SECONDS)
+        except Fenced:
+            raise
+        except RgpuError:
+            return False
+        return bool(seen.get("attached")) and float(seen.get("silent_s") or 0.0) < NOTICED_SECONDS
+
+    def _theirs(self, held: Held, host: str, epoch: int) -> bool:
+        record = held.record
+        return (record.owner, record.epoch, record.state) == (host, epoch, "running")

@@ -1,0 +1,397 @@
+"""Every change of a session's record, as pure decisions (OWNERSHIP 2, 5, 6, 9).
+
+Each function looks at the record as it was read and returns a
+:class:`Decision`: the transaction that makes it true, and the reason; or it
+raises :class:`Refused` (:class:`Fenced` where the asker's knowledge is over).
+The transaction compares the revision of the record that was read, so any
+other change in between makes it fail; then the asker reads and decides anew.
+
+=============  ================  ============================  ======================================
+decision       who               from                          to
+=============  ================  ============================  ======================================
+create         leader            no record, or ended           starting, epoch + 1; its queue record goes
+started        leader            starting, recovering          running
+lost           leader            any live state                recovering, same epoch: waits for a place
+recover        leader            any live state                recovering, another owner, epoch + 1
+begin_move     leader            running                       moving, move preparing
+move_ready     leader            moving, preparing             moving, move ready
+commit         leader            moving, ready                 running, destination owns, epoch + 1
+abort          leader or source  moving                        running, move aborted
+clear_move     leader            running, move decided         running, no move
+silence        leader            running                       same, since when its client's host is silent
+publish_image  leader or owner   running, moving               same, image named
+adopt          owner's host      any live state                same, the owner's new incarnation
+park           leader            running, image named          parked, no owner, same epoch
+resume         leader            parked                        recovering, an owner, epoch + 1
+fail           leader            any live state                failed
+end            leader            any but ended                 ended, no owner
+=============  ================  ============================  ======================================
+
+The leader's transactions also compare the create revision of
+``election/leader``; those that give a session to a node compare the create
+revision of ``nodes/HOST`` (a new incarnation creates the key anew). A name has a session
+or a place in the queue, never both: ``create`` compares ``queue/NAME`` and deletes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rgpu.migrate.records import losses
+from rgpu.migrate.records.schema import (
+    LEADER,
+    MAX_OLDER,
+    MAX_TEXT,
+    Failure,
+    HistoryRecord,
+    ImageName,
+    MoveRecord,
+    NodeRecord,
+    Parked,
+    Program,
+    SessionRecord,
+    Wants,
+    encode,
+    history_key,
+    node_key,
+    queue_key,
+    session_key,
+)
+from rgpu.migrate.registry.base import Compare, Delete, Operation, Put, created, unchanged
+from rgpu.session.errors import AlreadyExists, Fenced, Refused
+
+#: The states that each decision may start from; None stands for "there is no record".
+FROM: dict[str, frozenset[str | None]] = {
+    "create": frozenset({None, "ended"}),
+    "started": frozenset({"starting", "recovering"}),
+    "lost": frozenset({"starting", "running", "moving", "recovering"}),
+    "recover": frozenset({"starting", "running", "moving", "recovering"}),
+    "begin_move": frozenset({"running"}),
+    "move_ready": frozenset({"moving"}),
+    "commit": frozenset({"moving"}),
+    "abort": frozenset({"moving"}),
+    "clear_move": frozenset({"running"}),
+    "silence": frozenset({"running"}),
+    "publish_image": frozenset({"running", "moving"}),
+    "adopt": frozenset({"starting", "running", "moving", "recovering"}),
+    "park": frozenset({"running"}),
+    "resume": frozenset({"parked"}),
+    "fail": frozenset({"starting", "running", "moving", "recovering"}),
+    "end": frozenset({"starting", "running", "moving", "recovering", "parked", "failed"}),
+}
+
+#: How many images behind the newest one the agents keep their journals for: 0 cuts them at the newest
+#: image; with 1 a damaged newest image costs nothing, and journals are about twice as long.
+SPARE_IMAGES = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who decides: the fencing token of the elected leader."""
+
+    host: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A session's record as it was read."""
+
+    record: SessionRecord
+    revision: int  #: mod revision
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node's record as it was read."""
+
+    record: NodeRecord
+    revision: int  #: create revision
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A transaction, the record it makes, and why."""
+
+    name: str
+    compares: tuple[Compare, ...]
+    operations: tuple[Operation, ...]
+    record: SessionRecord
+    reason: str
+
+
+def create(held: Held | None, *, name: str, node: Node, device: str, quota: int, agent: str, program: Program,
+           recover: bool, leader: Leader, now: float, reason: str, wants: Wants | None = None,
+           queued: int = 0) -> Decision:
+    """A new session on ``node``. Raises :class:`AlreadyExists` while the name is taken.
+
+    ``queued``: mod revision of ``queue/NAME`` as it was read; 0: it did not wait.
+    """
+    if held is not None and held.record.state != "ended":
+        hint = "; `rgpu kill` it to free the name" if held.record.state == "failed" else ""
+        raise AlreadyExists(f"there is a session {name} already, it is {held.record.state}{hint}", session=name)
+    found = node.record.all_of(device)
+    if not found:
+        raise Refused(f"{node.record.host} has no device {device}")
+    record = SessionRecord(
+        name=name, state="starting", owner=node.record.host, incarnation=node.record.incarnation,
+        epoch=held.record.epoch + 1 if held else 1, quota=quota, agent=agent, device=device, needs=found[0].needs(),
+        recover=recover, program=program, created=now, changed=now, reason=reason, wants=wants or Wants())
+    decision = _decide("create", held, record, leader, now, reason, nodes=[node])
+    waited = (Delete(queue_key(name)),) if queued else ()
+    return replace(decision, compares=(*decision.compares, unchanged(queue_key(name), queued)),
+                   operations=(*decision.operations, *waited))
+
+
+def started(held: Held, *, epoch: int, node: Node, leader: Leader, now: float, reason: str) -> Decision:
+    """The owner's worker can be attached to."""
+    _check("started", held, epoch)
+    _owns(held, node)
+    record = held.record.replace(state="running", reason=reason, running_since=now)
+    return _decide("started", held, record, leader, now, reason, nodes=[node])
+
+
+def lost(held: Held, *, epoch: int, failure: Failure | None, leader: Leader, now: float, reason: str) -> Decision:
+    """The owner is gone and no place is known yet. The epoch stays: if the owner returns first, it goes on."""
+    _check("lost", held, epoch)
+    failures = held.record.failures if failure is None else losses.count_failure(held.record, failure)
+    record = held.record.replace(state="recovering", move=_aborted(held.record, reason), reason=reason,
+                                 failures=failures)
+    return _decide("lost", held, record, leader, now, reason)
+
+
+def recover(held: Held, *, epoch: int, node: Node, device: str, failure: Failure | None, leader: Leader, now: float,
+            reason: str, image: ImageName | None = None) -> Decision:
+    """Another owner at epoch + 1, from ``image`` (default: the one that the record names).
+
+    Raises :class:`Refused` when the session is not recoverable, was lost too often at one
+    position, or the image is older than what the agent may have cut its journal to.
+    """
+    _check("recover", held, epoch)
+    old = held.record
+    if not old.recover:
+        raise Refused(f"{old.name} runs with --recover off: nothing is kept that it could be brought back from")
+    if image is not None and image.position < old.journal_from:
+        raise Refused(f"image {image.name} stands at position {image.position}, and the journal before "
+                      f"{old.journal_from} was cut: a live program cannot be rolled back", image=image.name)
+    failures = old.failures
+    if failure is not None:
+        failures = losses.count_failure(old, failure)
+        if losses.after(old, failures) == "none":
+            raise Refused(f"{old.name} was {losses.why_not(old, failure)}", losses=len(failures))
+    if losses.touches(losses.barred(old, failures), node.record.host, device) \
+            and not losses.only_avoided(old, failures):
+        raise Refused(f"the second loss in one place needs another device than {device} of {node.record.host}")
+    record = old.replace(
+        state="recovering", owner=node.record.host, incarnation=node.record.incarnation, epoch=old.epoch + 1,
+        device=device, image=image or old.image, move=_aborted(old, reason), reason=reason, failures=failures)
+    return _decide("recover", held, record, leader, now, reason, nodes=[node])
+
+
+def begin_move(held: Held, *, epoch: int, move: str, node: Node, device: str, leader: Leader, now: float,
+               reason: str) -> Decision:
+    """The session begins to move; source and destination may be commanded after it."""
+    _check("begin_move", held, epoch)
+    if held.record.owner == node.record.host:
+        raise Refused(f"{held.record.name} is on {node.record.host} already")
+    record = held.record.replace(state="moving", reason=reason, move=MoveRecord(
+        id=move, source=str(held.record.owner), destination=node.record.host, device=device,
+        destination_incarnation=node.record.incarnation, reason=reason, started=now))
+    return _decide("begin_move", held, record, leader, now, reason, nodes=[node])
+
+
+def move_ready(held: Held, *, epoch: int, move: str, leader: Leader, now: float, reason: str) -> Decision:
+    """The source is paused and the destination has verified every page."""
+    _check("move_ready", held, epoch)
+    current = _move(held, move, "preparing")
+    record = held.record.replace(move=current.replace(state="ready", reason=reason), reason=reason)
+    return _decide("move_ready", held, record, leader, now, reason)
+
+
+def commit(held: Held, *, epoch: int, move: str, node: Node, leader: Leader, now: float, reason: str) -> Decision:
+    """The commit point (OWNERSHIP 2): the destination owns the session from here on."""
+    _check("commit", held, epoch)
+    current = _move(held, move, "ready")
+    if node.record.host != current.destination or node.record.incarnation != current.destination_incarnation:
+        raise Fenced(f"{current.destination} has restarted since it received {held.record.name}: what it held is gone")
+    record = held.record.replace(
+        state="running", owner=current.destination, incarnation=current.destination_incarnation, epoch=epoch + 1,
+        device=current.device, move=current.replace(state="committed", reason=reason), reason=reason, moved=now)
+    return _decide("commit", held, record, leader, now, reason, nodes=[node])
+
+
+def abort(held: Held, *, epoch: int, move: str, now: float, reason: str, leader: Leader | None = None,
+          source: str | None = None) -> Decision:
+    """The commit's rival: by the leader, or by the source when its promised downtime runs out."""
+    _check("abort", held, epoch)
+    current = _move(held, move, None)
+    if leader is None and source != current.source:
+        raise Refused(f"only the leader and the source {current.source} may abort move {move}")
+    record = held.record.replace(state="running", reason=reason, move=current.replace(state="aborted", reason=reason))
+    return _decide("abort", held, record, leader, now, reason)
+
+
+def clear_move(held: Held, *, epoch: int, move: str, leader: Leader, now: float, reason: str) -> Decision:
+    """Both sides of a decided move have obeyed: nothing of it is left to do."""
+    _check("clear_move", held, epoch)
+    if held.record.move is None or held.record.move.id != move:
+        raise Fenced(f"move {move} of {held.record.name} is not the one on record")
+    return _decide("clear_move", held, held.record.replace(move=None), leader, now, reason)
+
+
+def silence(held: Held, *, epoch: int, since: float, leader: Leader, now: float, reason: str) -> Decision:
+    """Since when its client's host is silent; 0: it is heard."""
+    _check("silence", held, epoch)
+    return _decide("silence", held, held.record.replace(silent_since=since), leader, now, reason)
+
+
+def publish_image(held: Held, *, owner: str, epoch: int, image: ImageName, now: float, reason: str,
+                  leader: Leader | None = None) -> Decision:
+    """The image counts from here on, and the journal may be cut to it (OWNERSHIP 5)."""
+    _check("publish_image", held, epoch)
+    old = held.record
+    if old.owner != owner:
+        raise Fenced(f"{owner} does not own {old.name}; {old.owner} does", owner=old.owner)
+    if image.epoch != epoch:
+        raise Fenced(f"image {image.name} was taken at epoch {image.epoch}; this is {epoch}")
+    if old.image is not None and image.position < old.image.position:
+        raise Refused(f"image {image.name} stands at {image.position}, behind {old.image.name} at {old.image.position}")
+    earlier = [] if old.image is None else [old.image, *old.older]
+    older = [found for found in earlier if found.name != image.name][:MAX_OLDER]
+    # Up to the image that is SPARE_IMAGES behind; never back: what an agent was once allowed to cut is gone.
+    named = [image, *older][SPARE_IMAGES:]
+    cut = max(old.journal_from, named[0].position) if named else old.journal_from
+    return _decide("publish_image", held, old.replace(image=image, older=older, cut=cut), leader, now, reason)
+
+
+def adopt(held: Held, *, epoch: int, node: Node | NodeRecord, now: float, reason: str) -> Decision:
+    """The owner's daemon was restarted and found the worker alive: the record names its new incarnation.
+
+    Done by that daemon before it registers itself, so that the leader finds nothing lost.
+    """
+    _check("adopt", held, epoch)
+    record = node.record if isinstance(node, Node) else node
+    if held.record.owner != record.host:
+        raise Fenced(f"{record.host} does not own {held.record.name}; {held.record.owner} does")
+    changed = held.record.replace(incarnation=record.incarnation)
+    return _decide("adopt", held, changed, None, now, reason)
+
+
+def park(held: Held, *, epoch: int, favour: str, leader: Leader, now: float, reason: str,
+         store: str = "") -> Decision:
+    """Its place goes to ``favour``: from here on the owner's worker owns nothing, and is told to go.
+
+    What the program did since the image is in its agent's journal; what the worker still answers
+    until it goes is as it was before (the agent has the answers, and a replay is compared with them).
+    ``store``: the one that the image is in, as its node names it.
+    Raises :class:`Refused` where nothing is kept that it could be brought back from.
+    """
+    _check("park", held, epoch)
+    old = held.record
+    if not old.recover or old.image is None:
+        raise Refused(f"{old.name} cannot be parked: "
+                      f"{'it runs with --recover off' if not old.recover else 'it has no image'}")
+    if old.image.epoch != epoch:
+        raise Refused(f"{old.name} cannot be parked: its newest image is of epoch {old.image.epoch}, not {epoch}")
+    if old.move is not None:
+        raise Refused(f"{old.name} cannot be parked: move {old.move.id} is not settled on both sides")
+    record = old.replace(state="parked", owner=None, reason=reason, parked=Parked(
+        host=str(old.owner), device=old.device, epoch=epoch, when=now, favour=favour, store=store))
+    return _decide("park", held, record, leader, now, reason)
+
+
+def resume(held: Held, *, epoch: int, node: Node, device: str, leader: Leader, now: float, reason: str) -> Decision:
+    """A parked session has a place again: it is brought back there as after a loss."""
+    _check("resume", held, epoch)
+    record = held.record.replace(
+        state="recovering", owner=node.record.host, incarnation=node.record.incarnation, epoch=epoch + 1,
+        device=device, parked=None, reason=reason)
+    return _decide("resume", held, record, leader, now, reason, nodes=[node])
+
+
+def fail(held: Held, *, epoch: int, leader: Leader, now: float, reason: str) -> Decision:
+    """Given up, with its reason; image and journal are kept."""
+    _check("fail", held, epoch)
+    record = held.record.replace(state="failed", owner=None, move=_aborted(held.record, reason), reason=reason)
+    return _decide("fail", held, record, leader, now, reason)
+
+
+def end(held: Held, *, leader: Leader, now: float, reason: str) -> Decision:
+    """The program ended, or the session is killed."""
+    _check("end", held, held.record.epoch)
+    record = held.record.replace(state="ended", owner=None, move=_aborted(held.record, reason), reason=reason,
+                                 parked=None)
+    return _decide("end", held, record, leader, now, reason)
+
+
+# -- the registry as a whole ----------------------------------------------------------
+
+
+def went_back(*, seen_cluster: str, cluster: str, seen_revision: int, revision: int, seen_epoch: int = 0,
+              epoch: int = 0) -> str | None:
+    """Why this registry is not the one that was seen before (OWNERSHIP 10), None while it is.
+
+    Automation pauses on a reason. ``seen_epoch``: the highest that an agent or worker showed.
+    """
+    if cluster != seen_cluster:
+        return f"the registry's identity changed from {seen_cluster} to {cluster}"
+    if revision < seen_revision:
+        return f"the registry went back from revision {seen_revision} to {revision}"
+    if epoch < seen_epoch:
+        return f"epoch {seen_epoch} was seen, and the registry says {epoch}"
+    return None
+
+
+# -- shared parts ------------------------------------------------------------------
+
+
+def _check(name: str, held: Held, epoch: int) -> None:
+    if held.record.epoch != epoch:
+        raise Fenced(f"{held.record.name} is at epoch {held.record.epoch}; {epoch} is over", epoch=held.record.epoch)
+    if held.record.state not in FROM[name]:
+        allowed = ", ".join(sorted(state for state in FROM[name] if state))
+        raise Refused(f"{held.record.name} is {held.record.state} ({held.record.reason}); {name} needs: {allowed}",
+                      state=held.record.state)
+
+
+def _move(held: Held, move: str, state: str | None) -> MoveRecord:
+    current = held.record.open_move
+    if current is None or current.id != move:
+        raise Fenced(f"move {move} of {held.record.name} is over")
+    if state is not None and current.state != state:
+        raise Refused(f"move {move} of {held.record.name} is {current.state}, not {state}")
+    return current
+
+
+def _owns(held: Held, node: Node) -> None:
+    if (held.record.owner, held.record.incarnation) != (node.record.host, node.record.incarnation):
+        raise Fenced(f"{node.record.host} in this incarnation does not own {held.record.name}")
+
+
+def _aborted(record: SessionRecord, reason: str) -> MoveRecord | None:
+    """An open move ends with whatever takes the session out of ``moving``."""
+    return record.move.replace(state="aborted", reason=reason) if record.open_move and record.move else record.move
+
+
+def _decide(name: str, held: Held | None, record: SessionRecord, leader: Leader | None, now: float, reason: str,
+            nodes: Sequence[Node] = ()) -> Decision:
+    record = record.replace(changed=now, reason=record.reason[:MAX_TEXT])
+    if record.move is not None:
+        record = record.replace(move=record.move.replace(reason=record.move.reason[:MAX_TEXT]))
+    revision = held.revision if held else 0
+    compares: list[Compare] = [unchanged(session_key(record.name), revision)]
+    if leader is not None:
+        compares.append(created(LEADER, leader.revision))
+    compares += [created(node_key(node.record.host), node.revision) for node in nodes]
+    story = HistoryRecord(when=now, session=record.name, decision=name, reason=reason[:MAX_TEXT], epoch=record.epoch,
+                          owner=record.owner, leader=leader.revision if leader else 0)
+    operations = (Put(session_key(record.name), encode(record)), Put(history_key(record.name, revision), encode(story)))
+    return Decision(name, tuple(compares), operations, record, reason)
+
+
+def describe(decision: Decision) -> dict[str, Any]:
+    """A decision for the log."""
+    return {"decision": decision.name, "session": decision.record.name, "state": decision.record.state,
+            "owner": decision.record.owner, "epoch": decision.record.epoch, "reason": decision.reason}

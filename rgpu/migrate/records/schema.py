@@ -1,0 +1,466 @@
+"""The registry's records: keys, values, limits. Pure (docs/developers/registry.md, "Registry").
+
+Values are msgpack maps with a schema version ``v``. A reader takes a newer
+record of the same ``v`` (fields it does not know are ignored) and refuses
+another ``v``. What is read is treated as hostile: sizes, ranges and names are
+checked before a record is believed, errors are :class:`Corrupt`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from rgpu.session.devices import MAX_GPUS, parts
+from rgpu.session.errors import Corrupt, UsageError, VersionMismatch
+
+SCHEMA = 1
+MAX_RECORD = 256 * 1024  #: bytes of one encoded record
+MAX_DEVICES = 64
+MAX_TEXT = 4096
+MAX_OLDER = 4
+MAX_PRIORITY = 1000
+
+NODES, SESSIONS, HISTORY, LEADER = "nodes/", "sessions/", "history/", "election/leader"
+HOSTS, POOL, KEYS, INVITATIONS = "hosts/", "pool/settings", "keys/", "invitations/"
+QUEUE = "queue/"
+#: Subjects of history that are no session; no session may have such a name.
+OF_HOST, OF_POOL = "@host/", "@pool"
+
+_SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,6}){0,4}", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
+_MOVE = re.compile(r"[A-Za-z0-9._/-]{1,120}", re.ASCII)
+
+U64 = Annotated[int, Meta(ge=0)]  # msgspec has no bound above int64; the wire has no more than 64 bits
+U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
+
+#: ready: takes sessions. cordoned: keeps its own. draining: is to be emptied. unhealthy: its sessions go.
+NodeState = Literal["ready", "cordoned", "draining", "unhealthy"]
+#: parked: stopped in favour of another one; an image and its agent's journal are all that is left of it for now.
+SessionState = Literal["starting", "running", "moving", "recovering", "parked", "failed", "ended"]
+MoveState = Literal["preparing", "ready", "committed", "aborted"]
+
+LIVE: frozenset[str] = frozenset({"starting", "running", "moving", "recovering"})
+OPEN_MOVE: frozenset[str] = frozenset({"preparing", "ready"})
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """What all records share."""
+
+    def replace(self: R, **changes: Any) -> R:
+        """A copy with other values."""
+        return msgspec.structs.replace(self, **changes)
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Needs(Record, frozen=True, kw_only=True):
+    """What a device must be to carry the session on: set by the device that it began on.
+
+    ``kind``: ``cpu`` or ``cuda``; results would differ between them. ``driver_version``: as
+    cuDriverGetVersion; a newer one will do.
+    """
+
+    kind: Name = "cpu"
+    compute_capability: tuple[Annotated[int, Meta(ge=0, le=255)], Annotated[int, Meta(ge=0, le=255)]] = (0, 0)
+    driver_version: U63 = 0
+
+
+class Wants(Record, frozen=True, kw_only=True):
+    """What was asked for beside memory. A session keeps it wherever it goes.
+
+    ``compute``: per cent of one device that are promised to it; 0: it counts by its memory alone.
+    ``models``: names of acceptable devices (:func:`rgpu.migrate.scheduling.placement.is_model`); none: any.
+    ``anti_affinity``: no two sessions of one group share a host. ``gpus``: devices, all of one host; memory and
+    compute are of each of them. ``client_grace``: seconds that its client's host may be silent; 0: the pool's.
+    """
+
+    compute: Annotated[int, Meta(ge=0, le=100)] = 0
+    models: Annotated[list[Name], Meta(max_length=16)] = []
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    anti_affinity: Annotated[str, Meta(max_length=64)] = ""
+    gpus: Annotated[int, Meta(ge=1, le=MAX_GPUS)] = 1
+    client_grace: Seconds = 0.0
+
+
+class DeviceRecord(Record, frozen=True, kw_only=True):
+    """One device of a node. ``memory``: bytes that sessions may use in all.
+
+    ``free_memory`` is what the node saw last, for people; placement counts the quotas in the
+    session records instead, which cannot be late. ``facts``: what the client is told (opaque here).
+    """
+
+    device: Name  #: cpu:0, cuda:1
+    name: Text = ""
+    uuid: Annotated[bytes, Meta(max_length=16)] = b""
+    memory: U63
+    free_memory: U63 = 0
+    compute_capability: tuple[Annotated[int, Meta(ge=0, le=255)], Annotated[int, Meta(ge=0, le=255)]] = (0, 0)
+    driver_version: U63 = 0
+    healthy: bool = True
+    reason: Text = ""
+    facts: dict[str, Any] = {}
+
+    @property
+    def kind(self) -> str:
+        return self.device.partition(":")[0]
+
+    def needs(self) -> Needs:
+        """What a session that begins on this device will need from every later one."""
+        return Needs(kind=self.kind, compute_capability=self.compute_capability, driver_version=self.driver_version)
+
+
+class NodeRecord(Record, frozen=True, kw_only=True):
+    """``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon.
+
+    ``store``: where its images lie; nodes that say the same see each other's. Empty: not known.
+    """
+
+    v: int = SCHEMA
+    host: Name
+    incarnation: U64
+    control: Text
+    data: Text
+    public_key: Text = ""
+    devices: Annotated[list[DeviceRecord], Meta(max_length=MAX_DEVICES)] = []
+    state: NodeState = "ready"
+    reason: Text = ""
+    version: Text = ""
+    started: Seconds = 0.0
+    store: Text = ""
+
+    def device(self, name: str) -> DeviceRecord | None:
+        return next((device for device in self.devices if device.device == name), None)
+
+    def all_of(self, name: str) -> list[DeviceRecord]:
+        """The devices of a session, in its order; empty where the node lacks one of them."""
+        found = [self.device(one) for one in parts(name)]
+        return [device for device in found if device is not None] if all(found) else []
+
+
+class ImageName(Record, frozen=True, kw_only=True):
+    """A durable image: everything up to journal position ``position``, taken at ``epoch``."""
+
+    name: Name
+    position: U63
+    epoch: U63
+    created: Seconds = 0.0
+    bytes: U63 = 0
+
+
+class MoveRecord(Record, frozen=True, kw_only=True):
+    """A move; its state decides who owns the session (OWNERSHIP 2)."""
+
+    id: Name
+    source: Name
+    destination: Name
+    destination_incarnation: U64
+    device: Name
+    state: MoveState = "preparing"
+    reason: Text = ""
+    started: Seconds = 0.0
+
+
+class Failure(Record, frozen=True, kw_only=True):
+    """A loss of the session's server. ``position``: how far its calls were applied, as last known.
+
+    ``epoch``: the one that was lost; an epoch is lost once, however often somebody notices it (0: not known).
+    ``begun``: the last call begun. ``complete``: every call ≤ it was complete. (:mod:`rgpu.migrate.records.losses`)
+    """
+
+    host: Name
+    device: Text
+    position: U63 | None = None
+    when: Seconds = 0.0
+    reason: Text = ""
+    epoch: U63 = 0
+    begun: U63 | None = None
+    complete: U63 | None = None
+
+
+class Program(Record, frozen=True, kw_only=True):
+    """The client process, for people and for recognising a repeated creation."""
+
+    pid: U63 = 0
+    command: Text = ""
+    host: Text = ""
+
+
+class Parked(Record, frozen=True, kw_only=True):
+    """Where a parked session was, at which epoch, and for whom it had to go. ``store``: where its image lies."""
+
+    host: Name
+    device: Text
+    epoch: U63
+    when: Seconds
+    favour: Text
+    store: Text = ""
+
+
+class SessionRecord(Record, frozen=True, kw_only=True):
+    """``sessions/NAME``. ``owner`` is None once it ended, and while it is parked; ``quota``: bytes on each device.
+
+    ``device``: one, or several of the owner's (:mod:`rgpu.session.devices`).
+    """
+
+    v: int = SCHEMA
+    name: Name
+    state: SessionState
+    owner: Name | None
+    incarnation: U64
+    epoch: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    quota: U63
+    agent: Text
+    device: Text
+    needs: Needs = Needs()
+    image: ImageName | None = None
+    older: Annotated[list[ImageName], Meta(max_length=MAX_OLDER)] = []  #: images it named before, newest first
+    cut: U63 | None = None  #: the agent may have cut its journal up to here; None: to the image's position
+    move: MoveRecord | None = None
+    recover: bool = True
+    program: Program = Program()
+    created: Seconds = 0.0
+    changed: Seconds = 0.0
+    running_since: Seconds = 0.0
+    reason: Text = ""
+    failures: Annotated[list[Failure], Meta(max_length=16)] = []
+    wants: Wants = Wants()
+    moved: Seconds = 0.0  #: when it was moved last
+    silent_since: Seconds = 0.0  #: since when its client's host is silent; 0: it is not, as far as is known
+    parked: Parked | None = None
+
+    @property
+    def journal_from(self) -> int:
+        """The position up to which the agent may have cut its journal."""
+        if self.cut is not None:
+            return self.cut
+        return self.image.position if self.image is not None else 0
+
+    @property
+    def usable_images(self) -> list[ImageName]:
+        """Images that the kept journal can follow, newest first."""
+        if self.image is None:
+            return []
+        older = [found for found in self.older if found.name != self.image.name]
+        return [found for found in [self.image, *older] if found.position >= self.journal_from]
+
+    @property
+    def live(self) -> bool:
+        return self.state in LIVE
+
+    @property
+    def open_move(self) -> MoveRecord | None:
+        """The move that is not decided yet."""
+        return self.move if self.move is not None and self.move.state in OPEN_MOVE else None
+
+
+class QueueRecord(Record, frozen=True, kw_only=True):
+    """``queue/NAME``: a request that waits for a place. ``quota``: bytes. ``host``: the one asked for, or empty.
+
+    It goes when the session is made (in the same transaction), or when its client went away.
+    """
+
+    v: int = SCHEMA
+    name: Name
+    quota: U63
+    wants: Wants = Wants()
+    host: Annotated[str, Meta(max_length=253)] = ""
+    agent: Text = ""
+    program: Program = Program()
+    recover: bool = True
+    arrived: Seconds = 0.0
+    reason: Text = ""
+
+
+class LeaderRecord(Record, frozen=True, kw_only=True):
+    """``election/leader``, under the leader's lease; its create revision is the leader revision."""
+
+    v: int = SCHEMA
+    host: Name
+    incarnation: U64
+
+
+class HostRecord(Record, frozen=True, kw_only=True):
+    """``hosts/HOST``, under no lease: what an operator decided about a host outlives its daemon. Absent: ready."""
+
+    v: int = SCHEMA
+    host: Name
+    state: Literal["ready", "cordoned", "draining"] = "ready"
+    reason: Text = ""
+    changed: Seconds = 0.0
+
+
+class PoolRecord(Record, frozen=True, kw_only=True):
+    """``pool/settings``. ``paused``: the leader begins nothing that nobody asked for.
+
+    ``rebalance``: whether sessions are moved by themselves to make room; None: only where the registry is etcd.
+    """
+
+    v: int = SCHEMA
+    paused: bool = False
+    rebalance: bool | None = None
+    reason: Text = ""
+    changed: Seconds = 0.0
+
+
+class KeyRecord(Record, frozen=True, kw_only=True):
+    """``keys/NAME``: a public key that every node lets in. ``origin``: the folder that it was published from."""
+
+    v: int = SCHEMA
+    name: Name
+    role: Literal["user", "node", "operator"]
+    public: Annotated[str, Meta(min_length=40, max_length=40)]
+    origin: Annotated[str, Meta(max_length=64)] = ""
+
+
+class InvitationRecord(Record, frozen=True, kw_only=True):
+    """``invitations/NAME``. ``used_by``: public key of the node that joined by it; empty: nobody yet."""
+
+    v: int = SCHEMA
+    name: Name
+    public: Annotated[str, Meta(min_length=40, max_length=40)]
+    host: Annotated[str, Meta(max_length=253)] = ""
+    created: Seconds = 0.0
+    expires: Seconds
+    used_by: Text = ""
+
+
+class HistoryRecord(Record, frozen=True, kw_only=True):
+    """``history/SUBJECT/…``: one decision and why, written in the transaction that made it true.
+
+    The subject is a session (``session``), a host (``host``) or, with neither, the pool.
+    """
+
+    v: int = SCHEMA
+    when: Seconds
+    session: Text = ""
+    host: Text = ""
+    decision: Name
+    reason: Text
+    epoch: U63 = 0
+    owner: Name | None = None
+    leader: U63 = 0  #: leader revision of who decided; 0: the session's own node
+
+
+def encode(record: Record) -> bytes:
+    """The registry's value. Raises :class:`ValueError` above MAX_RECORD."""
+    data = msgspec.msgpack.encode(record)
+    if len(data) > MAX_RECORD:
+        raise ValueError(f"a {type(record).__name__} of {len(data)} bytes; {MAX_RECORD} are allowed")
+    return data
+
+
+def decode(data: bytes, kind: type[R], key: str) -> R:
+    """The checked record. Raises :class:`Corrupt` (offset, reason), :class:`VersionMismatch`."""
+    if len(data) > MAX_RECORD:
+        raise Corrupt(f"{key}: a record of {len(data)} bytes", offset=0, reason="size", key=key)
+    try:
+        version = msgspec.msgpack.decode(data, type=_Version).v
+        if version != SCHEMA:
+            raise VersionMismatch(f"{key} has schema {version}; this program knows {SCHEMA}", found=version,
+                                  known=SCHEMA)
+        record = msgspec.msgpack.decode(data, type=kind)
+        _check(record)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise Corrupt(f"{key} does not hold a {kind.__name__}: {error}", offset=0, reason="schema", key=key) from error
+    return record
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+def _check(record: Record) -> None:
+    """What types cannot say. Raises :class:`ValueError`."""
+    if isinstance(record, SessionRecord):
+        _match(_SESSION, record.name, "session name")
+        if record.live and record.owner is None:
+            raise ValueError(f"a {record.state} session without an owner")
+        if (record.state == "parked") != (record.parked is not None) or (record.parked and record.owner):
+            raise ValueError(f"a {record.state} session that is {'' if record.parked else 'not '}parked")
+        if record.parked and record.image is None:
+            raise ValueError("a parked session without an image")
+        if (record.state == "moving") != (record.open_move is not None):
+            found = record.move.state if record.move else "absent"
+            raise ValueError(f"state {record.state} with a move that is {found}")
+        if record.image is not None and record.image.epoch > record.epoch:
+            raise ValueError(f"an image of epoch {record.image.epoch} in a session of epoch {record.epoch}")
+        if record.move is not None:
+            _match(_MOVE, record.move.id, "move id")
+    elif isinstance(record, QueueRecord):
+        _match(_SESSION, record.name, "session name")
+    elif isinstance(record, HostRecord):
+        _match(_HOST, record.host, "host name")
+    elif isinstance(record, NodeRecord):
+        _match(_HOST, record.host, "host name")
+        names = [device.device for device in record.devices]
+        if len(set(names)) != len(names):
+            raise ValueError("a device stands twice in a node's record")
+
+
+def _match(pattern: re.Pattern[str], value: str, what: str) -> None:
+    if not pattern.fullmatch(value):
+        raise ValueError(f"{what} {value!r} is not allowed")
+
+
+def check_session_name(name: str) -> str:
+    """The name, if a session may have it. Raises :class:`UsageError`."""
+    if not _SESSION.fullmatch(name):
+        raise UsageError(f"a session cannot be called {name!r}: use 1 to 64 letters, digits, dots, dashes and "
+                         "underscores, beginning with a letter or digit", name=name)
+    return name
+
+
+def check_host_name(host: str) -> str:
+    """The name, if a node may have it. Raises :class:`UsageError`."""
+    if not _HOST.fullmatch(host):
+        raise UsageError(f"a host cannot be called {host!r}: use letters, digits, dots, dashes and underscores",
+                         host=host)
+    return host
+
+
+def node_key(host: str) -> str:
+    return NODES + host
+
+
+def host_key(host: str) -> str:
+    return HOSTS + host
+
+
+def member_key(name: str) -> str:
+    return KEYS + name
+
+
+def invitation_key(name: str) -> str:
+    return INVITATIONS + name
+
+
+def session_key(name: str) -> str:
+    return SESSIONS + name
+
+
+def queue_key(name: str) -> str:
+    return QUEUE + name
+
+
+def history_key(subject: str, revision: int) -> str:
+    """One key for each change of a record: ``revision`` is the mod revision that the change replaced."""
+    return f"{HISTORY}{subject}/@{revision:016d}"
+
+
+def note_key(subject: str, revision: int) -> str:
+    """For a decision that changes no session's record: like no other key, whoever writes at ``revision`` as well."""
+    return f"{history_key(subject, revision)}.{secrets.token_hex(4)}"
+
+
+def image_name(session: str, epoch: int, position: int, when: float) -> str:
+    """A name that no other image has: a session has one owner for each epoch, which takes them in order."""
+    return f"{session.replace('/', '@')}-e{epoch}-p{position}-{int(when * 1000):x}"

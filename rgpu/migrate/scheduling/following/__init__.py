@@ -1,0 +1,1 @@
+"""What a leader remembers of the pool between snapshots: a function of the last snapshot, faster. Pure."""

@@ -1,0 +1,168 @@
+"""Who waits for a place, in which order, and who gets one now: pure.
+
+Two kinds wait in one line: requests (``queue/NAME``) and parked sessions. By priority, then by age.
+One that does not fit keeps every device that could ever take it from those behind it: nobody is
+overtaken on what he waits for, however small the others are, and nobody waits for a device that
+the one before him has no use for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from rgpu.migrate.records.schema import QueueRecord, SessionRecord
+from rgpu.migrate.scheduling.adapter import place_by_fragmentation
+from rgpu.migrate.scheduling.placement import (
+    Choice,
+    Place,
+    Request,
+    Snapshot,
+    claims_on,
+    mebibytes,
+    never_fits,
+    request_for,
+    room,
+    suitable,
+)
+from rgpu.migrate.scheduling.queueing import ordered
+from rgpu.migrate.scheduling.snapshot import Demand
+from rgpu.migrate.scheduling.snapshot import Request as Wanted
+from rgpu.session.errors import NotFound, Refused, RgpuError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One in the line. ``arrived``: unix time. ``hold``: why it is not served now, whatever is free."""
+
+    request: Request
+    priority: int = 0
+    arrived: float = 0.0
+    parked: bool = False
+    hold: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.request.session
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One that gets nothing now. ``never``: no device that the pool has at the moment would do."""
+
+    entry: Entry
+    position: int  #: 1: the head
+    reason: str
+    never: bool = False
+    error: RgpuError | None = None  #: why, device by device
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """``placed``: in the order of the line."""
+
+    placed: tuple[tuple[Entry, Choice], ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+
+    def choice(self, name: str) -> Choice | None:
+        return next((choice for entry, choice in self.placed if entry.name == name), None)
+
+    def waits(self, name: str) -> Waiting | None:
+        return next((waiting for waiting in self.waiting if waiting.entry.name == name), None)
+
+    @property
+    def head(self) -> Waiting | None:
+        """The first that waits for room, and not for a device that the pool has not."""
+        return next((waiting for waiting in self.waiting if not waiting.never and not waiting.entry.hold), None)
+
+
+def queued(record: QueueRecord, hold: str = "") -> Entry:
+    """A request that waits."""
+    wants = record.wants
+    request = Request(record.name, record.quota, host=record.host or None, compute=wants.compute,
+                      models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus)
+    return Entry(request, wants.priority, record.arrived, hold=hold)
+
+
+def parked(record: SessionRecord, hold: str = "") -> Entry:
+    """A parked session: its age is that of the session, so that it is the first of its priority to come back."""
+    store = record.parked.store if record.parked else ""
+    return Entry(request_for(record, store=store), record.wants.priority, record.created, True, hold)
+
+
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """By priority, then age, then name."""
+    known = {entry.name: entry for entry in entries}
+    return [known[wanted.name] for wanted in ordered(
+        Wanted(entry.name, Demand(), entry.priority, entry.arrived) for entry in known.values())]
+
+
+def serve(snapshot: Snapshot, entries: Iterable[Entry]) -> Served:
+    """Who gets which place now; each place is counted before the next one is looked for."""
+    placed: list[tuple[Entry, Choice]] = []
+    waiting: list[Waiting] = []
+    kept: dict[Place, str] = {}
+    everything = sum(len(node.devices) for node in snapshot.nodes)
+    for position, entry in enumerate(in_order(entries), 1):
+        request = replace(entry.request, kept=kept)
+        if entry.hold:
+            waiting.append(Waiting(entry, position, entry.hold))
+            continue
+        if kept and len(kept) == everything:  # the usual case of a long line: no need to look
+            waiting.append(Waiting(entry, position, _behind(kept)))
+            continue
+        try:
+            choice = place_by_fragmentation(snapshot, request)
+        except (Refused, NotFound) as error:
+            never = never_fits(snapshot, entry.request)
+            waiting.append(Waiting(entry, position, never or why_waits(snapshot, request), never is not None, error))
+            for node, device in suitable(snapshot, entry.request):
+                kept.setdefault((node.host, device.device), entry.name)
+            continue
+        placed.append((entry, choice))
+        claims = claims_on(entry.name, choice.host, choice.device, request.quota, request.compute,
+                           request.anti_affinity)
+        snapshot = replace(snapshot, reserved=(*snapshot.reserved, *claims))
+    return Served(tuple(placed), tuple(waiting))
+
+
+def _behind(kept: dict[Place, str]) -> str:
+    first = next(iter(kept.values()))
+    return f"{first} waits before it, and every device is kept for those that do"
+
+
+def why_waits(snapshot: Snapshot, request: Request) -> str:
+    """What is free in all for such a request, and the largest piece of it; or who is before it."""
+    found = room(snapshot, request)
+    if not found.ready:
+        return f"no device that would do is ready: {_wish(request)}"
+    if not found.open:
+        others = " and others" if len(found.before) > 3 else ""
+        return f"{', '.join(found.before[:3])}{others} wait before it for what it needs"
+    said = f"{_wish(request)} fits nowhere now: {mebibytes(found.bytes)} are free in all, the largest piece is " \
+           f"{mebibytes(found.most_bytes)}"
+    if request.gpus > 1:
+        said += f"; at most {found.most_devices} of one host have that much each"
+    if request.compute:
+        said += f"; {found.compute} % of a GPU's compute in all, at most {found.most_compute} % of one"
+    if request.anti_affinity and snapshot.rivals(request.anti_affinity, request.session):
+        said += f"; hosts with another session of {request.anti_affinity} do not count"
+    return said
+
+
+def _wish(request: Request) -> str:
+    share = f" and {request.compute} % of one GPU" if request.compute else ""
+    where = f" on {request.host}" if request.host else ""
+    models = f" of {' or '.join(sorted(request.models))}" if request.models else ""
+    of_each = f" of each of {request.gpus} GPUs of one host" if request.gpus > 1 else ""
+    return f"{mebibytes(request.quota)}{share}{models}{of_each}{where}"
+
+
+def row(record: QueueRecord | SessionRecord, told: Waiting | None, now: float) -> dict[str, object]:
+    """One that waits, as ``rgpu ps``, ``rgpu top`` and ``pool.status`` show it."""
+    waits_since = record.arrived if isinstance(record, QueueRecord) else \
+        record.parked.when if record.parked else record.changed
+    return {"name": record.name, "kind": "request" if isinstance(record, QueueRecord) else "parked",
+            "position": told.position if told else None, "priority": record.wants.priority,
+            "memory_bytes": record.quota, "compute": record.wants.compute or None,
+            "waited_s": max(0.0, now - waits_since), "reason": told.reason if told else record.reason}

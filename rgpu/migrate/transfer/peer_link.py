@@ -1,0 +1,152 @@
+"""The Unix socket over which a source hands descriptors of its memory to the destination on the same host.
+
+The destination listens in its own folder and says on the sealed link of the move
+where, and a token; so whoever knows the token is who holds the other end of that
+link. Both sides ask the kernel who the other one is (SO_PEERCRED): it must be a
+process of the same user. Packets (SOCK_SEQPACKET): first the token, then one for
+each GRANT: its number (u32) with the descriptors beside it.
+"""
+
+from __future__ import annotations
+
+import array
+import hmac
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rgpu.link.local import channel
+from rgpu.migrate.transfer.peer_plan import MOST_GRANTED
+from rgpu.session.errors import LinkError
+
+TOKEN_BYTES = 32
+PATIENCE = 10.0  #: seconds that the other side may take for a packet
+SUFFIX = ".peer"  #: of a listener's name, behind the number of its process
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NUMBER = struct.Struct("<I")
+
+
+def boot_id() -> str:
+    """Of the running kernel; empty where it cannot be read."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def ends(sock: socket.socket) -> tuple[str, str]:
+    """(near, far) end of a connection. Of one without anything between, each side sees the other's turned round."""
+    return str(sock.getsockname()), str(sock.getpeername())
+
+
+def _check_user(sock: socket.socket) -> None:
+    _, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.getuid():
+        raise LinkError(f"a process of user {uid} is at the other end of the socket for descriptors", reason="user")
+
+
+class Listener:
+    """The destination's side. Raises OSError when it cannot listen there."""
+
+    def __init__(self, folder: Path) -> None:
+        _remove_stale(folder)
+        self.path = folder / f"{os.getpid()}{SUFFIX}"
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self._socket = channel.listen(self.path)
+        self._peer: socket.socket | None = None
+        self._number = 0
+
+    def receive(self, count: int) -> list[int]:
+        """The descriptors of the next GRANT, now the caller's. Raises :class:`LinkError`."""
+        if self._peer is None:
+            self._peer = self._accept()
+        try:
+            data, fds, flags, _ = socket.recv_fds(self._peer, _NUMBER.size, MOST_GRANTED, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise LinkError(f"no descriptors came: {error}", reason="descriptors") from error
+        if data != _NUMBER.pack(self._number) or len(fds) != count or flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
+            close_all(fds)
+            raise LinkError(f"{len(fds)} descriptors came in a packet of {len(data)} bytes where {count} were due",
+                            reason="descriptors")
+        self._number += 1
+        return fds
+
+    def _accept(self) -> socket.socket:
+        """Whoever knows the token; others are sent away."""
+        until = time.monotonic() + PATIENCE
+        while (left := until - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+            try:
+                peer, _ = self._socket.accept()
+            except OSError as error:
+                raise LinkError(f"nobody came with descriptors: {error}", reason="descriptors") from error
+            try:
+                peer.settimeout(PATIENCE)
+                _check_user(peer)
+                if hmac.compare_digest(peer.recv(TOKEN_BYTES + 1), self.token):
+                    self._forget_path()
+                    return peer
+            except (OSError, LinkError):
+                pass
+            peer.close()
+        raise LinkError("nobody came with the right token for descriptors", reason="descriptors")
+
+    def _forget_path(self) -> None:
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """May be called more than once."""
+        self._forget_path()
+        self._socket.close()
+        if self._peer is not None:
+            self._peer.close()
+
+
+def _remove_stale(folder: Path) -> None:
+    """Sockets of workers that were killed before they could remove them."""
+    for path in folder.glob(f"*{SUFFIX}"):
+        if not Path("/proc", path.name.removesuffix(SUFFIX)).exists():
+            path.unlink(missing_ok=True)
+
+
+class Giver:
+    """The source's side. Raises :class:`LinkError` when the destination's socket cannot be reached from here."""
+
+    def __init__(self, path: str, token: bytes) -> None:
+        try:
+            found = channel.connect(Path(path), 0.0)
+        except Exception as error:  # noqa: BLE001 - TimedOut, or a folder that is not there: another mount namespace
+            raise LinkError(f"the destination's socket {path} cannot be reached from here: {error}",
+                            reason="unreachable") from error
+        self._socket = found.sock
+        self._number = 0
+        try:
+            self._socket.settimeout(PATIENCE)
+            _check_user(self._socket)
+            self._socket.send(token)
+        except (OSError, LinkError) as error:
+            self.close()
+            raise LinkError(f"the destination's socket {path} is of no use: {error}", reason="unreachable") from error
+
+    def send(self, fds: Sequence[int]) -> None:
+        """The descriptors of one GRANT; they stay the caller's. Raises :class:`LinkError`."""
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        try:
+            self._socket.sendmsg([_NUMBER.pack(self._number)], beside)
+        except OSError as error:
+            raise LinkError(f"descriptors could not be handed over: {error}", reason="descriptors") from error
+        self._number += 1
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

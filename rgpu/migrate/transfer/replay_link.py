@@ -1,0 +1,130 @@
+"""The second half of a move by replay, worker to worker: calls since the cut, then what differs.
+
+It follows the page stream (:mod:`rgpu.migrate.transfer.receiver`) on the same sealed
+link, once the destination has verified every page of the cut. The messages are in
+docs/protocols/pages.md.
+
+The state of LAST holds the hash of every page at the last pause, the answers
+that the program may not have, events and clock; its ``live`` is
+{"digest": …}, of :func:`objects_digest`. After WANT the page stream goes on as
+in any last round: LAYOUT, PAGES, ROUND, a STATE without regions, DONE. FAILED
+may come at any time. A PROBE stands among the calls where the source stood when
+it hashed those pages; the replay compares its own when it gets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import blake3
+import msgspec
+import numpy as np
+
+from rgpu.checkpoint.manifest.state import SessionState
+from rgpu.link.messages.pages import (
+    PING_LAYOUT,
+    PONG_LAYOUT,
+    PROBE_ENTRY_LAYOUT,
+    PROBE_HEAD_LAYOUT,
+    PROBED_LAYOUT,
+    Replay,
+)
+from rgpu.migrate.transfer.pieces import in_pieces
+from rgpu.session.addresses import PAGE
+from rgpu.session.errors import Corrupt
+
+PIECE = 1 << 20  #: bytes that may wait when a replay has caught up
+MAX_REGIONS = 1 << 20
+MOST_PROBED = 1 << 14  #: pages of one sample
+
+
+def objects_digest(objects: dict[str, Any]) -> bytes:
+    """What tells one session's live objects from others: of :meth:`LiveObjects.to_dict`, contents by their hash."""
+    digests = [blake3.blake3(payload).digest() for payload in objects["payloads"]]
+    calls = [[seq, call, thread, flags, bytes(args), digests[payload] if isinstance(payload, int) and payload >= 0
+              else blake3.blake3(payload).digest() if isinstance(payload, bytes) else payload]
+             for seq, call, thread, flags, args, payload in objects["calls"]]
+    whole = msgspec.msgpack.encode([objects["position"], calls, sorted(objects["answers"])])
+    return blake3.blake3(whole).digest()
+
+
+def pieces(state: SessionState) -> Iterator[tuple[bytes, memoryview]]:
+    """The bodies of LAST."""
+    return in_pieces(state.encode())
+
+
+def ping(number: int) -> bytes:
+    return PING_LAYOUT.pack(number)
+
+
+def pong(number: int, applied: int) -> bytes:
+    return PONG_LAYOUT.pack(number, applied)
+
+
+def read_ping(body: Any) -> int:
+    """Raises :class:`Corrupt`."""
+    if len(body) != PING_LAYOUT.size:
+        raise Corrupt(f"a ping of {len(body)} bytes", reason="length")
+    return int(PING_LAYOUT.unpack(body)[0])
+
+
+def read_pong(body: Any) -> tuple[int, int]:
+    """(number, applied). Raises :class:`Corrupt`."""
+    if len(body) != PONG_LAYOUT.size:
+        raise Corrupt(f"a pong of {len(body)} bytes", reason="length")
+    number, applied = PONG_LAYOUT.unpack(body)
+    return int(number), int(applied)
+
+
+def probe(number: int, position: int, entries: np.ndarray[Any, Any]) -> bytes:
+    return PROBE_HEAD_LAYOUT.pack(number, position) + entries.tobytes()
+
+
+def read_probe(body: Any) -> tuple[int, int, np.ndarray[Any, Any]]:
+    """(number, position, entries). Raises :class:`Corrupt`."""
+    view = memoryview(body)
+    count, rest = divmod(len(view) - PROBE_HEAD_LAYOUT.size, PROBE_ENTRY_LAYOUT.itemsize)
+    if rest or not 0 <= count <= MOST_PROBED:
+        raise Corrupt(f"a sample of pages in {len(view)} bytes", reason="length")
+    entries = np.frombuffer(view, PROBE_ENTRY_LAYOUT, count, PROBE_HEAD_LAYOUT.size)
+    bad = (entries["size"] < 1) | (entries["size"] > PAGE) | (entries["address"] > np.uint64(2**63))
+    if bad.any():
+        row = entries[int(np.flatnonzero(bad)[0])]
+        raise Corrupt(f"{row['size']} bytes at {int(row['address']):#x} are no page", address=int(row["address"]),
+                      reason="size")
+    number, position = PROBE_HEAD_LAYOUT.unpack_from(view)
+    return int(number), int(position), entries
+
+
+def probed(number: int, compared: int, differing: int) -> bytes:
+    return PROBED_LAYOUT.pack(number, compared, differing)
+
+
+def read_probed(body: Any) -> tuple[int, int, int]:
+    """(number, pages compared, of them differ). Raises :class:`Corrupt`."""
+    if len(body) != PROBED_LAYOUT.size:
+        raise Corrupt(f"the result of a sample in {len(body)} bytes", reason="length")
+    number, compared, differing = PROBED_LAYOUT.unpack(body)
+    if differing > compared:
+        raise Corrupt(f"{differing} of {compared} pages differ", reason="count")
+    return int(number), int(compared), int(differing)
+
+
+def read_replay(body: Any) -> int:
+    """The cut's position. Raises :class:`Corrupt`."""
+    try:
+        return msgspec.msgpack.decode(body, type=Replay).position
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the beginning of a replay cannot be read: {error}", reason="msgpack") from error
+
+
+def read_want(body: Any) -> dict[int, list[int]]:
+    """{region address: pages}. Raises :class:`Corrupt`."""
+    try:
+        rows = msgspec.msgpack.decode(body, type=list[tuple[int, list[int]]])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the list of wanted pages cannot be read: {error}", reason="msgpack") from error
+    if len(rows) > MAX_REGIONS:
+        raise Corrupt(f"pages of {len(rows)} regions are wanted", reason="length")
+    return dict(rows)

@@ -1,0 +1,67 @@
+"""PTX text to tokens."""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import NamedTuple
+
+from rgpu.server.device.cpu.ptx.errors import PtxError
+
+
+class Token(NamedTuple):
+    """``kind`` is one of word, directive, int, float, string, punct, end."""
+
+    kind: str
+    text: str
+    line: int
+
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_TOKEN = re.compile(
+    r"""(?P<space>\s+)
+      | (?P<float>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
+      | (?P<int>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)
+      | (?P<word>[%$_A-Za-z][\w$]*(?:(?:\.|::)\w+)*)
+      | (?P<directive>\.[A-Za-z_]\w*(?:::\w+)*)
+      | (?P<string>"(?:[^"\\]|\\.)*")
+      | (?P<punct>[][{}(),;:|!@+\-<>=])
+    """,
+    re.X,
+)
+
+
+def tokenize(text: str) -> list[Token]:
+    """All tokens of ``text``, comments dropped, ended by an ``end`` token."""
+    # A comment leaves its newlines behind, so that lines keep their numbers.
+    text = _COMMENT.sub(lambda m: " " + "\n" * m.group().count("\n"), text)
+    tokens, line, at = [], 1, 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise PtxError(f"unexpected character {text[at]!r}", line)
+        kind = match.lastgroup or ""
+        if kind != "space":
+            tokens.append(Token(kind, match.group(), line))
+        line += match.group().count("\n")
+        at = match.end()
+    tokens.append(Token("end", "end of file", line))
+    return tokens
+
+
+def int_value(text: str) -> int:
+    """The value of an integer literal."""
+    text = text.rstrip("U")
+    if text[:2].lower() in ("0x", "0b"):
+        return int(text, 0)
+    return int(text, 8) if len(text) > 1 and text[0] == "0" else int(text)
+
+
+def float_value(text: str) -> float:
+    """The value of a float literal (``0f`` and ``0d`` carry the bits)."""
+    prefix = text[:2].lower()
+    if prefix == "0f":
+        return struct.unpack("<f", struct.pack("<I", int(text[2:], 16)))[0]
+    if prefix == "0d":
+        return struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0]
+    return float(text)

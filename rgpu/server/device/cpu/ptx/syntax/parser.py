@@ -1,0 +1,136 @@
+"""Tokens to a ``Program``: module directives, variables, functions, instructions."""
+
+from __future__ import annotations
+
+import re
+
+from rgpu.server.device.cpu.ptx.errors import PtxError
+from rgpu.server.device.cpu.ptx.model import Function, Program, Variable
+from rgpu.server.device.cpu.ptx.syntax.body import Body
+from rgpu.server.device.cpu.ptx.syntax.reader import Reader
+
+_LINKAGE = {".visible", ".weak", ".extern", ".common"}
+
+
+class Parser(Reader):
+    """A module; ``program()`` is the entry."""
+
+    def __init__(self, text: str, max_target: int):
+        super().__init__(text)
+        self.max_target = max_target
+        self.functions: dict[str, Function] = {}
+        self.variables: dict[str, Variable] = {}
+        self.version = self.target = 0
+
+    # -- module level ----------------------------------------------------
+
+    def program(self) -> Program:
+        """The whole module."""
+        while self.tok.kind != "end":
+            self._module_item()
+        if not self.target:
+            raise PtxError("no .target directive")
+        return Program(self.version, self.target, self.variables, self.functions)
+
+    def _module_item(self) -> None:
+        token = self.tok
+        if token.text == ".version":
+            self.next()
+            major, _, minor = self.next().text.partition(".")
+            self.version = int(major) * 10 + int(minor or 0)
+        elif token.text == ".target":
+            self._target()
+        elif token.text == ".address_size":
+            self.next()
+            if self.integer() != 64:
+                raise PtxError("unsupported .address_size: only 64", token.line)
+        elif token.text in (".file", ".loc", ".section", "@"):
+            self.skip_debug()
+        elif token.text == ".pragma":
+            self.skip_to(";")
+        elif token.text == ";":
+            self.next()
+        else:
+            self._declaration()
+
+    def _target(self) -> None:
+        token = self.next()
+        while True:
+            word = self.next()
+            match = re.fullmatch(r"sm_(\d+)([a-z]?)", word.text)
+            if match:
+                self.target = int(match[1])
+                if self.target > self.max_target:
+                    raise PtxError(
+                        f"unsupported .target {word.text}: this device runs PTX for sm_{self.max_target} and below",
+                        token.line,
+                    )
+            elif word.text not in ("debug", "texmode_independent", "texmode_unified"):
+                raise PtxError(f"unsupported .target {word.text}", word.line)
+            if not self.accept(","):
+                return
+
+    def _declaration(self) -> None:
+        linkage = set()
+        while self.tok.text in _LINKAGE:
+            linkage.add(self.next().text)
+        token = self.tok
+        if token.text in (".entry", ".func"):
+            self._function(self.next().text == ".entry")
+        elif token.text in (".global", ".const", ".shared"):
+            for var in self.variable(extern=".extern" in linkage):
+                # A .extern or tentative declaration gives way to a definition.
+                known = self.variables.get(var.name)
+                if known is None or known.extern or not var.extern:
+                    self.variables[var.name] = var
+        else:
+            raise PtxError(f"unsupported {token.text}", token.line)
+
+    # -- functions -------------------------------------------------------
+
+    def _function(self, entry: bool) -> None:
+        results = self._parameters() if not entry and self.tok.text == "(" else []
+        name = self.name()
+        fn = Function(name.text, entry, name.line, results=results)
+        if self.tok.text == "(":
+            fn.params = self._parameters()
+        self._function_directives(fn)
+        if self.tok.text == "{":
+            self.next()
+            Body(self, fn).parse()
+        else:
+            self.expect(";")
+        known = self.functions.get(fn.name)
+        if known is None or known.body is None:
+            self.functions[fn.name] = fn
+
+    def _parameters(self) -> list[Variable]:
+        self.expect("(")
+        params: list[Variable] = []
+        while not self.accept(")"):
+            token = self.next()
+            if token.text != ".param":
+                raise PtxError(f"unsupported {token.text} parameter: only .param", token.line)
+            params.append(self.variable_tail("param"))
+            self.accept(",")
+        return params
+
+    def _function_directives(self, fn: Function) -> None:
+        while self.tok.kind == "directive":
+            token = self.next()
+            if token.text in (".maxntid", ".reqntid"):
+                threads = self.integer()
+                while self.accept(","):
+                    threads *= self.integer()
+                fn.max_threads = min(fn.max_threads, threads)
+            elif token.text in (".minnctapersm", ".maxnctapersm", ".maxnreg"):
+                self.integer()
+            elif token.text == ".pragma":
+                self.skip_to(";")
+            elif token.text != ".noreturn":
+                raise PtxError(f"unsupported {token.text}", token.line)
+
+
+def parse(text: str, max_target: int) -> Program:
+    """The ``Program`` in ``text``; raises ``PtxError``."""
+    return Parser(text, max_target).program()

@@ -1,0 +1,168 @@
+"""Reads tokens one by one, and the declarations of variables, for a module and for the bodies of its functions."""
+
+from __future__ import annotations
+
+from rgpu.server.device.cpu.ptx.errors import PtxError
+from rgpu.server.device.cpu.ptx.model import WIDTHS, Variable
+from rgpu.server.device.cpu.ptx.syntax.lexer import Token, float_value, int_value, tokenize
+
+
+class Reader:
+    """One pass over the tokens."""
+
+    def __init__(self, text: str):
+        self.tokens = tokenize(text)
+        self.at = 0
+        self.scopes = 0  #: ``{ }`` levels begun so far, of all functions: each has its number
+
+    # -- token helpers ---------------------------------------------------
+
+    @property
+    def tok(self) -> Token:
+        """The token about to be read."""
+        return self.tokens[self.at]
+
+    def next(self) -> Token:
+        """Read one token."""
+        token = self.tokens[self.at]
+        if token.kind != "end":
+            self.at += 1
+        return token
+
+    def accept(self, text: str) -> bool:
+        """Read ``text`` if it is next."""
+        if self.tok.text == text and self.tok.kind != "string":
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> Token:
+        """Read ``text`` or fail."""
+        if self.tok.text != text:
+            raise PtxError(f"expected {text!r}, found {self.tok.text!r}", self.tok.line)
+        return self.next()
+
+    def integer(self) -> int:
+        """An integer literal with an optional sign."""
+        sign = -1 if self.accept("-") else 1
+        token = self.next()
+        if token.kind != "int":
+            raise PtxError(f"expected an integer, found {token.text!r}", token.line)
+        return sign * int_value(token.text)
+
+    def name(self) -> Token:
+        """A word."""
+        token = self.next()
+        if token.kind != "word":
+            raise PtxError(f"expected a name, found {token.text!r}", token.line)
+        return token
+
+    def skip_debug(self) -> None:
+        """A debug directive: to the end of its line, and its braces if it has any."""
+        first = self.next()
+        if first.text == ".section":
+            while not self.accept("{"):
+                self.next()
+            while not self.accept("}"):
+                if self.next().kind == "end":
+                    raise PtxError("unfinished .section", first.line)
+            return
+        while self.tok.line == first.line and self.tok.kind != "end":
+            self.next()
+
+    def skip_to(self, text: str) -> None:
+        """Read to the first ``text``, and that."""
+        while not self.accept(text):
+            if self.next().kind == "end":
+                raise PtxError(f"expected {text!r} before the end")
+
+    # -- variables -------------------------------------------------------
+
+    def variable(self, suffix: str = "", extern: bool = False) -> list[Variable]:
+        """``.space .align n .type name[dims] = init, …;`` (the ``;`` is read here).
+
+        ``suffix`` tells its key from those of equal names in other scopes.
+        """
+        first = self.next()
+        made = [self.variable_tail(first.text[1:], suffix, extern)]
+        if self.tok.text == ",":
+            raise PtxError("unsupported list of variables in one declaration", first.line)
+        self.expect(";")
+        return made
+
+    def variable_tail(self, space: str, suffix: str = "", extern: bool = False) -> Variable:
+        """What follows ``.space``."""
+        align, kind, lanes = 0, "", 1
+        while self.tok.kind == "directive":
+            token = self.next()
+            word = token.text[1:]
+            if word == "align":
+                align = self.integer()
+            elif word in ("v2", "v4"):
+                lanes = int(word[1:])
+            elif word == "ptr":  # a kernel parameter's pointer attributes: no effect on layout
+                while self.tok.text in (".global", ".const", ".shared", ".local"):
+                    self.next()
+                if self.accept(".align"):
+                    self.integer()
+            elif word in WIDTHS and word != "pred":
+                kind = word
+            else:
+                raise PtxError(f"unsupported {token.text} in a variable declaration", token.line)
+        if not kind:
+            raise PtxError("variable without a type", self.tok.line)
+        name = self.name()
+        element = WIDTHS[kind] // 8 * lanes
+        count, unsized = self._dimensions()
+        init = self._initialiser() if self.accept("=") else ()
+        if unsized:
+            count = len(init) // lanes
+        return Variable(
+            name.text,
+            name.text + suffix,
+            space,
+            align or element,
+            element * count,
+            name.line,
+            tuple(init),
+            WIDTHS[kind] // 8,
+            extern,
+        )
+
+    def _dimensions(self) -> tuple[int, bool]:
+        count, unsized = 1, False
+        while self.accept("["):
+            if self.accept("]"):
+                unsized = True
+                continue
+            count *= self.integer()
+            self.expect("]")
+        return count, unsized
+
+    def _initialiser(self) -> list:
+        """Flat list of ints, floats and ``(symbol, offset)`` pairs."""
+        if self.accept("{"):
+            items: list = []
+            while not self.accept("}"):
+                items += self._initialiser()
+                self.accept(",")
+            return items
+        token = self.tok
+        if token.kind == "word":
+            name = self.next().text
+            if name == "generic":
+                self.expect("(")
+                name = self.name().text
+                self.expect(")")
+            offset = 0
+            while self.tok.text in ("+", "-"):
+                sign = -1 if self.next().text == "-" else 1
+                offset += sign * self.integer()
+            return [(name, offset)]
+        sign = -1 if self.accept("-") else 1
+        token = self.next()
+        if token.kind == "float":
+            return [sign * float_value(token.text)]
+        if token.kind != "int" or self.tok.text == "(":
+            raise PtxError(f"unsupported initialiser {token.text}", token.line)
+        return [sign * int_value(token.text)]

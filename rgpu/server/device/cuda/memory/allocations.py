@@ -1,0 +1,138 @@
+"""Device memory at the session's own addresses: reserve once, create and map per granule range.
+
+Source: CUDA driver API, "Virtual Memory Management". One physical handle for
+each mapping, created exportable as a POSIX descriptor (SEMANTICS 15).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from cuda.bindings import driver
+
+from rgpu.server.device.cuda.errors import check
+from rgpu.server.device.cuda.memory.zeroing import Zeroing
+from rgpu.session.addresses import ALLOCATION_SIZE, GRANULE, device_base
+from rgpu.session.errors import DeviceError
+
+CUDA_ERROR_INVALID_VALUE = 1
+
+
+class Ranges(Protocol):
+    """Where the ranges stand that a copy may touch: the engine."""
+
+    def add_range(self, address: int, size: int) -> None: ...
+    def remove_range(self, address: int) -> int: ...
+
+
+def access(ordinal: int) -> Any:
+    """That GPU may read and write."""
+    found = driver.CUmemAccessDesc()
+    found.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    found.location.id = ordinal
+    found.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return found
+
+
+class Memory:
+    """The mapped ranges of one session on one GPU."""
+
+    def __init__(self, ordinal: int, ranges: Ranges, zeroing: Zeroing, session_ordinal: int = 0,
+                 users: Sequence[int] = ()) -> None:
+        """``users``: further GPUs that reach the memory."""
+        self.ordinal = ordinal
+        self.users = (ordinal, *users)
+        self.ranges = ranges
+        self.zeroing = zeroing
+        self.base = device_base(session_ordinal)
+        reserved = check(driver.cuMemAddressReserve(ALLOCATION_SIZE, GRANULE, self.base, 0), "cuMemAddressReserve")
+        if int(reserved) != self.base:
+            driver.cuMemAddressFree(reserved, ALLOCATION_SIZE)
+            raise DeviceError(f"the driver reserved 0x{int(reserved):x} instead of 0x{self.base:x}: is another session "
+                              "in this process?", 2)
+        self.maps: dict[int, tuple[int, object]] = {}  #: address → (size, physical handle)
+        self.allocations: dict[int, int] = {}
+        self._serials: dict[int, int] = {}  #: address → which physical allocation is mapped there
+        self._next_serial = itertools.count(1)
+        self._lock = threading.Lock()  #: a move exports while the session's thread unmaps
+
+    def map(self, address: int, size: int) -> None:
+        if size <= 0 or address % GRANULE or size % GRANULE:
+            raise DeviceError(f"map of 0x{address:x} + {size}: not in granules", CUDA_ERROR_INVALID_VALUE)
+        if not self.base <= address <= address + size <= self.base + ALLOCATION_SIZE:
+            raise DeviceError(f"map of 0x{address:x} + {size}: outside the session's range", CUDA_ERROR_INVALID_VALUE)
+        prop = driver.CUmemAllocationProp()
+        prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        prop.location.id = self.ordinal
+        prop.requestedHandleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        handle = check(driver.cuMemCreate(size, prop, 0), "cuMemCreate")
+        try:
+            check(driver.cuMemMap(address, size, 0, handle, 0), "cuMemMap")
+            check(driver.cuMemSetAccess(address, size, [access(user) for user in self.users], len(self.users)),
+                  "cuMemSetAccess")
+        except DeviceError:
+            driver.cuMemRelease(handle)
+            raise
+        self.zeroing.fill(address, size)
+        with self._lock:
+            self._serials[address] = next(self._next_serial)
+            self.maps[address] = (size, handle)
+
+    def serial(self, address: int, size: int) -> int | None:
+        """Names the physical memory of a mapping; None if nothing is mapped so."""
+        with self._lock:
+            return self._serials[address] if self.maps.get(address, (0, None))[0] == size else None
+
+    def export(self, address: int, size: int) -> tuple[int, int]:
+        """(serial, descriptor) of a mapping's physical memory. Raises DeviceError."""
+        with self._lock:
+            held, handle = self.maps.get(address, (0, None))
+            if held != size:
+                raise DeviceError(f"export of 0x{address:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
+            kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+            fd = check(driver.cuMemExportToShareableHandle(handle, kind, 0), "cuMemExportToShareableHandle")
+            return self._serials[address], int(fd)
+
+    def inside(self) -> Callable[[int, int], bool]:
+        """Whether (address, bytes) is inside one of the present mappings: to be asked for many."""
+        maps = dict(self.maps)
+        starts = sorted(maps)
+
+        def mapped(address: int, size: int) -> bool:
+            at = bisect.bisect_right(starts, address) - 1
+            return at >= 0 and address + size <= starts[at] + maps[starts[at]][0]
+
+        return mapped
+
+    def unmap(self, address: int, size: int) -> None:
+        entry = self.maps.get(address)
+        if entry is None or entry[0] != size:
+            raise DeviceError(f"unmap of 0x{address:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
+        self.zeroing.settle()
+        with self._lock:
+            check(driver.cuMemUnmap(address, size), "cuMemUnmap")
+            check(driver.cuMemRelease(entry[1]), "cuMemRelease")
+            del self.maps[address], self._serials[address]
+        for start in [at for at in self.allocations if address <= at < address + size]:
+            self.free(start)
+
+    def allocate(self, address: int, size: int) -> None:
+        self.allocations[address] = size
+        self.ranges.add_range(address, size)
+
+    def free(self, address: int) -> None:
+        if self.allocations.pop(address, None) is None:
+            raise DeviceError(f"free of 0x{address:x}: no allocation", CUDA_ERROR_INVALID_VALUE)
+        self.ranges.remove_range(address)
+
+    def close(self) -> None:
+        for address, (size, handle) in list(self.maps.items()):
+            driver.cuMemUnmap(address, size)
+            driver.cuMemRelease(handle)
+        self.maps.clear()
+        driver.cuMemAddressFree(self.base, ALLOCATION_SIZE)

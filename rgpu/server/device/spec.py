@@ -1,0 +1,47 @@
+"""Devices by their specification, ``cpu:N`` or ``cuda:N``: which of the two is made, and what else differs.
+
+A device's modules are loaded when one is made: a process loads no driver that it does not use.
+"""
+
+from __future__ import annotations
+
+from rgpu.checkpoint.device import Device
+from rgpu.session.errors import Refused
+
+
+def make_device(spec: str, memory: int, host: str = "", *, own_stdout: bool = False) -> Device:
+    """``cpu:N`` or ``cuda:N``, or several of one kind, ``cuda:N+M``.
+
+    Raises :class:`DeviceError`, :class:`Refused` for another kind. ``own_stdout``: this process's standard output
+    may become the device's, for what its kernels print.
+    """
+    kind, _, listed = spec.partition(":")
+    ordinal, *others = [int(number) for number in (listed or "0").split("+")]
+    if kind == "cpu":
+        from rgpu.server.device.cpu.device import CpuDevice
+
+        return CpuDevice(ordinal, memory=memory, host=host, others=others)
+    if kind == "cuda":
+        from rgpu.server.device.cuda.device import CudaDevice
+        from rgpu.server.device.cuda.work.printed import CapturedStdout
+
+        return CudaDevice([ordinal, *others], CapturedStdout() if own_stdout else None)
+    raise Refused(f"unknown device {spec!r}: use cpu:N, cuda:N or several as cuda:N+M")
+
+
+def lost(spec: str, device: Device) -> str:
+    """Why the driver has lost the device; empty: it has not, or cannot tell."""
+    if not spec.startswith("cuda"):
+        return ""
+    from rgpu.server.device.cuda import nvml
+
+    every = getattr(device, "every_facts", (device.facts,))
+    return next((why for one in every if (why := nvml.lost(one.uuid))), "")
+
+
+def warm(spec: str) -> None:
+    """Load what a session's first calls would: for a spare, while nobody waits."""
+    if spec.startswith("cpu"):
+        from rgpu.server.device.cpu.ptx import jit
+
+        jit.warm()

@@ -1,0 +1,132 @@
+"""Whom a node lets in: the keys in its own folder, and those on the pool's record.
+
+Keys that were made in the folder (`rgpu keys create` works on files) are put on
+record, so that every node of the pool knows them; one that was removed from
+the folder is taken off again. ``origin`` tells whose folder a key came from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+from rgpu.link.keys import AuthorizedKeys, PublicKey, private_directory, write_file
+from rgpu.migrate.records.schema import INVITATIONS, KEYS, InvitationRecord, KeyRecord, decode, encode, member_key
+from rgpu.migrate.registry.base import Compacted, Delete, Put, Registry, absent, txn_certain, unchanged
+from rgpu.session.errors import AlreadyExists, RgpuError
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 1.0  #: between two looks at the folder
+
+
+def origin_of(directory: Path) -> str:
+    """The name of a folder of keys, made on the first call."""
+    path = directory / "origin"
+    private_directory(directory)
+    with contextlib.suppress(AlreadyExists):
+        write_file(path, secrets.token_hex(8).encode(), mode=0o600, replace=False)
+    return path.read_text().strip()[:64]
+
+
+class Keyring:
+    """Keeps ``authorized.on_record`` what the registry says; see the module docstring."""
+
+    def __init__(self, authorized: AuthorizedKeys, registry: Registry) -> None:
+        self.authorized = authorized
+        self.registry = registry
+        self._origin = origin_of(authorized.directory)
+        self._files: list[PublicKey] | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Publish the folder's keys and read the record. Raises what the registry raises."""
+        await self._publish()
+        await self._read()
+
+    async def read(self) -> None:
+        """Take the keys on record over once, and publish nothing. Raises what the registry raises."""
+        await self._read()
+
+    def again(self) -> None:
+        """The registry's data are others: publish and read everything anew."""
+        self._files = None
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        watches = [asyncio.ensure_future(self._watch(prefix)) for prefix in (KEYS, INVITATIONS)]
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+                await self._guarded(self._publish)
+                if self._changed.is_set():
+                    self._changed.clear()
+                    await self._guarded(self._read)
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except RgpuError as error:
+            self._files = None
+            self._changed.set()
+            log.info("the keys on record are not known now; the last known ones stay", reason=error.message)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _watch(self, prefix: str) -> None:
+        while True:
+            try:
+                # From a revision that is known before the record is read: what is written between that reading and
+                # the watch's own start would be seen only at the next change, and it may be a key that was taken off.
+                revision = (await self.registry.list(prefix)).revision
+                self._changed.set()
+                async for _ in self.registry.watch(prefix, revision + 1):
+                    self._changed.set()
+            except Compacted:
+                continue
+            except RgpuError:
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def _read(self) -> None:
+        found: dict[str, PublicKey] = {}
+        for entry in (await self.registry.list(INVITATIONS)).entries:
+            with contextlib.suppress(RgpuError):
+                record = decode(entry.value, InvitationRecord, entry.key)
+                if record.expires > time.time():
+                    found[record.public] = PublicKey("invited", record.name, record.public)
+        for entry in (await self.registry.list(KEYS)).entries:
+            with contextlib.suppress(RgpuError):
+                key = decode(entry.value, KeyRecord, entry.key)
+                found[key.public] = PublicKey(key.role, key.name, key.public)
+        self.authorized.on_record = found
+
+    async def _publish(self) -> None:
+        """Put the folder's keys on record, and take off what was removed from it."""
+        files = await asyncio.to_thread(self.authorized.all)
+        if files == self._files:
+            return
+        names = {key.name for key in files}
+        entries = {entry.key: entry for entry in (await self.registry.list(KEYS)).entries}
+        for key in files:
+            at = member_key(key.name)
+            if at not in entries:
+                record = KeyRecord(name=key.name, role=key.role, public=key.public, origin=self._origin)  # type: ignore[arg-type]
+                await txn_certain(self.registry, [absent(at)], [Put(at, encode(record))])
+            elif decode(entries[at].value, KeyRecord, at).public != key.public:
+                log.warning("another key of this name is on record; this one counts on this node only", name=key.name)
+        for at, entry in entries.items():
+            record = decode(entry.value, KeyRecord, at)
+            if record.origin == self._origin and record.name not in names:
+                await self.registry.txn([unchanged(at, entry.mod_revision)], [Delete(at)])
+        self._files = files

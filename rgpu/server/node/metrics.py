@@ -1,0 +1,244 @@
+"""What a daemon tells Prometheus: one table of metrics, counted and collected here (docs/operators/metrics.md).
+
+Served as plain HTTP on the address that ``--metrics`` names, by a thread of its
+own; what the daemon holds is read in the daemon's loop when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rgpu import __version__
+from rgpu.session.errors import LinkError, UsageError
+
+if TYPE_CHECKING:
+    from rgpu.server.node.daemon import Daemon
+
+log = structlog.get_logger(__name__)
+
+SCRAPE_SECONDS = 3.0  #: for the daemon's loop to say what it holds
+SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
+
+#: labels → value
+Samples = dict[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One metric. ``kind``: gauge, counter or histogram; ``where``: each node, or only the one that leads."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+    where: str = "node"
+
+
+TABLE: tuple[Spec, ...] = (
+    Spec("rgpu_node_info", "gauge", ("host", "version"), "1; who is being scraped."),
+    Spec("rgpu_node_in_time", "gauge", (), "1 while the node may begin anything, 0 past its deadline."),
+    Spec("rgpu_leader", "gauge", (), "1 while this node is the pool's coordinator."),
+    Spec("rgpu_leader_revision", "gauge", (), "Highest leader revision that this node obeyed."),
+    Spec("rgpu_sessions", "gauge", ("state",), "Sessions on this node: running, paused (a move), incoming (a move)."),
+    Spec("rgpu_device_memory_bytes", "gauge", ("device",), "Memory of a device that sessions may have in all."),
+    Spec("rgpu_device_promised_bytes", "gauge", ("device",), "Of it, the quotas of the sessions here."),
+    Spec("rgpu_device_healthy", "gauge", ("device",), "1, or 0 for a device that takes no sessions."),
+    Spec("rgpu_session_memory_bytes", "gauge", ("session",), "Device memory that the session holds."),
+    Spec("rgpu_session_calls_total", "counter", ("session",), "Calls of the session applied here."),
+    Spec("rgpu_session_awaited_calls_total", "counter", ("session",), "Of them, calls that the program waited for."),
+    Spec("rgpu_session_gpu_seconds_total", "counter", ("session",), "Seconds with work of the session on its device, "
+         "by this worker."),
+    Spec("rgpu_session_catch_ups_total", "counter", ("session",), "Backlogs that this worker began to apply in the "
+         "order of issue."),
+    Spec("rgpu_session_catch_up_stalls_total", "counter", ("session",), "Of them, those that came to overlap because "
+         "work waited for a later call."),
+    Spec("rgpu_session_held_seconds_total", "counter", ("session",), "Seconds that it was held to its share of the "
+         "device's time."),
+    Spec("rgpu_session_journal_bytes", "gauge", ("session",), "Journal that the session's agent keeps."),
+    Spec("rgpu_worker_deaths_total", "counter", (), "Workers that ended without being told to."),
+    Spec("rgpu_hardware_faults_total", "counter", ("device",), "Workers that a fault of the hardware ended."),
+    Spec("rgpu_commands_total", "counter", ("verb", "outcome"),
+         "Commands of coordinators to this node; outcome: ok, or the code of the error."),
+    Spec("rgpu_command_seconds", "histogram", ("verb",), "How long a command took."),
+    Spec("rgpu_requests_total", "counter", ("verb", "outcome"),
+         "Control requests answered; outcome: ok, or the code of the error."),
+    Spec("rgpu_decisions_total", "counter", ("decision",), "Decisions written to the registry.", "leader"),
+    Spec("rgpu_moves_total", "counter", ("outcome",), "Moves that ended: committed, aborted, refused or fenced.",
+         "leader"),
+    Spec("rgpu_move_downtime_seconds", "histogram", (), "How long a committed move stopped its session.", "leader"),
+    Spec("rgpu_move_bytes_total", "counter", (), "Bytes of pages that moves sent.", "leader"),
+    Spec("rgpu_move_mode_total", "counter", ("mode",), "Committed moves by mode: copy or replay.", "leader"),
+    Spec("rgpu_move_mismatched_pages_total", "counter", (), "Pages that replays of moves got wrong.", "leader"),
+    Spec("rgpu_move_repaired_bytes_total", "counter", (), "Bytes of the pages that were sent again for it.", "leader"),
+    Spec("rgpu_pool_nodes", "gauge", ("state",), "Nodes of the pool: ready, cordoned, draining, unhealthy.", "leader"),
+    Spec("rgpu_pool_sessions", "gauge", ("state",), "Session records by state.", "leader"),
+    Spec("rgpu_pool_queue", "gauge", ("kind",), "Who waits for a place: requests, parked sessions.", "leader"),
+    Spec("rgpu_pool_paused", "gauge", (), "1 while automation is paused.", "leader"),
+)
+SPECS = {spec.name: spec for spec in TABLE}
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``HOST:PORT`` of ``--metrics``. Raises :class:`UsageError`."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--metrics {text!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+class Metrics:
+    """Counters of one daemon, and its state when scraped. Without :meth:`serve` it only counts."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.port = 0  #: where it is served, once it is
+        self._registry = CollectorRegistry()
+        self._counters = {s.name: Counter(s.name, s.help, s.labels, registry=self._registry) for s in TABLE
+                          if s.kind == "counter" and not s.name.startswith("rgpu_session_")}
+        self._histograms = {s.name: Histogram(s.name, s.help, s.labels, registry=self._registry, buckets=SECONDS)
+                            for s in TABLE if s.kind == "histogram"}
+        self._stop: Callable[[], None] = lambda: None
+
+    # -- what happens ---------------------------------------------------------------
+    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(by)
+
+    def observe(self, name: str, seconds: float, *labels: str) -> None:
+        histogram = self._histograms[name]
+        (histogram.labels(*labels) if labels else histogram).observe(seconds)
+
+    def command(self, verb: str, outcome: str, seconds: float) -> None:
+        """A coordinator's command was done, or refused."""
+        self.count("rgpu_commands_total", verb, outcome)
+        self.observe("rgpu_command_seconds", seconds, verb)
+
+    def leader(self, what: str, values: dict[str, Any]) -> None:
+        """What the coordinator on this node says of its work (:class:`rgpu.migrate.leader.desk.Desk`)."""
+        if what == "decision":
+            self.count("rgpu_decisions_total", str(values["decision"]))
+        elif what == "move":
+            self.count("rgpu_moves_total", str(values["outcome"]))
+            self.count("rgpu_move_bytes_total", by=float(values.get("bytes_sent") or 0))
+            self.count("rgpu_move_mismatched_pages_total", by=float(values.get("mismatched_pages") or 0))
+            self.count("rgpu_move_repaired_bytes_total", by=float(values.get("repaired_bytes") or 0))
+            if values["outcome"] == "committed":
+                self.count("rgpu_move_mode_total", str(values.get("mode") or "unknown"))
+                self.observe("rgpu_move_downtime_seconds", float(values.get("downtime_ms") or 0.0) / 1000)
+
+    # -- serving ----------------------------------------------------------------------
+    def serve(self, address: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer scrapes at HOST:PORT. Raises :class:`UsageError`, :class:`LinkError` (the port is taken)."""
+        host, port = parse_address(address)
+        self._registry.register(_State(self, loop))
+        ProcessCollector(registry=self._registry)
+        try:
+            server, thread = start_http_server(port, host, registry=self._registry)
+        except OSError as error:
+            raise LinkError(f"--metrics cannot listen on {address}: {error}", address=address) from error
+        self.port = server.server_port
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join(5)
+
+        self._stop = stop
+        log.info("metrics are served", address=f"http://{host}:{self.port}/metrics")
+
+    def close(self) -> None:
+        self._stop()
+
+    # -- what is ------------------------------------------------------------------------
+    async def state(self) -> dict[str, Samples]:
+        """What the daemon holds, by metric; in its loop."""
+        daemon, node = self.daemon, self.daemon.node
+        leading = daemon.leadership.coordinator is not None
+        found: dict[str, Samples] = {
+            "rgpu_node_info": {(daemon.host, __version__): 1},
+            "rgpu_node_in_time": {(): float(daemon.in_time())},
+            "rgpu_leader": {(): float(leading)},
+            "rgpu_leader_revision": {(): daemon.node_verbs.highest_leader},
+            "rgpu_sessions": {("running",): len(node.running) - len(node.paused), ("paused",): len(node.paused),
+                              ("incoming",): len(node.incoming)},
+            "rgpu_device_memory_bytes": {(spec,): slot.memory for spec, slot in node.slots.items()},
+            "rgpu_device_promised_bytes": {(spec,): slot.memory - node.free(spec) for spec, slot in node.slots.items()},
+            "rgpu_device_healthy": {(spec,): float(slot.healthy) for spec, slot in node.slots.items()}}
+        found.update(await self._sessions())
+        if leading:
+            found.update(await self._pool())
+        return found
+
+    async def _sessions(self) -> dict[str, Samples]:
+        handles = list(self.daemon.node.running.items())
+        views = await asyncio.gather(*(handle.refresh() for _, handle in handles))
+        found: dict[str, Samples] = {name: {} for name in SPECS if name.startswith("rgpu_session_")}
+        for (session, _), view in zip(handles, views, strict=True):
+            stats, gpu = dict(view.get("stats") or {}), dict(view.get("gpu") or {})
+            values = {"gpu_seconds_total": gpu.get("busy_s"), "held_seconds_total": gpu.get("held_s"),
+                      "memory_bytes": view.get("memory_bytes"), "calls_total": stats.get("calls", view.get("position")),
+                      "awaited_calls_total": stats.get("awaited_calls"), "journal_bytes": stats.get("journal_bytes"),
+                      **{f"{key}_total": (view.get("catch_up") or {}).get(name)
+                         for key, name in (("catch_ups", "catch_ups"), ("catch_up_stalls", "stalls"))}}
+            for name, value in values.items():
+                if isinstance(value, int | float):  # an agent's figures may be anything
+                    found[f"rgpu_session_{name}"][session,] = float(value)
+        return found
+
+    async def _pool(self) -> dict[str, Samples]:
+        from rgpu.migrate.leader.hosts import pool_record
+        from rgpu.migrate.records.schema import QUEUE
+
+        leadership = self.daemon.leadership
+        nodes = Tally(node.state for node in (await leadership.nodes()).values())
+        sessions = Tally(record.state for record in await leadership.sessions())
+        waiting = len((await leadership.registry.list(QUEUE)).entries)
+        return {"rgpu_pool_nodes": {(state,): count for state, count in nodes.items()},
+                "rgpu_pool_sessions": {(state,): count for state, count in sessions.items()},
+                "rgpu_pool_queue": {("request",): waiting, ("parked",): sessions.get("parked", 0)},
+                "rgpu_pool_paused": {(): float((await pool_record(leadership.registry)).paused)}}
+
+
+class _State(Collector):
+    """The daemon's state as Prometheus' registry asks for it, from the HTTP server's thread."""
+
+    def __init__(self, metrics: Metrics, loop: asyncio.AbstractEventLoop) -> None:
+        self._metrics, self._loop = metrics, loop
+
+    def describe(self) -> Iterable[Metric]:
+        return []  # so that registering it asks for nothing
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            state = asyncio.run_coroutine_threadsafe(self._metrics.state(), self._loop).result(SCRAPE_SECONDS)
+        except Exception as error:  # noqa: BLE001 - counters are told even where the registry is away
+            log.warning("a scrape lacks the node's state", reason=repr(error))
+            return
+        for name, samples in state.items():
+            spec = SPECS[name]
+            family = (CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily)(
+                name, spec.help, labels=spec.labels)
+            for labels, value in samples.items():
+                family.add_metric(list(labels), value)
+            yield family
+
+
+def document() -> str:
+    """docs/operators/metrics.md."""
+    rows = [f"| `{s.name}` | {s.kind} | {', '.join(s.labels)} | {s.where} | {s.help} |" for s in TABLE]
+    return "\n".join([
+        "<!-- Generated by `python -m rgpu.server.node.metrics_docs`; do not edit. -->", "", "# Metrics", "",
+        "`rgpu server --metrics HOST:PORT` answers Prometheus over plain HTTP at `/metrics`: names of sessions and",
+        "figures, no secrets; listen where only the monitoring reaches it. Beside these there are the `process_*`",
+        "metrics of the daemon's process. *Where*: each node, or only the one that leads (the others count from 0).",
+        "Counters begin at 0 with each daemon; those of sessions go on where the session goes.", "",
+        "| name | kind | labels | where | meaning |", "|---|---|---|---|---|", *rows, ""])

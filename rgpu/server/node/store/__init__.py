@@ -1,0 +1,1 @@
+"""The node's images and what its checkpoints share."""

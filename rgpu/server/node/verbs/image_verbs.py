@@ -1,0 +1,231 @@
+"""What users and operators ask about images (`rgpu image …`), answered by any node.
+
+A user sees the images of its own sessions, an operator everybody's; images that
+a version without users wrote are shown to all and removed by operators. Only
+the registry says which images count, so `rm` and `gc` ask it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from rgpu.checkpoint.store import collect, retention
+from rgpu.checkpoint.store.archive import ArchiveReader, copy_image
+from rgpu.checkpoint.store.grants import Images
+from rgpu.checkpoint.store.images import ImageInfo, ImageStore
+from rgpu.checkpoint.store.reader import Image
+from rgpu.link.control import ControlServer, Request
+from rgpu.session.errors import NotFound, Refused, RgpuError, UsageError
+
+if TYPE_CHECKING:
+    from rgpu.server.node.daemon import Daemon
+
+log = structlog.get_logger(__name__)
+
+PIECE = 4 << 20  #: bytes of one answer, or of one piece of an import
+PAGES = 64  #: of one answer
+OPENED = 2  #: manifests kept for exports under way
+IMPORT_SECONDS = 600.0  #: an import that nobody goes on with is dropped
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class ImageVerbs:
+    """See the module docstring."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self._opened: OrderedDict[tuple[str, str], tuple[Image, bytes]] = OrderedDict()
+
+    def register(self, control: ControlServer) -> None:
+        for verb, handler in {
+            "image.ls": self._ls, "image.show": self._show, "image.verify": self._verify, "image.rm": self._rm,
+            "image.gc": self._gc, "image.state": self._state, "image.pages": self._pages, "image.import": self._import,
+        }.items():
+            control.register(verb, handler)
+
+    # -- whose ---------------------------------------------------------------------
+    async def _scopes(self, request: Request) -> list[tuple[str, Images]]:
+        """(user's tag, images) that the asker may see."""
+        images = self.daemon.images
+        if request.role != "operator":
+            tag = images.tag(request.public)
+            return [(tag, images.of_tag(tag))]
+        tags = await images.tags() or [images.tag(request.public)]
+        return [(tag, images.of_tag(tag)) for tag in tags]
+
+    async def _find(self, request: Request) -> tuple[ImageStore, str]:
+        """The namespace that holds the image asked about, and its user's tag. Raises :class:`NotFound`."""
+        name = str(request.args["image"])
+        for tag, images in await self._scopes(request):
+            with contextlib.suppress(NotFound):
+                return await asyncio.to_thread(images.holding, name), tag
+        raise NotFound(f"no image {name}; `rgpu image ls` lists them", image=name)
+
+    # -- looking ---------------------------------------------------------------------
+    async def _ls(self, request: Request) -> Any:
+        named = await self._named_or_none()
+        session, rows, scopes = request.args.get("session"), [], await self._scopes(request)
+        stores = [(tag, images.own) for tag, images in scopes] + [("", scopes[0][1].earlier)]
+        for tag, store in stores:
+            for info in await asyncio.to_thread(store.ls):
+                if session in (None, info.session) or info.error:
+                    rows.append(_row(info, tag, named))
+        return {"images": rows, "store": self.daemon.images.blobs.where("")}
+
+    async def _named_or_none(self) -> set[str] | None:
+        """Names that count, or None while the registry does not answer."""
+        try:
+            return await self.daemon.images.named()
+        except RgpuError:
+            return None
+
+    async def _show(self, request: Request) -> Any:
+        store, tag = await self._find(request)
+        shown = await asyncio.to_thread(store.show, str(request.args["image"]))
+        named = await self._named_or_none()
+        return {**shown, "user": tag, "named": None if named is None else shown["image"] in named}
+
+    async def _verify(self, request: Request) -> Any:
+        store, _ = await self._find(request)
+        name = str(request.args["image"])
+        return {"image": name, **await asyncio.to_thread(store.verify, name)}
+
+    # -- removing --------------------------------------------------------------------
+    async def _rm(self, request: Request) -> Any:
+        store, _ = await self._find(request)
+        name = str(request.args["image"])
+        if not store.prefix and request.role != "operator":
+            raise Refused(f"image {name} was written by a version without users: an operator may remove it")
+        if name in await self.daemon.images.named():
+            raise Refused(f"image {name} is what its session would be recovered from: end the session, or take a "
+                          "newer image first", image=name)
+        freed = await asyncio.to_thread(store.forget, name)
+        done = await asyncio.to_thread(collect.collect, store)
+        return {"image": name, "freed": freed + done.freed, "condemned_packs": len(done.condemned)}
+
+    async def _gc(self, request: Request) -> Any:
+        args, total = request.args, collect.Collected()
+        dry_run, removed = bool(args.get("dry_run")), []
+        policy = None
+        if args.get("keep_last") is not None or args.get("max_age") is not None:
+            policy = retention.Policy(_number(args.get("keep_last"), int), _number(args.get("max_age"), float))
+        grace = float(args.get("grace", collect.GRACE))
+        ended = _number(args.get("ended"), float)
+        scopes = await self._scopes(request)
+        for tag, images in scopes:
+            if policy is not None:
+                removed += await self.daemon.images.retain(tag, policy, dry_run=dry_run)
+            if ended is not None:
+                over = [name for name in await self.daemon.images.of_ended(tag, ended) if name not in removed]
+                removed += over
+                if not dry_run:
+                    await self.daemon.images.forget(tag, over)
+            _add(total, await asyncio.to_thread(collect.collect, images.own, grace=grace, dry_run=dry_run))
+        if request.role == "operator":
+            _add(total, await asyncio.to_thread(collect.collect, scopes[0][1].earlier, grace=grace, dry_run=dry_run))
+        return {"images": removed, "packs": total.removed, "condemned_packs": total.condemned, "freed": total.freed,
+                "dead_writers": total.intents_ended, "blocked": total.blocked, "dry_run": dry_run}
+
+    # -- carrying away ---------------------------------------------------------------
+    async def _open(self, request: Request) -> tuple[Image, bytes]:
+        """The image and its encoded state, kept for the next questions of an export."""
+        key = (request.public, str(request.args["image"]))
+        found = self._opened.get(key)
+        if found is None:
+            store, _ = await self._find(request)
+            image = await asyncio.to_thread(store.open, key[1])
+            found = self._opened[key] = image, await asyncio.to_thread(image.state.encode)
+            while len(self._opened) > OPENED:
+                self._opened.popitem(last=False)
+        return found
+
+    async def _state(self, request: Request) -> Any:
+        image, state = await self._open(request)
+        offset = max(0, int(request.args.get("offset") or 0))
+        return {"data": state[offset:offset + PIECE], "size": len(state), "facts": image.table.body.facts,
+                "statistics": image.statistics}
+
+    async def _pages(self, request: Request) -> Any:
+        image, _ = await self._open(request)
+        args = request.args
+        region, start, count = int(args["region"]), int(args["start"]), min(PAGES, int(args["count"]))
+        if not 0 <= region < len(image.state.regions) or not 0 <= start < len(image.table.pages[region]) or count < 1:
+            raise UsageError(f"image {image.name} has no pages {region}:{start}+{count}")
+        return {"pages": await asyncio.to_thread(image.read_pages, region, start, count)}
+
+    # -- bringing in -------------------------------------------------------------------
+    async def _import(self, request: Request) -> Any:
+        """Pieces of an archive, in order; the last request (``end``) makes the image."""
+        args, number = request.args, str(request.args.get("id"))
+        if not _ID.fullmatch(number):
+            raise UsageError("an import needs an id of 32 hexadecimal digits")
+        path = self._spool() / f"{self.daemon.images.tag(request.public)}-{number}"
+        if not args.get("end"):
+            return {"size": await asyncio.to_thread(_append, path, int(args["offset"]), bytes(args["data"]))}
+        try:
+            own = self.daemon.images.of_user(request.public).own
+            return await asyncio.to_thread(_take_in, path, own, str(args.get("name") or ""))
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _spool(self) -> Path:
+        folder = self.daemon.directory / "imports"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > IMPORT_SECONDS:
+                    path.unlink()
+        return folder
+
+
+def _append(path: Path, offset: int, data: bytes) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if offset != os.fstat(descriptor).st_size or len(data) > PIECE:
+            raise UsageError(f"a piece of {len(data)} bytes at {offset} does not follow what came before")
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, offset)
+            offset, view = offset + written, view[written:]
+        return offset
+    except OSError as error:
+        raise Refused(f"the node cannot take the archive: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _take_in(path: Path, own: ImageStore, name: str) -> dict[str, Any]:
+    with ArchiveReader(path) as archive:
+        image = archive.image()
+        counts = copy_image(image, own, name or image.name)
+        return {"image": name or image.name, "session": image.state.session, "position": image.state.position,
+                "pages": counts["pages"], "bytes": counts["stored_bytes"]}
+
+
+def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
+    return None if value is None else kind(value)
+
+
+def _add(total: collect.Collected, more: collect.Collected) -> None:
+    total.removed += more.removed
+    total.condemned += more.condemned
+    total.freed += more.freed
+    total.intents_ended += more.intents_ended
+    total.blocked += more.blocked
+
+
+def _row(info: ImageInfo, tag: str, named: set[str] | None) -> dict[str, Any]:
+    return {"image": info.name, "session": info.session, "position": info.position, "epoch": info.epoch,
+            "created": info.created, "memory": info.memory, "pages": info.pages, "stored": info.stored,
+            "manifest_bytes": info.manifest_bytes, "error": info.error, "user": tag,
+            "named": None if named is None else info.name in named}

@@ -1,0 +1,275 @@
+"""The daemon's side of its workers: start, talk, adopt, notice that one died.
+
+A worker belongs to no terminal and no daemon: it is started in a session of
+its own and found again through its Unix socket, so that a daemon can be
+restarted under it (DESIGN, "What each failure does").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from rgpu.checkpoint.blobs.places import without_credentials
+from rgpu.link.local.channel import connect
+from rgpu.link.local.packets import Channel
+from rgpu.server import ended_mark, position_page
+from rgpu.server.node.workers.spares import Spares
+from rgpu.server.worker.spare import Assignment
+from rgpu.session.errors import LinkError, RgpuError, TimedOut, from_dict
+
+log = structlog.get_logger(__name__)
+
+START_SECONDS = 60.0
+
+#: (session, event, values)
+OnEvent = Callable[[str, str, dict[str, Any]], Awaitable[None]]
+
+
+class WorkerHandle:
+    """One worker as the daemon sees it. ``closed`` is set when its process or channel has gone."""
+
+    def __init__(self, session: str, channel: Channel, on_event: OnEvent, log_path: Path, position: Path) -> None:
+        """``position``: the file where the worker keeps its position."""
+        self.session = session
+        self._position = position
+        self.channel = channel
+        self.pid = channel.peer()[0]
+        self.log_path = log_path
+        self.closed = asyncio.Event()
+        self.view: dict[str, Any] = {}  #: what it said of itself last
+        self.device = ""
+        self.quota = 0
+        self.spare = False  #: it stood ready when the session came
+        self._on_event = on_event
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._events: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._died)
+        # A thread of its own: the loop's pool is small, and a reader stays as long as its worker.
+        threading.Thread(target=self._read, name=f"worker-{session}", daemon=True).start()
+        self._pump = self._loop.create_task(self._dispatch())
+
+    async def request(self, do: str, *, fds: tuple[int, ...] = (), timeout: float = 30.0,
+                      **values: Any) -> dict[str, Any]:
+        """Ask the worker to do something. Raises what it raised, :class:`LinkError`, :class:`TimedOut`."""
+        number = next(self._ids)
+        future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._waiting[number] = future
+        try:
+            self.channel.send({"id": number, "do": do, **values}, fds)
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            raise TimedOut(f"the worker of {self.session} did not finish {do!r} within {timeout:.0f} s") from None
+        finally:
+            self._waiting.pop(number, None)
+
+    def _read(self) -> None:
+        """In a thread: the channel's messages go to the loop."""
+        try:
+            while True:
+                message, fds = self.channel.receive()
+                for fd in fds:
+                    os.close(fd)
+                self._loop.call_soon_threadsafe(self._take, message)
+        except (RgpuError, RuntimeError):
+            try:
+                self._loop.call_soon_threadsafe(self._gone)
+            except RuntimeError:
+                pass  # the loop has ended: so has the daemon
+
+    def _take(self, message: dict[str, Any]) -> None:
+        number = message.get("id")
+        if number is None:
+            event = str(message.pop("event", ""))
+            if "worker_pid" in message:
+                self.view = message
+            self._events.put_nowait((event, message))
+            return
+        future = self._waiting.get(number)
+        if future is not None and not future.done():
+            if "error" in message:
+                future.set_exception(from_dict(message["error"]))
+            else:
+                future.set_result(message.get("ok") or {})
+
+    async def _dispatch(self) -> None:
+        event = ""
+        while event != "died":
+            event, values = await self._events.get()
+            try:
+                await self._on_event(self.session, event, values)
+            except RgpuError as error:
+                log.warning("worker event", session=self.session, event_name=event, reason=error.message)
+
+    def _died(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self.channel.close()
+        self._gone()
+
+    def _gone(self) -> None:
+        if self.closed.is_set():
+            return
+        self.closed.set()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(LinkError(f"the worker of {self.session} has ended"))
+        self._events.put_nowait(("died", {"pid": self.pid, **self._last_place()}))
+
+    def _last_place(self) -> dict[str, int | None]:
+        """How far its work came, as it wrote last; where that says nothing, what it said last."""
+        found = position_page.read(self._position)
+        self._position.unlink(missing_ok=True)
+        if found is None:
+            said = self.view.get("position")
+            found = position_page.Reached(said) if isinstance(said, int) else None
+        if found is None:
+            return {"position": None}
+        return {"position": found.applied, "begun": found.begun, "complete": found.complete}
+
+    async def give_deadline(self, fd: int) -> None:
+        """Hand over the page that says until when this node may begin anything."""
+        await self.request("deadline", fds=(fd,))
+
+    async def refresh(self) -> dict[str, Any]:
+        """Ask the worker for its state; the last known one if it does not answer."""
+        try:
+            self.view = await self.request("describe", timeout=2.0)
+        except RgpuError:
+            pass
+        return self.view
+
+    def leave(self) -> None:
+        """Let go of the worker without ending it (the daemon stops; another one will adopt it)."""
+        self.closed.set()
+        self._pump.cancel()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self.channel.close()
+
+    def give_up(self) -> None:
+        """It was killed, and hangs where no signal reaches it: it counts as gone, and ends when it is let go."""
+        self._gone()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        try:
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except (ProcessLookupError, OSError):
+            pass
+
+
+async def start(directory: Path, session: str, *, epoch: int, device: str, quota: int, state: str,
+                on_event: OnEvent, log_level: str = "info", module_cache_size: int = 0,
+                spares: Spares | None = None) -> WorkerHandle:
+    """Start a worker process, or take a spare one, and connect to it.
+
+    Raises :class:`TimedOut` with the end of its log.
+    """
+    folder = worker_folder(directory, session)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ended_mark.clear(folder)  # of an earlier program of that name
+    socket_path, log_path = folder / f"{epoch}.sock", folder / "worker.log"
+    process = None
+    if spares is not None:
+        process = await spares.become(device, Assignment(session, epoch, quota, state, str(log_path),
+                                                           str(socket_path)), socket_path)
+    spare = process is not None
+    if process is None:
+        # A worker that is on its way out listens there until it is gone: nobody must reach it instead of the new one.
+        socket_path.unlink(missing_ok=True)
+        process = spawn(["--session", session, "--epoch", str(epoch), "--device", device, "--quota", str(quota),
+                         "--socket", str(socket_path), "--state", state,
+                         *common_options(directory, log_level, module_cache_size)], log_path)
+    try:
+        channel = await _connect(socket_path, process)
+    except RgpuError as error:
+        process.kill()
+        raise TimedOut(f"the worker of {session} did not start: {error.message}; its log ends: "
+                       f"{_tail(log_path)}") from error
+    except BaseException:  # the daemon stops meanwhile: nobody else knows of this process
+        process.kill()
+        raise
+    handle = WorkerHandle(session, channel, on_event, log_path, position_page.beside(socket_path))
+    handle.device, handle.quota, handle.spare = device, quota, spare
+    return handle
+
+
+def common_options(directory: Path, log_level: str, module_cache_size: int) -> tuple[str, ...]:
+    """Arguments that every worker of a node has."""
+    return ("--host", directory.name, "--log-level", log_level, "--module-cache", str(directory / "modules"),
+            "--module-cache-size", str(module_cache_size))
+
+
+def spawn(arguments: list[str], log_path: Path) -> subprocess.Popen[bytes]:
+    """A worker process of its own session, logging to ``log_path``. Raises OSError."""
+    with open(log_path, "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rgpu.server.worker.main", *arguments],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True,
+            env=without_credentials(os.environ))
+    threading.Thread(target=process.wait, name="reap", daemon=True).start()  # no zombie is left
+    return process
+
+
+async def _connect(path: Path, process: subprocess.Popen[bytes]) -> Channel:
+    deadline = asyncio.get_running_loop().time() + START_SECONDS
+    while True:
+        try:
+            return await asyncio.to_thread(connect, path, 0.0)
+        except TimedOut:
+            if process.poll() is not None:
+                raise LinkError(f"it ended with status {process.returncode}") from None
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(0.01)
+
+
+async def adopt(directory: Path, on_event: OnEvent) -> list[WorkerHandle]:
+    """Connect to every worker that an earlier daemon of this node left running."""
+    found = []
+    for path in sorted((directory / "workers").glob("*/*.sock")):
+        try:
+            channel = await asyncio.to_thread(connect, path, 0.2)
+        except TimedOut:
+            path.unlink(missing_ok=True)
+            position_page.beside(path).unlink(missing_ok=True)
+            continue
+        handle = WorkerHandle("", channel, on_event, path.parent / "worker.log", position_page.beside(path))
+        try:
+            view = await handle.request("describe", timeout=5.0)
+        except RgpuError as error:
+            log.warning("a worker does not answer and is ended", socket=str(path), reason=error.message)
+            handle.kill()
+            continue
+        handle.session, handle.view = view["session"], view
+        found.append(handle)
+    return found
+
+
+def worker_folder(directory: Path, session: str) -> Path:
+    return directory / "workers" / session.replace("/", "@")
+
+
+def _tail(path: Path, size: int = 600) -> str:
+    try:
+        return path.read_bytes()[-size:].decode(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,236 @@
+"""A node's spare workers: started ahead, so that a session that begins, comes or comes back pays no fixed costs.
+
+For each healthy device ``wanted`` processes stand ready: Python and the device
+loaded, context made, our own modules in it, pinned rings allocated. One that is
+taken or dies is replaced, a moment later and only while the device has room for
+it. Nothing depends on them: without one a worker is started as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from rgpu.link.local.channel import connect
+from rgpu.link.local.packets import Channel
+from rgpu.server.worker import spare
+from rgpu.session.errors import RgpuError
+
+log = structlog.get_logger(__name__)
+
+#: Device memory that a worker's context and modules take, about.
+CONTEXT_MEMORY = 600 << 20
+START_SECONDS = 60.0
+REPLACE_SECONDS = 1.0  #: after one was taken: its session is just beginning and needs the processors
+RETRY_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)  #: after one that did not start, or died
+
+#: (arguments behind the module's name, log file) → the process
+Spawn = Callable[[list[str], Path], subprocess.Popen[bytes]]
+
+
+@dataclass(slots=True)
+class _Spare:
+    device: str
+    process: subprocess.Popen[bytes]
+    socket: Path
+    channel: Channel
+
+
+class Spares:
+    """See the module docstring. All methods run in the daemon's loop."""
+
+    def __init__(self, directory: Path, wanted: int, *, spawn: Spawn, room: Callable[[str], int],
+                 options: tuple[str, ...] = ()) -> None:
+        """``wanted``: for each device. ``room(device)``: bytes of it that are free. ``options``: of each worker."""
+        self._folder = directory / "spares"
+        self._wanted, self._spawn, self._room, self._options = wanted, spawn, room, options
+        self._ready: dict[str, list[_Spare]] = {}
+        self._starting: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
+        self._begun: dict[str, int] = {}  #: processes that are on their way
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}  #: who would take the next of them
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._number = 0
+        self._closed = False
+        self.used = 0  #: sessions that got one
+        self.missed = 0  #: and those for which none was ready
+
+    def start(self, devices: list[str]) -> None:
+        """Begin to keep spares for these devices."""
+        if self._wanted <= 0:
+            return
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self._folder.glob("*.sock"):
+            path.unlink(missing_ok=True)  # of an earlier daemon: its spares ended with it
+        for device in devices:
+            self._ready[device], self._starting[device] = [], 0
+            self._fill(device)
+
+    def ready(self, device: str) -> int:
+        """Spares that stand ready."""
+        return len(self._ready.get(device, ()))
+
+    def memory(self, device: str) -> int:
+        """Bytes of the device that spares take from sessions.
+
+        The first of a device counts for nothing: the next session takes it, and would need as much by itself.
+        """
+        if not device.startswith("cuda"):
+            return 0
+        return CONTEXT_MEMORY * max(0, self.ready(device) + self._starting.get(device, 0) - 1)
+
+    def pids(self) -> list[int]:
+        """Of those that stand ready."""
+        return [item.process.pid for items in self._ready.values() for item in items]
+
+    async def become(self, device: str, assignment: spare.Assignment, socket: Path) -> subprocess.Popen[bytes] | None:
+        """A spare as the session's worker, listening at ``socket``; None when there is none to be had."""
+        for again in (True, False):
+            process = await self._take(device, assignment, socket)
+            if process is not None:
+                return process
+            if again and not await self._soon(device):
+                break
+        self.missed += bool(self._wanted)
+        return None
+
+    async def _soon(self, device: str) -> bool:
+        """Wait for one that is being started: it is ahead of any that would be started now. False: none is."""
+        if not self._begun.get(device):
+            return False
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(device, []).append(waiter)
+        await waiter
+        return True
+
+    async def _take(self, device: str, assignment: spare.Assignment, socket: Path) -> subprocess.Popen[bytes] | None:
+        while items := self._ready.get(device):
+            item = items.pop(0)
+            self._unwatch(item)
+            self._fill(device, REPLACE_SECONDS)
+            try:
+                os.rename(item.socket, socket)
+                await asyncio.wait_for(asyncio.to_thread(spare.assign, item.channel, assignment), 5.0)
+            except (RgpuError, OSError, TimeoutError) as error:
+                log.warning("a spare worker was of no use", device=device, pid=item.process.pid, reason=str(error))
+                self._end(item)
+                socket.unlink(missing_ok=True)  # nobody shall connect to what is just being ended
+                continue
+            self.used += 1
+            log.info("a spare worker takes the session", session=assignment.session, device=device,
+                     pid=item.process.pid)
+            return item.process
+        return None
+
+    def close(self) -> None:
+        """End them all."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        for items in self._ready.values():
+            for item in items:
+                self._unwatch(item)
+                self._end(item)
+            items.clear()
+
+    # -- keeping them -----------------------------------------------------------------
+    def _fill(self, device: str, delay: float = 0.0) -> None:
+        missing = self._wanted - self.ready(device) - self._starting[device]
+        for _ in range(0 if self._closed else missing):
+            self._starting[device] += 1
+            task = asyncio.get_running_loop().create_task(self._start(device, delay))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, device: str, delay: float) -> None:
+        await asyncio.sleep(delay)
+        self._begun[device] = self._begun.get(device, 0) + 1
+        try:
+            await self._start_now(device)
+        finally:
+            self._begun[device] -= 1
+            for waiter in self._waiters.pop(device, []):
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def _start_now(self, device: str) -> None:
+        try:
+            if device.startswith("cuda") and self._room(device) < CONTEXT_MEMORY:
+                raise OSError("the device has no room for another context")
+            item = await self._make(device)
+        except (RgpuError, OSError) as error:
+            log.warning("no spare worker", device=device, reason=str(error))
+            self._starting[device] -= 1
+            self._again(device)
+            return
+        self._starting[device] -= 1
+        if self._closed:
+            self._end(item)
+            return
+        self._failures[device] = 0
+        self._ready[device].append(item)
+        asyncio.get_running_loop().add_reader(item.channel.sock.fileno(), self._gone, item)
+        log.info("a spare worker is ready", device=device, pid=item.process.pid)
+
+    def _again(self, device: str) -> None:
+        count = self._failures[device] = self._failures.get(device, 0) + 1
+        self._fill(device, RETRY_SECONDS[min(count, len(RETRY_SECONDS)) - 1])
+
+    async def _make(self, device: str) -> _Spare:
+        self._number += 1
+        path = self._folder / f"{os.getpid()}-{self._number}.sock"
+        process = await asyncio.to_thread(
+            self._spawn, ["--device", device, "--socket", str(path), "--spare", spare.ROOM, *self._options],
+            self._folder / "spare.log")
+        try:
+            channel = await asyncio.to_thread(_reach, path, process)
+        except BaseException:
+            process.kill()
+            raise
+        return _Spare(device, process, path, channel)
+
+    def _gone(self, item: _Spare) -> None:
+        """A spare says nothing while it waits: what can be read is its end."""
+        self._unwatch(item)
+        self._end(item)
+        if item in self._ready[item.device]:
+            self._ready[item.device].remove(item)
+            log.warning("a spare worker died", device=item.device, pid=item.process.pid)
+            self._again(item.device)
+
+    def _unwatch(self, item: _Spare) -> None:
+        asyncio.get_running_loop().remove_reader(item.channel.sock.fileno())
+
+    def _end(self, item: _Spare) -> None:
+        item.channel.close()
+        item.process.kill()
+        item.socket.unlink(missing_ok=True)
+
+
+def _reach(path: Path, process: subprocess.Popen[bytes]) -> Channel:
+    """Wait until a new spare is ready. Raises :class:`TimedOut`, :class:`LinkError`, OSError."""
+    deadline = START_SECONDS
+    while True:
+        if process.poll() is not None:
+            raise OSError(f"it ended with status {process.returncode}; its log is spares/spare.log")
+        try:
+            channel = connect(path, 0.5)
+        except RgpuError:
+            deadline -= 0.5
+            if deadline <= 0:
+                raise
+            continue
+        channel.sock.settimeout(START_SECONDS)
+        try:
+            spare.connect(channel)
+        except BaseException:
+            channel.close()
+            raise
+        channel.sock.settimeout(None)
+        return channel

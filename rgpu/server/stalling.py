@@ -1,0 +1,69 @@
+"""Work of a session that does not end, found out and named.
+
+A session stands still for a cut only when all work that was submitted is complete. A long queue gets shorter: it may
+drain as long as the limits of a cut allow. *Stuck* is one whose oldest unfinished call stays the same for
+:data:`STUCK_SECONDS`: a kernel that spins for ever, a host function that does not return. Nothing is begun for it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+STUCK_SECONDS = 3.0  #: a verb that is refused for it is refused within 5
+LOOK_SECONDS = 4.5  #: that is looked for it before something is begun
+SOME = 3  #: calls whose end shows that work goes on
+
+
+class Working(Protocol):
+    """What of a device is looked at (:class:`rgpu.checkpoint.device.Device`)."""
+
+    def unfinished(self) -> tuple[int, str] | None: ...
+    def wait_complete(self, seq: int, timeout: float | None = None) -> bool: ...
+
+
+def said(oldest: tuple[int, str]) -> str:
+    """How a call is named: what it is, where known, and its position."""
+    seq, what = oldest
+    return f"{what} (call {seq})" if what else f"call {seq}"
+
+
+def _why(oldest: tuple[int, str], seconds: float) -> str:
+    return f"{said(oldest)} has not ended for {seconds:.1f} s, and with it nothing that was submitted behind it"
+
+
+class Stall:
+    """Watches one device. ``now`` is given by the caller, monotonic."""
+
+    def __init__(self, device: Working, patience: float = STUCK_SECONDS) -> None:
+        self._device, self._patience = device, patience
+        self._oldest: tuple[int, str] | None = None
+        self._since = 0.0
+
+    def look(self, now: float) -> str:
+        """Why the device's work will not end soon; empty as long as it may."""
+        oldest = self._device.unfinished()
+        if oldest is None or self._oldest is None or oldest[0] != self._oldest[0]:
+            self._oldest, self._since = oldest, now
+            return ""
+        if now - self._since < self._patience:
+            return ""
+        return _why(oldest, now - self._since)
+
+
+def stuck(device: Working, patience: float = STUCK_SECONDS) -> str:
+    """Why work will not end soon; empty as soon as some of it has, or when there is none.
+
+    Some: what does not end may stand just behind what does. Takes ``patience`` seconds where it is stuck, and
+    :data:`LOOK_SECONDS` at most.
+    """
+    began = since = time.monotonic()
+    for _ in range(SOME):
+        oldest = device.unfinished()
+        if oldest is None:
+            return ""
+        if not device.wait_complete(oldest[0], min(patience, began + LOOK_SECONDS - since)):
+            took = time.monotonic() - since
+            return _why(oldest, patience) if took >= patience else ""
+        since = time.monotonic()
+    return ""

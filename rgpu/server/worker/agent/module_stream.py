@@ -1,0 +1,90 @@
+"""The worker's end of the record stream: where the agent named an image, the node's cache puts it back in.
+
+CALLS bring bytes, CALLS_REF a hash that stands for some. What the cache lacks
+is asked for with NEED; until the stream comes again from that place,
+everything behind it is dropped, for the agent sends it again
+(docs/developers/links/data-link.md, "The data link"). The record reader behind this sees the same
+bytes either way, and checks the payload's checksum as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rgpu.link.data.module_refs import ASK_AT_ONCE
+from rgpu.link.messages.data import (
+    CALLS,
+    CALLS_REF,
+    DIGEST,
+    NEED,
+    NEEDED_LAYOUT,
+    POSITION_LAYOUT,
+    PRESENT,
+    REFERENCE_LAYOUT,
+)
+from rgpu.server.module_cache import ModuleCache
+from rgpu.session.errors import Corrupt
+from rgpu.session.journal.record import MAX_PAYLOAD
+
+
+class ModuleStream:
+    """One connection's stream. ``say(type, body)`` sends a message to the agent, in order with all others."""
+
+    def __init__(self, cache: ModuleCache | None, say: Callable[[int, bytes], None]) -> None:
+        self._cache = cache
+        self._say = say
+        self._expected = 0  #: stream offset of the next byte
+        self.waiting = False  #: bytes were asked for: a PING is not to be answered, what came before it was dropped
+
+    def take(self, kind: int, body: Any) -> Any:
+        """The bytes that a CALLS or CALLS_REF stands for; None while they cannot be had.
+
+        Raises :class:`Corrupt` for a gap, or a message of impossible length.
+        """
+        if len(body) < POSITION_LAYOUT.size or kind == CALLS_REF and len(body) != REFERENCE_LAYOUT.size:
+            raise Corrupt(f"a message of type {kind} with {len(body)} bytes", type=kind, reason="length")
+        (offset,) = POSITION_LAYOUT.unpack_from(body)
+        if not self._follows(offset):
+            return None
+        data = body[POSITION_LAYOUT.size:] if kind == CALLS else self._named(body)
+        if data is None:
+            self.waiting = True
+            keeps = self._cache is not None and self._cache.limit > 0
+            self._say(NEED, NEEDED_LAYOUT.pack(self._expected, keeps))
+            return None
+        self._expected += len(data)
+        return data
+
+    def take_placed(self, offset: int, length: int) -> bool:
+        """The next ``length`` bytes came another way; False when they are to be dropped. Raises :class:`Corrupt`."""
+        if not self._follows(offset):
+            return False
+        self._expected += length
+        return True
+
+    def _follows(self, offset: int) -> bool:
+        """Whether the stream goes on at ``offset``; False: that was under way when the agent went back."""
+        if offset > self._expected and self.waiting:
+            return False
+        if offset != self._expected:
+            raise Corrupt(f"the record stream jumps from {self._expected} to {offset}", offset=self._expected,
+                          reason="gap")
+        self.waiting = False
+        return True
+
+    def _named(self, body: Any) -> bytes | None:
+        _, length, digest = REFERENCE_LAYOUT.unpack(body)
+        if not 0 < length <= MAX_PAYLOAD:
+            raise Corrupt(f"a reference to {length} bytes", reason="length")
+        data = self._cache.get(digest) if self._cache is not None else None
+        return data if data is not None and len(data) == length else None
+
+    def have(self, body: Any) -> None:
+        """HAVE: one byte for each hash, 1 where the node has it. Raises :class:`Corrupt`."""
+        count, rest = divmod(len(body), DIGEST)
+        if rest or not 0 < count <= ASK_AT_ONCE:
+            raise Corrupt(f"a HAVE of {len(body)} bytes", reason="length")
+        cache = self._cache
+        self._say(PRESENT, bytes(cache is not None and cache.has(bytes(body[at:at + DIGEST]))
+                                 for at in range(0, len(body), DIGEST)))

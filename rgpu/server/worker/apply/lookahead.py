@@ -1,0 +1,133 @@
+"""Reading on while a call of the driver may wait for the device: host functions are let go in time.
+
+A stream that stands at a host function goes on at ``host_function_done``. Some
+calls of the driver wait for the device (loading a module, registering or
+unregistering host memory; CUDA C++ Programming Guide, "Implicit
+Synchronization"), and while the applying thread is inside one, that record
+lies unread behind it: neither would ever end. So before such a call, with a
+host function open, what the agent has sent is read ahead and only *looked at*:
+a ``host_function_done`` in it lets its stream go at once (a word of memory is
+written, no driver call is made). The records themselves are applied later, in
+their order; the flag is then set already, and nothing is done twice.
+
+What may run earlier by that is work that the program had given before, behind
+a function that has returned. What the program could have known to be complete
+by then was applied: it would have been awaited. In a replay that knowledge
+stands in the journal (``completed``), so the scan ends at an observation of
+the waiting call or of a later one: the first time, what stood in front of it
+had been applied before the function returned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+from zlib import crc32
+
+from rgpu.session.calls import decoders
+from rgpu.session.calls.wire import BY_NAME
+from rgpu.session.journal.record import HEADER, HEADER_SIZE, MAGIC, MAX_ARGS, MAX_PAYLOAD, padded
+
+#: Calls that the driver may answer only when the device has come to rest, or that take a lock others then hold.
+MAY_WAIT = frozenset(BY_NAME[name].id for name in (
+    "context_destroy", "context_limit", "memory_map", "memory_unmap", "module_load", "function_load",
+    "cluster_occupancy", "host_allocate", "host_free", "stream_destroy", "graph_instantiate", "graph_exec_update",
+    "graph_exec_destroy"))
+PATIENCE = 0.5  #: seconds that such a call is put off for the program's functions; then it is made in a thread
+_DONE, _COMPLETED = BY_NAME["host_function_done"].id, BY_NAME["completed"].id
+_COVERED = 36  #: bytes of a header under its own checksum
+
+
+class Gates(Protocol):
+    """The host functions of a device at which a stream may stand."""
+
+    @property
+    def held(self) -> bool:
+        """Whether one of them was not released."""
+
+    def release(self, call: int) -> None:
+        """Let the stream go that stands, or will stand, at host function ``call``; unknown ones are ignored.
+
+        Makes no driver call and takes no lock that one is made under.
+        """
+
+
+class DoneScanner:
+    """Finds ``host_function_done`` in a stream of records that begins with a whole one and is cut anywhere.
+
+    ``position``: the call that waits. ``skip``: bytes in front of that record.
+    What it cannot make sense of ends the scan without a word: the reader that
+    applies the stream names the fault.
+    """
+
+    def __init__(self, position: int, skip: int = 0) -> None:
+        self._position = position
+        self._held = bytearray()  #: of a header, or of a record that is looked at whole
+        self._need = HEADER_SIZE
+        self._skip = skip  #: bytes to the next record
+        self.ended = False  #: nothing more will be found
+
+    def feed(self, data: Any) -> list[int]:
+        """The host functions that ``data`` says have returned."""
+        view, at = memoryview(data).cast("B"), 0
+        found: list[int] = []
+        while at < len(view) and not self.ended:
+            if self._skip:
+                step = min(self._skip, len(view) - at)
+                self._skip -= step
+            else:
+                step = min(self._need - len(self._held), len(view) - at)
+                self._held += view[at:at + step]
+                if len(self._held) == self._need:
+                    self._look(found)
+            at += step
+        return found
+
+    def _look(self, found: list[int]) -> None:
+        magic, call, _, seq, _, args_len, payload_len, _, crc = HEADER.unpack_from(self._held)
+        if magic != MAGIC or args_len > MAX_ARGS or payload_len > MAX_PAYLOAD:
+            self.ended = True
+            return
+        if call in (_DONE, _COMPLETED) and len(self._held) == HEADER_SIZE and args_len:
+            self._need = HEADER_SIZE + args_len
+            return
+        if call in (_DONE, _COMPLETED):
+            args = bytes(self._held[HEADER_SIZE:])
+            if crc32(args, crc32(self._held[:_COVERED])) != crc or len(args) != 8:
+                self.ended = True
+                return
+            values = decoders.decode(call, args)
+            if call == _DONE and values.call < seq:
+                found.append(values.call)
+            self.ended = call == _COMPLETED and values.observed >= self._position
+        self._skip = HEADER_SIZE + padded(args_len) + padded(payload_len) - len(self._held)
+        self._held.clear()
+        self._need = HEADER_SIZE
+
+
+class Under:
+    """A call under way in a thread of its own."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run = run
+        self._error: BaseException | None = None
+        self._finished = threading.Event()
+        threading.Thread(target=self._work, name="slow-call", daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001 - raised by check(), where the call belongs
+            self._error = error
+        finally:
+            self._finished.set()
+
+    def returned(self, seconds: float) -> bool:
+        """Whether it has, within so many seconds."""
+        return self._finished.wait(seconds)
+
+    def check(self) -> None:
+        """It has returned: raises what it raised."""
+        if self._error is not None:
+            raise self._error

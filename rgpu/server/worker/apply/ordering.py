@@ -1,0 +1,283 @@
+"""Keeps a backlog in the order in which it was issued: the shell around
+:class:`rgpu.session.journal.issue_order.IssueOrder`.
+
+The applying thread asks :meth:`Ordering.keep` before it gives work to a stream; with a fast path that does the same for
+the calls that it applies, and the two share one notion of the stream that work went to last. What waits here waits on
+the host, at a record's boundary, and no wait is put into a stream.
+
+*Stalled* is a wait during which nothing completes for :data:`STALL` seconds. Those of a worker that itself stood still
+do not count: it is looked so often, and what is counted is looks.
+
+*Open host functions.* A stream that stands at one goes on at ``host_function_done``, which may lie further on in the
+backlog. So what was sent is read ahead, as :mod:`.lookahead` does it and for the same reasons sound, and the stream is
+let go. Where an observation of the waiting call (or of a later one) comes first, the program itself had seen that call
+complete while its function still ran: it did not wait for it, and does not here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import structlog
+
+from rgpu.checkpoint.device import Device
+from rgpu.server.fast_path import FastPath
+from rgpu.server.stalling import said
+from rgpu.server.worker.apply.lookahead import DoneScanner, Gates
+from rgpu.session.calls.wire import BY_ID
+from rgpu.session.journal import issue_order
+from rgpu.session.journal.issue_order import UNBOUNDED, WORK, Event, IssueOrder, State
+from rgpu.session.journal.record import Record
+
+log = structlog.get_logger(__name__)
+
+SLICE = 0.02  #: seconds between two looks of a thread that waits
+STALL = 0.8  #: seconds without any completion
+PILE_UP = 0.002  #: seconds that a session stands still without calls piling up
+SLOW = 0.1  #: seconds inside the driver, without a wait for work, after which calls have piled up
+LATE = 0.002  #: seconds that calls come late without having piled up
+GAP = 0.45  #: seconds without a beat, or that a message is late, after which calls have piled up
+SURPLUS = 12  #: calls beyond the usual ones: of a device without a fast path, which knows the end of each call
+READS = 64  #: messages read ahead between two looks
+WINDOW = 4.0  #: seconds that the program's usual distance is the least of
+LONG = 30.0  #: seconds of looks that the distance it mostly keeps to is taken from
+MOSTLY = 0.95  #: share of them: a program that works in bursts is not behind in each of them
+LASTS = 5.0  #: seconds after which a program that is further ahead than before is taken to be so from now on
+UNKNOWN = 32  #: calls: that distance of a program which was never far ahead of a worker before; one marker's worth
+SAMPLES = 20  #: and how many looks at it are needed
+
+
+class Distance:
+    """How many calls the program is ahead of its completed work, always: the least of what was seen lately."""
+
+    def __init__(self) -> None:
+        self.told = 0  #: by the program's side, of a worker before
+        self.earlier = False  #: whether there were workers before
+        self._none_until = 0.0
+        self._seen: deque[tuple[float, int]] = deque()
+        self._long: deque[tuple[float, int]] = deque()
+
+    def tell(self, calls: int) -> None:
+        """By the program's side, of workers before this one."""
+        self.told = calls
+
+    def look(self, now: float, calls: int) -> None:
+        for seen, seconds in ((self._seen, WINDOW), (self._long, LONG)):
+            seen.append((now, calls))
+            while seen[0][0] < now - seconds:
+                seen.popleft()
+
+    @property
+    def usual(self) -> int:
+        seen = list(self._seen)
+        return min(calls for _, calls in seen) if len(seen) >= SAMPLES else self.told
+
+    def forget(self, now: float) -> None:
+        """Drop what was seen: the program has become one that is further ahead."""
+        self._long.clear()
+        self._none_until = now + LONG
+
+    @property
+    def mostly(self) -> int:
+        """How far it is ahead at most, mostly; UNBOUNDED: not known, or as far as it is let be."""
+        long = list(self._long)
+        if long and long[-1][0] < self._none_until:
+            return UNBOUNDED
+        if len(long) >= 2 * SAMPLES:
+            return sorted(calls for _, calls in long)[int(MOSTLY * len(long))]
+        return max(self.told, UNKNOWN) if self.earlier else UNBOUNDED
+
+
+class Ordering:
+    """See the module docstring. ``catching_up``, ``ordered``: flags for the hot path."""
+
+    def __init__(self, device: Device, fast: FastPath | None) -> None:
+        self.machine = IssueOrder(os.environ.get("RGPU_CATCH_UP", "ordered") != "overlap")
+        self.catching_up = self.ordered = False
+        self.distance = Distance()
+        self._live_stream: int | None = None  #: that work went to last while live
+        self.position: Callable[[], int] = lambda: 0  #: the session's
+        self._since = 0.0  #: of a look: when it was live last
+        self.mostly = UNBOUNDED  #: calls that the program is ahead, as last told to the fast path
+        self.queued: Callable[[], Iterable[Any]] = tuple  #: bytes of records that were read ahead and not fed yet
+        self._device, self._fast = device, fast
+        self._gates: Gates | None = getattr(device, "order_gates", None) or getattr(device, "host_gates", None)
+        self._lock = threading.Lock()
+        self._stream: int | None = None  #: that work went to last; of a fast path it knows
+
+    # -- events -----------------------------------------------------------------------
+    def feed(self, event: Event) -> None:
+        """From any thread."""
+        with self._lock:
+            if not self.machine.handle(event):
+                return
+            state = self.machine.state
+            self.catching_up, ordered = self.machine.catching_up, state is State.ORDERED
+            self._tell_usual()
+            if ordered is not self.ordered:
+                self._stream = None
+                if self._fast is not None:
+                    self._fast.order(ordered)
+                self.ordered = ordered
+            say = log.warning if isinstance(event, issue_order.Stalled) else \
+                log.debug if self.machine.by_distance or self.machine.by_lateness else log.info  # many a second, maybe
+            say("catching up" if self.catching_up else "caught up", state=state.value, applied=event.applied,
+                reason=self.machine.reason)
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether this catch-up met work that waits for a later call."""
+        return self.machine.state is State.OVERLAPPING
+
+    def describe(self) -> dict[str, Any]:
+        """For ``rgpu ps -o json`` and ``rgpu describe``."""
+        with self._lock:
+            machine = self.machine
+            return {"state": machine.state.value, "reason": machine.reason, "catch_ups": machine.catch_ups,
+                    "stalls": machine.stalls}
+
+    def look(self, now: float) -> None:
+        """How far the program is ahead now, while it is live."""
+        if not self.catching_up:
+            self._since = now
+            self.distance.look(now, self._ahead())
+            with self._lock:
+                self._tell_usual()
+        elif now - self._since > LASTS:
+            self.feed(issue_order.Lasting(self.position(), now - self._since))
+            if not self.catching_up:
+                self.distance.forget(now)
+                self._since = now
+
+    def _tell_usual(self) -> None:
+        """What is clearly more than this begins a catch-up, while there is none. The lock is held."""
+        self.mostly = UNBOUNDED if self.catching_up else self.distance.mostly
+        if self._fast is not None:
+            self._fast.usual(self.mostly)
+
+    def behind(self, applied: int) -> None:
+        """More calls than usual are under way."""
+        self.feed(issue_order.Behind(applied, self.mostly))
+
+    def watch(self, record: Record) -> None:
+        """Look whether these are, before work for another stream: for a device without a fast path of its own."""
+        if self.mostly >= UNBOUNDED or record.call_id not in WORK:
+            return
+        stream, before = issue_order.stream_of(record.call_id, record.args), self._live_stream
+        self._live_stream = stream
+        if stream != before and len(self._device.progress()[0]) > self.mostly + SURPLUS:
+            self.behind(record.seq - 1)
+
+    def _ahead(self) -> int:
+        if self._fast is not None:
+            return self._fast.ahead()
+        pending = len(self._device.progress()[0])
+        return UNBOUNDED if pending >= 64 else pending  # half of what the runtime lets it be
+
+    # -- waiting ----------------------------------------------------------------------
+    def keep(self, record: Record, behind: Any, wait: Callable[[Callable[[], bool]], None],
+             read_ahead: Callable[[float], Any] | None) -> None:
+        """Return when ``record`` may be given to the device. ``behind``: bytes of records that follow it.
+
+        ``wait(done)`` calls ``done`` until it is true, at a record's boundary, and raises for a thread that is sent
+        away.
+        """
+        if record.call_id not in WORK:
+            return
+        stream = issue_order.stream_of(record.call_id, record.args)
+        assert stream is not None
+        if self._in_order(stream) <= 0:
+            self.wait(record.seq, record.call_id, stream, behind, 0, wait, read_ahead)
+
+    def wait(self, seq: int, call_id: int, stream: int, behind: Any, skip: int,
+             wait: Callable[[Callable[[], bool]], None], read_ahead: Callable[[float], Any] | None) -> None:
+        """The same for a call of which it is known that it has to wait. ``skip``: bytes of ``behind`` that are its."""
+        wait(_Wait(self, seq, call_id, stream, behind, skip, read_ahead).over)
+
+    def _in_order(self, stream: int) -> int:
+        """1: what was given before is complete, or went to this stream; 0: not yet; -1: somebody interrupts."""
+        if self._fast is not None:
+            return self._fast.in_order(stream, SLICE)
+        if stream != self._stream:
+            if not self._device.drain(SLICE):
+                return 0
+            self._stream = stream
+        return 1
+
+    def _pass(self, stream: int) -> None:
+        """Work goes to this stream, whatever is under way."""
+        self._stream = stream
+        if self._fast is not None:
+            self._fast.pass_order(stream)
+
+    def reached(self) -> Any:
+        """What changes when something completes."""
+        if self._fast is not None:
+            return self._fast.reached()
+        pending = self._device.progress()[0]
+        return len(pending), min(pending, default=0)
+
+    def _what(self) -> str:
+        """The oldest call that is not complete, with its kernel where that is known."""
+        oldest = self._device.unfinished()
+        return "work" if oldest is None else said(oldest)
+
+
+class _Wait:
+    """One call that waits for its turn."""
+
+    def __init__(self, ordering: Ordering, seq: int, call_id: int, stream: int, behind: Any, skip: int,
+                 read_ahead: Callable[[float], Any] | None) -> None:
+        self._ordering, self._seq, self._call, self._stream = ordering, seq, call_id, stream
+        self._behind, self._skip, self._read_ahead = behind, skip, read_ahead
+        self._scanner: DoneScanner | None = None
+        self._seen = ordering.reached()
+        self._stuck = 0.0
+
+    def over(self) -> bool:
+        """Whether the call may be given now; waits for a moment."""
+        ordering = self._ordering
+        if not ordering.ordered:
+            return True
+        if (came := ordering._in_order(self._stream)) > 0:
+            return True
+        if came < 0:  # somebody has the session stand still: that is no time in which anything is looked for
+            time.sleep(SLICE / 4)
+            return False
+        seen = ordering.reached()
+        self._stuck = 0.0 if seen != self._seen else self._stuck + SLICE
+        self._seen = seen
+        gates = ordering._gates
+        if gates is not None and gates.held and self._look_ahead(gates):
+            ordering._pass(self._stream)
+            return True
+        if self._stuck < STALL:
+            return False
+        waits = f"{BY_ID[self._call].name} at {self._seq} waited {STALL} s in stream {self._stream}, and"
+        ordering.feed(issue_order.Stalled(self._seq - 1, f"{waits} {ordering._what()}"))
+        return True
+
+    def _look_ahead(self, gates: Gates) -> bool:
+        """Let go what is said to have returned; True: this call is known to be complete before that."""
+        scanner = self._scanner
+        if scanner is None:
+            scanner = self._scanner = DoneScanner(self._seq, self._skip)
+            for data in (self._behind, *self._ordering.queued()):
+                self._release(gates, scanner.feed(data))
+        for _ in range(READS):
+            if scanner.ended or not gates.held or self._read_ahead is None:
+                break
+            if not len(data := self._read_ahead(0.0)):
+                break
+            self._release(gates, scanner.feed(data))
+        return scanner.ended
+
+    @staticmethod
+    def _release(gates: Gates, calls: list[int]) -> None:
+        for call in calls:
+            gates.release(call)

@@ -1,0 +1,112 @@
+"""Counts a session's time on its device, and holds it to its share of that time.
+
+The applying thread stands still, at a record's boundary, while the session has
+overdrawn its allowance (:mod:`.allowance`); what was submitted before goes on.
+Nothing of what a program may observe depends on it: calls are applied later,
+in the same order.
+
+Work may wait for a call that was not applied yet (a kernel that spins, a host
+function, SEMANTICS 19). So while there is work on the device the session does
+not stand still for longer than :data:`STUCK` at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from rgpu.server.worker.allowance import Allowance
+
+LOOK = 0.02  #: seconds between two looks while there is a limit: as much as may be submitted ahead
+IDLE_LOOK = 0.5  #: and while there is none
+STUCK = 1.0
+LONGEST = 5.0  #: seconds that it stands still at a time, whatever it owes
+RECENT = 10.0  #: seconds that its recent share is taken over
+
+
+class Working(Protocol):
+    """The device, as far as it is needed here."""
+
+    def busy_seconds(self) -> float: ...
+
+
+class Held(Protocol):
+    """The runtime, as far as it is needed here."""
+
+    @property
+    def device(self) -> Working: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Limiter:
+    """Of one session, while its worker lives."""
+
+    def __init__(self, runtime: Held) -> None:
+        self._runtime = runtime
+        self._allowance = Allowance()
+        self._changed = threading.Condition()
+        self._over = False
+        self._looked = (time.monotonic(), runtime.device.busy_seconds())
+        self._recent = deque([self._looked])
+        self._stood = 0.0
+        self._thread = threading.Thread(target=self._run, name="limiter", daemon=True)
+        self._thread.start()
+
+    def limit(self, share: float) -> None:
+        """To this share (0 to 1) of the device's time from now on; 0: to none."""
+        with self._changed:
+            self._allowance = Allowance(share)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def describe(self) -> dict[str, Any]:
+        """``busy_s``: with work on the device; ``recent``: share of the last seconds; ``limit``: share that it may
+        have, None: any; ``held_s``: it stood still for that."""
+        with self._changed:
+            (then, before), now, busy = self._recent[0], time.monotonic(), self._runtime.device.busy_seconds()
+            return {"busy_s": round(busy, 3), "recent": round(min(1.0, (busy - before) / max(now - then, 1e-3)), 3),
+                    "limit": self._allowance.share or None, "held_s": round(self._stood, 3)}
+
+    def _run(self) -> None:
+        while not self._over:
+            if self._look() > 0:
+                self._hold()
+            with self._changed:
+                if not self._over:
+                    self._changed.wait(LOOK if self._allowance.share else IDLE_LOOK)
+
+    def _look(self) -> float:
+        """Count what was worked since the last look; the seconds that the session has to stand still."""
+        with self._changed:
+            now, busy = time.monotonic(), self._runtime.device.busy_seconds()
+            then, before = self._looked
+            self._looked = now, busy
+            if now - self._recent[-1][0] >= IDLE_LOOK:
+                self._recent.append(self._looked)
+                while len(self._recent) > 1 and self._recent[1][0] <= now - RECENT:
+                    self._recent.popleft()
+            return self._allowance.spend(now - then, busy - before)
+
+    def _hold(self) -> None:
+        """Stand still until nothing is owed any more, or as the module docstring says."""
+        self._runtime.pause()
+        began = time.monotonic()
+        try:
+            while not self._over and (owed := self._look()) > 0:
+                stood, busy = time.monotonic() - began, self._looked[1]
+                with self._changed:
+                    self._changed.wait(min(owed, LOOK))
+                working = self._runtime.device.busy_seconds() > busy
+                if stood >= LONGEST or (working and stood >= STUCK):
+                    return
+        finally:
+            self._runtime.resume()
+            self._stood += time.monotonic() - began

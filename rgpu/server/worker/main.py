@@ -1,0 +1,461 @@
+"""A worker: the process that holds one session's GPU side.
+
+Started by the node daemon (:mod:`rgpu.server.node.workers.handles`), it listens on its own
+Unix socket and obeys what comes over the channel: attach an agent's socket,
+send the session to another worker, receive one, write an image, activate,
+resume, forget. It never reads the registry and holds no pool secret. When the
+daemon goes it keeps serving, and waits for the daemon's next connection.
+
+Address randomisation is switched off before anything is loaded, so that module
+globals land alike in every worker (facts: identical in three runs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from rgpu.checkpoint.codec import encoders
+from rgpu.checkpoint.device import Device
+from rgpu.link import effects
+from rgpu.link.local.channel import listen
+from rgpu.link.local.packets import Channel
+from rgpu.link.local.promptness import keep_prompt
+from rgpu.link.logging import configure_logging
+from rgpu.migrate.membership.lease_keeper import DeadlinePage
+from rgpu.migrate.membership.leases import NODE_SLOT
+from rgpu.migrate.records.reconcile import EVENTS
+from rgpu.server import ended_mark, position_page
+from rgpu.server.device import hardware
+from rgpu.server.device.spec import lost, make_device, warm
+from rgpu.server.module_cache import ModuleCache
+from rgpu.server.worker import spare
+from rgpu.server.worker.agent.agent_link import AgentLink
+from rgpu.server.worker.agent.same_host import HostMemory
+from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.server.worker.handed_over import adopt
+from rgpu.server.worker.limiter import Limiter
+from rgpu.server.worker.pulse import Pulse
+from rgpu.server.worker.tasks import Tasks
+from rgpu.session.effects import Kind
+from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
+
+if TYPE_CHECKING:
+    from rgpu.server.worker.move.departure import Departure
+
+log = structlog.get_logger(__name__)
+
+ADDR_NO_RANDOMIZE = 0x0040000
+#: Why a worker is told to forget a session that lives on: its agent looks for the owner then.
+ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
+#: How long a worker without daemon and without agent keeps its session.
+ORPHAN_SECONDS = 60.0
+#: And how long once the program has ended: a restarting daemon may still want to hear of it.
+ENDED_SECONDS = 2.0
+#: Within which the daemon ends a worker that told of a fault of its device.
+FAULT_SECONDS = 60.0
+#: How long a worker stays for modules still being written to the node's cache, and for a given up image's remains.
+WRITE_SECONDS = 2.0
+#: An attached agent's host answers each sign of life, every two seconds; after so long it counts as silent.
+UNHEARD_SECONDS = 15.0
+
+
+def without_randomisation() -> bool:
+    """Switch address randomisation off for this program and start it again; False if that is forbidden."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    persona = libc.personality(0xFFFFFFFF)
+    if persona & ADDR_NO_RANDOMIZE:
+        return True
+    if libc.personality(persona | ADDR_NO_RANDOMIZE) == -1:
+        return False
+    if not libc.personality(0xFFFFFFFF) & ADDR_NO_RANDOMIZE:
+        return False
+    os.execv(sys.executable, [sys.executable, "-m", "rgpu.server.worker.main", *sys.argv[1:]])
+
+
+class Worker:
+    """The worker's control side; one thread for each long task."""
+
+    def __init__(self, session: str, epoch: int, device: Device, state: str, spec: str = "", quota: int = 0,
+                 modules: ModuleCache | None = None, host: str = "", folder: Path | None = None) -> None:
+        """``folder``: of this session's workers on this host; a source may hand its memory over there."""
+        self.folder = folder
+        self.runtime = SessionRuntime(session, epoch, device)
+        self.runtime.effects = effects.open_log("worker", session, host)
+        self.runtime.effect(Kind.BEGUN, state)
+        self.modules = modules or ModuleCache(Path(os.devnull), 0)
+        self.runtime.executor.loaded = self.modules.keep
+        self.spec, self.quota = spec, quota
+        self.state = state  #: empty | incoming | running | paused | over
+        self.channel: Channel | None = None
+        self.link: AgentLink | None = None
+        self.stats: dict[str, Any] = {}
+        self.progress: dict[str, Any] = {}  #: of a move under way, for whoever asks
+        self.tasks = Tasks(self)
+        self.limiter = Limiter(self.runtime)
+        self.host_memory = HostMemory(self.runtime.fast, lambda seq: seq in self.runtime.retained, host)
+        self._lock = threading.RLock()
+        self._exit = threading.Event()
+        self._deadline: DeadlinePage | None = None
+        self._detached_since = time.monotonic()
+        self._left, self._had_agent = since_boot(), False
+        self._judged: set[int] = set()  #: results that are the program's
+        self.runtime.judge = self._judge
+        self._program_over = False  #: the agent said so; the daemon, if there is one, has the session ended
+
+    # -- the channel ------------------------------------------------------------
+    def serve(self, listener: socket.socket) -> None:
+        """Take the daemon's connections, one after the other, until told to exit."""
+        runtime = self.runtime
+        runtime.pulse = Pulse(lambda seconds: runtime.stood_still("this worker", seconds), runtime.order.look)
+        runtime.pulse.start()
+        while not self._exit.is_set():
+            listener.settimeout(1.0)
+            try:
+                sock, _ = listener.accept()
+            except TimeoutError:
+                if self._orphaned():
+                    log.error("no daemon and no agent for too long: the worker ends", session=self.runtime.session)
+                    return
+                continue
+            sock.setblocking(True)
+            channel = Channel(sock)
+            if channel.peer()[1] != os.getuid():
+                channel.close()
+                continue
+            self.channel = channel
+            self._converse(channel)
+
+    def _orphaned(self) -> bool:
+        patience = ENDED_SECONDS if self._program_over else ORPHAN_SECONDS
+        return self.link is None and time.monotonic() - self._detached_since > patience
+
+    def _converse(self, channel: Channel) -> None:
+        try:
+            while not self._exit.is_set():
+                message, fds = channel.receive()
+                threading.Thread(target=self._handle, args=(channel, message, fds), daemon=True,
+                                 name=f"do-{message.get('do')}").start()
+        except RgpuError as error:
+            log.info("daemon went away", reason=error.message)
+        finally:
+            self._detached_since = time.monotonic()
+            channel.close()
+
+    def _handle(self, channel: Channel, message: dict[str, Any], fds: list[int]) -> None:
+        name, number = str(message.pop("do", "")), message.pop("id", None)
+        handler = getattr(self, f"do_{name}", None) or getattr(self.tasks, f"do_{name}", None)
+        reply: dict[str, Any]
+        try:
+            if handler is None:
+                raise Refused(f"a worker does not know {name!r}")
+            sockets = [fds] if name in ("attach", "lane", "receive", "deadline", "checkpoint", "restore") else []
+            reply = {"id": number, "ok": handler(*sockets, **message) or {}}
+        except RgpuError as error:
+            reply = {"id": number, "error": error.as_dict()}
+        except Exception as error:  # noqa: BLE001 - the daemon must hear of it
+            log.exception("worker task failed", task=name)
+            reply = {"id": number, "error": RgpuError(f"{name}: {error}").as_dict()}
+        try:
+            channel.send(reply)
+        except LinkError:
+            log.warning("the daemon went before it had its answer", task=name)
+
+    def report(self, event: str, **values: Any) -> None:
+        """Tell the daemon; nothing is lost if there is none, it asks when it is back."""
+        channel = self.channel
+        if channel is not None:
+            try:
+                channel.send({"event": event, **values})
+            except LinkError:
+                pass
+
+    # -- the hardware --------------------------------------------------------------
+    def _judge(self, result: int) -> None:
+        """An error, before the program is told of it. Returns where it is the program's (OWNERSHIP 9).
+
+        Else the worker says nothing more: its daemon ends it, and the session is recovered.
+        """
+        if result in self._judged:
+            return
+        why = hardware.fault(result, lambda: lost(self.spec, self.runtime.device))
+        if not why:
+            self._judged.add(result)
+            return
+        log.error("the hardware failed", device=self.spec, result=result, reason=why,
+                  detail=self.runtime.device.error_detail())
+        self.report("fault", pid=os.getpid(), reason=why, result=result)
+        time.sleep(FAULT_SECONDS)
+        log.error("no daemon ended the worker after its device's fault: it ends")
+        end_process()
+
+    # -- the deadline --------------------------------------------------------------
+    def do_deadline(self, fds: list[int]) -> None:
+        """The daemon's page: until when this node may begin anything (OWNERSHIP 4)."""
+        if len(fds) != 1:
+            raise LinkError(f"{len(fds)} descriptors came with the deadline instead of one")
+        self._deadline = DeadlinePage(fds[0], writable=False)
+
+    def check_deadline(self, what: str) -> None:
+        """Nothing begins past the deadline; what runs goes on (OWNERSHIP 3). Raises :class:`Fenced`."""
+        if self._deadline is not None and not self._deadline.in_time(NODE_SLOT):
+            raise Fenced(f"this node is past its deadline: {what} waits until the registry answers")
+
+    # -- attaching ----------------------------------------------------------------
+    def do_attach(self, fds: list[int], handover: bytes) -> None:
+        """An authenticated agent's socket."""
+        connection = adopt(fds, handover)
+        with self._lock:
+            try:
+                self.check_deadline("an attachment")
+            except Fenced:
+                connection.close()
+                raise
+            if self.state not in ("running", "paused"):
+                connection.close()
+                raise Fenced(f"the session is {self.state} here")
+            encoders.stand_down()  # whatever was there to be restored is there
+            link = AgentLink(connection, self.runtime, self._link_report, self.modules, self.host_memory)
+            old, self.link, self._had_agent = self.link, link, True
+            if old is not None:
+                old.close()
+            link.start()
+
+    def do_lane(self, fds: list[int], handover: bytes) -> None:
+        """A further connection of the agent that is attached."""
+        connection = adopt(fds, handover)
+        with self._lock:
+            link = self.link
+        try:
+            if link is None:
+                raise Fenced("no agent is attached here")
+            link.add_lane(connection)
+        except RgpuError:
+            connection.close()
+            raise
+
+    def _link_report(self, event: str, values: dict[str, Any]) -> None:
+        if event == "stats":
+            self.stats = values
+        elif event == "bye":
+            self.stats = values.get("statistics") or self.stats
+            self._program_over = True
+            ended_mark.write(self.folder, self.runtime.epoch, str(values.get("reason") or ""))
+            self.report("bye", **{key: values[key] for key in ("reason", "exit_code") if key in values})
+            return
+        elif event == "detached":
+            with self._lock:
+                if self.link is not None and id(self.link) == values.get("link"):
+                    self.link = None
+                    self._detached_since, self._left = time.monotonic(), since_boot()
+        self.report(event, **self.describe())
+
+    def do_describe(self) -> dict[str, Any]:
+        return self.describe()
+
+    def silent(self) -> float:
+        """Seconds since an agent's host was heard; 0: it is. A program that only stands still has a host that is.
+
+        A host that lost its power closes no connection: its system acknowledges nothing any more.
+        """
+        with self._lock:
+            link, left = self.link, self._left
+        if link is None:
+            return since_boot() - left
+        unheard = link.connection.unheard()
+        return unheard if unheard >= UNHEARD_SECONDS else 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """What ``rgpu ps`` and an adopting daemon want to know."""
+        runtime = self.runtime
+        return {"session": runtime.session, "epoch": runtime.epoch, "state": self.state, "position": runtime.applied,
+                "calls": runtime.applied, "memory_bytes": runtime.memory_bytes(), "attached": self.link is not None,
+                "silent_s": self.silent(), "had_agent": self._had_agent,
+                "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
+                "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
+                "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
+                "move": self.progress, "catch_up": runtime.order.describe(),
+                "modules": self.modules.statistics(), "gpu": self.limiter.describe()}
+
+    def do_limit(self, share: float) -> None:
+        """The share (0 to 1) of the device's time that the session may have from now on; 0: any."""
+        if not 0.0 <= share <= 1.0:
+            raise Refused(f"a share of {share!r} of a device")
+        self.limiter.limit(share)
+
+    # -- ownership ------------------------------------------------------------------
+    def do_activate(self, epoch: int) -> None:
+        """The registry names this worker the owner at ``epoch``."""
+        if epoch < self.runtime.epoch:
+            raise Fenced(f"cannot activate epoch {epoch} after {self.runtime.epoch}")
+        arriving = self.tasks.arriving
+        if self.state != "incoming":
+            self.own(epoch)
+        elif arriving is None or not arriving.tell(EVENTS["activate"], found=epoch):
+            said = f"its move is {arriving.role.state}" if arriving else "nothing has come"
+            raise Fenced(f"cannot activate: no whole session is here; {said}")
+
+    def own(self, epoch: int) -> None:
+        """Serve the session from now on."""
+        with self._lock:
+            if self.state not in ("incoming", "empty", "running"):
+                raise Fenced(f"cannot activate: the session is {self.state} here")
+            self.tasks.let_go()
+            self.runtime.epoch = epoch
+            self.state = "running"
+            self._left = since_boot()
+            self.runtime.effect(Kind.ACTIVE)
+
+    def do_resume(self, still_open: str = "") -> None:
+        """The move was aborted: go on as if nothing had been. A copy for any move but ``still_open`` stops."""
+        self.tasks.call_off(still_open, "the record says so")
+
+    def go_on(self) -> None:
+        """The move is off: apply calls again. Undoes :meth:`offer` and the pause before it."""
+        with self._lock:
+            if self.state == "paused":
+                self.state = "running"
+                self.runtime.effect(Kind.RESUMED)
+        self.runtime.resume()
+
+    def do_adopt(self, epoch: int) -> None:
+        """`rgpu pool adopt` gives this worker what it holds, at a higher epoch: whatever was under way is off."""
+        with self._lock:
+            if self.state not in ("running", "paused") or epoch <= self.runtime.epoch:
+                raise Fenced(f"cannot serve epoch {epoch}: the session is {self.state} here at {self.runtime.epoch}")
+            link, self.link = self.link, None
+            if link is not None:  # at the epoch that is over: the agent asks for its owner then
+                link.notice("moved", reason="adopted")
+        if link is not None:
+            link.finish()
+        with self._lock:
+            self.runtime.epoch = epoch
+        self.tasks.call_off("", "the session was given to this worker by an operator")
+        if self.tasks.leaving is None and self.state == "paused":
+            self.go_on()
+        with self._lock:
+            self.runtime.effect(Kind.ACTIVE)
+
+    def offer(self, leaving: Departure) -> None:
+        """The copy is complete: from here on only the record may say what follows. Raises :class:`Fenced`."""
+        with self._lock:
+            if self.state != "running" or leaving.called_off:
+                raise Fenced(f"the move was called off: the session is {self.state} here")
+            self.state = "paused"
+            self.runtime.effect(Kind.OFFERED)
+
+    def do_forget(self, reason: str) -> None:
+        """Another worker owns the session now, or it ended; through the role that this worker has in a move, if any."""
+        leaving, arriving = self.tasks.leaving, self.tasks.arriving
+        told = leaving is not None and leaving.tell(EVENTS["forget"], reason)
+        told = told or (arriving is not None and arriving.tell(EVENTS["discard"], reason))
+        if not told:
+            self.leave(reason)
+
+    def leave(self, reason: str) -> None:
+        """Tell the agent, then exit."""
+        with self._lock:
+            self.state = "over"
+            link, self.link = self.link, None
+        self.runtime.effect(Kind.OVER, reason)
+        self.tasks.give_way(f"the session is not this worker's any more ({reason})")
+        if link is not None:
+            link.notice("moved" if reason in ELSEWHERE else "ended", reason=reason)
+            link.finish()
+        self.runtime.stop()
+        # After the answer to this request has left. Device threads may still wait for work that
+        # nobody will give them, so the process ends without asking them.
+        threading.Timer(0.02, self._end).start()
+
+    def _end(self) -> None:
+        until = time.monotonic() + WRITE_SECONDS
+        self.modules.flush(WRITE_SECONDS)
+        self.tasks.wait_image(until)
+        end_process()
+
+    def do_notice(self, kind: str, values: dict[str, Any]) -> None:
+        """Pass a notice (cut …) on to the agent, if one is attached."""
+        if kind == "cut":
+            self.check_deadline("a cut of the journal")
+        with self._lock:
+            if self.link is not None:
+                self.link.notice(kind, **values)
+
+
+def since_boot() -> float:
+    """Seconds; goes on while this process is frozen and while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def since_exec_ms() -> int:
+    """How long ago this process began, as its parent waits for it (proc(5): starttime); -1 where it is not told."""
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return round(1000 * (time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")))
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def end_process() -> None:
+    log.info("worker ends")
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="internal: one session's worker; started by `rgpu server`")
+    parser.add_argument("--session", default="")
+    parser.add_argument("--epoch", type=int, default=0)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--quota", type=int, default=0)
+    parser.add_argument("--spare", metavar="ROOM", help="wait for a session; ROOM is overwritten with its name")
+    parser.add_argument("--host", default="")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--state", default="empty")
+    parser.add_argument("--module-cache", type=Path, default=Path(os.devnull))
+    parser.add_argument("--module-cache-size", type=int, default=0)
+    parser.add_argument("--log-level", default="info")
+    options = parser.parse_args()
+    fixed = without_randomisation()
+    configure_logging(level=options.log_level)
+    faulthandler.enable()  # a driver that crashes leaves every thread's stack in the worker's log
+    structlog.contextvars.bind_contextvars(pid=os.getpid())
+    if not fixed:
+        log.warning("address randomisation cannot be switched off here: module addresses may differ after a move")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener = listen(options.socket)
+    began = time.monotonic()
+    device = make_device(options.device, options.quota, options.host, own_stdout=True)
+    device_ms = round((time.monotonic() - began) * 1000)
+    keep_prompt()
+    if options.spare:
+        warm(options.device)
+        found = spare.wait(listener, device)
+        if found is None:
+            os._exit(0)
+        options.session, options.epoch, options.quota, options.state = (found.session, found.epoch, found.quota,
+                                                                        found.state)
+        options.socket = Path(found.socket)
+    structlog.contextvars.bind_contextvars(session=options.session)
+    worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota,
+                    ModuleCache(options.module_cache, options.module_cache_size), options.host, options.socket.parent)
+    worker.runtime.keep_place(position_page.PositionPage(position_page.beside(options.socket)))
+    log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch,
+             spare=bool(options.spare), device_ms=device_ms, since_exec_ms=since_exec_ms())
+    worker.serve(listener)
+    end_process()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,481 @@
+"""A session leaves: the shell around :data:`rgpu.migrate.move.source.SOURCE`, in its worker.
+
+Every command of the table is one method here. Nothing is decided in this file:
+a method does what its name says, and tells what it found. Whatever is raised by
+:meth:`Departure.run`, the session runs on; an error with ``replay`` in its
+detail says that copying may work.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from rgpu.checkpoint.device import PAGE, Device
+from rgpu.checkpoint.manifest.state import SessionState
+from rgpu.checkpoint.pages import pagehash
+from rgpu.checkpoint.pages.frozen import HOST_LIMIT, RESERVE, FrozenPages, MomentView, freeze, look
+from rgpu.checkpoint.pages.pages import PageTable, page_size
+from rgpu.checkpoint.phases import Phases
+from rgpu.link.data.frames import SealedConnection
+from rgpu.link.faults import fault
+from rgpu.link.messages.pages import LAST, REPLAY
+from rgpu.migrate.move import forecast
+from rgpu.migrate.move.machine import Command, Event
+from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.source import SOURCE, Compared, Round, SourceRole, role_for
+from rgpu.migrate.transfer import replay_link as wire
+from rgpu.migrate.transfer.sender import PageSender
+from rgpu.server.worker import session_state
+from rgpu.server.worker.agent.agent_link import AgentLink
+from rgpu.server.worker.apply.journal_tap import JournalTap
+from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.server.worker.governor import Governor
+from rgpu.server.worker.move.brake import Brake
+from rgpu.server.worker.move.catching_up import CatchUp
+from rgpu.server.worker.move.probing import Prober
+from rgpu.server.worker.move.role_shell import RoleShell
+from rgpu.session.errors import DeviceError, Fenced, LinkError, MoveFailed, RgpuError
+from rgpu.session.objects.ahead import Ahead
+from rgpu.session.objects.ahead import of as objects_ahead
+
+log = structlog.get_logger(__name__)
+
+DRAIN_SECONDS = 10.0  #: for the session's work to finish (SEMANTICS 19)
+SAMPLE_SECONDS = 0.1  #: between two looks at what changes
+PACE_SECONDS = 0.15  #: of running that the program's own speed is taken from, before its pages are copied
+ARM_SECONDS = 10.0  #: for the agent to begin a new stream
+LOOKS = 3  #: tries to measure
+MOST_ROUNDS_TOLD = 12
+SLEEP_SECONDS = 60.0  #: at most, between two looks at the clock
+
+
+def last_page_hashes(table: PageTable, view: MomentView, wanted: dict[int, list[int]]) -> tuple[int, int]:
+    """Tell ``table`` that the other side has the view's pages, all but those wanted; (how many these are, bytes)."""
+    table.follow(view.regions())
+    count = size = 0
+    for region in view.regions():
+        table.assume(region, view.hash_pages(region, table.key))
+        for index in wanted.pop(region.address, []):
+            if not 0 <= index < pagehash.page_count(region.size):
+                raise LinkError(f"page {index} of {region.address:#x} is wanted, which is not there")
+            table.forget(region, index)
+            count += 1
+            size += page_size(region, index)
+    if wanted:
+        raise LinkError(f"pages of {next(iter(wanted)):#x} are wanted, where the session has none")
+    return count, size
+
+
+class SourceWorker(Protocol):
+    """What a departure uses of the worker that has the session."""
+
+    progress: dict[str, Any]  #: of the move, for whoever asks
+
+    @property
+    def runtime(self) -> SessionRuntime: ...
+
+    @property
+    def link(self) -> AgentLink | None:
+        """The attached agent."""
+
+    def report(self, event: str, **values: Any) -> None:
+        """Tell the daemon."""
+
+    def offer(self, leaving: Departure) -> None:
+        """The copy is complete: the session stays paused until the record decides. Raises :class:`Fenced`."""
+
+    def go_on(self) -> None:
+        """The move is off: apply calls again."""
+
+    def leave(self, reason: str) -> None:
+        """Another worker has the session: end."""
+
+
+class Departure(RoleShell[SourceRole]):
+    """One move of this worker's session. Make one for each; :meth:`run` it once."""
+
+    def __init__(self, worker: SourceWorker, move: str, connection: SealedConnection, wishes: Wishes,
+                 more: Callable[[], SealedConnection] | None = None, phases: Phases | None = None) -> None:
+        """``more`` opens a further connection to the destination, for pages."""
+        super().__init__(SOURCE, role_for(wishes), worker.runtime.session, "source")
+        self.phases = phases or Phases()
+        self.worker = worker
+        self.runtime = worker.runtime
+        self.move = move
+        self.connection = connection
+        self.called_off = ""  #: why, from outside, before anything was offered
+        self.sender = PageSender(connection, self.runtime.device, self.runtime.hash_key, fault, more,
+                                 peer=wishes.pages != "stream")
+        self.result: dict[str, Any] | None = None  #: what was offered
+        self.refusal: RgpuError | None = None  #: or why nothing was
+        self.cut_pause = 0.0
+        self.repaired = 0  #: bytes of pages that differed in the last pause
+        self._cut_began = self._since = 0.0
+        self._ahead: Ahead | None = None  #: what the destination has made already, or is to make
+        self._governor: Governor | None = None
+        self._tap = JournalTap()
+        self._prober = Prober(self.runtime, self._tap)
+        self._brake = Brake(self.runtime)
+        self._replay: CatchUp | None = None
+        self._cut: tuple[FrozenPages, SessionState] | None = None
+        self._last: tuple[MomentView, SessionState] | None = None  #: the view and the state of the last pause
+
+    def run(self) -> dict[str, Any]:
+        """On return the session is paused and the destination has verified it; else it runs on, and this raises."""
+        try:
+            self.drive("send")
+        finally:
+            self.sender.close()
+        if self.called_off:  # between the offer and here
+            self.tell("settle_resume", self.called_off)
+        if self.result is None:
+            raise self.refusal or Fenced(f"the session is not here any more: {self.role.reason}")
+        return self.result
+
+    def call_off(self, reason: str) -> None:
+        """The record says that the move is aborted. A thread that is at it finds its connection closed."""
+        with self.lock:
+            if self.driving:
+                self.called_off = reason or "the move was aborted"
+                self.connection.close()
+                return
+        self.tell("settle_resume", reason)
+
+    def _failed(self, command: Command, error: RgpuError) -> Event:
+        failed = super()._failed(command, error)
+        if not self.called_off:
+            return failed
+        self.error = Fenced(f"the move was called off: {self.called_off}; the session runs on here")
+        return self.event("settle_resume", reason=self.called_off)
+
+    # -- what is told -----------------------------------------------------------------
+    def stepped(self, event: Event) -> None:
+        """For ``rgpu migrate status`` and whoever waits."""
+        if event.kind == "round_done":
+            self._tell("copying")
+        elif event.kind == "measured":
+            self._tell("chosen", why=self.role.why)
+        elif event.kind == "drained" and event.now == self.role.paused_at and self.role.state != "cutting":
+            self._tell("stopped")
+
+    def _tell(self, phase: str, **values: Any) -> None:
+        statistics = self.sender.statistics
+        expected = self.role.expected
+        progress = {"move": self.move, "phase": phase, "mode": self.role.mode, "round": statistics.rounds,
+                    "pages_sent": statistics.pages_sent, "bytes_sent": statistics.bytes_sent,
+                    "expected": expected.as_dict() if expected else {}, **values}
+        self.worker.progress = progress
+        self.worker.report("progress", **progress)
+
+    def _statistics(self) -> dict[str, Any]:
+        role = self.role
+        self.phases.add("layouts", sum(self.sender.map_seconds))  # within the rounds
+        pulled = self.sender.statistics.bytes_pulled > 0
+        return {**self.sender.statistics.as_dict(), "verified": True, "position": self.runtime.applied,
+                "mode": role.mode, "why": role.why, "expected": role.expected.as_dict() if role.expected else {},
+                "mismatched_pages": role.mismatched, "repaired_bytes": self.repaired,
+                "sampled_pages": role.sampled.compared, "sampled_mismatches": role.sampled.differing,
+                "brownout_ms": (self._brake.stood + self._prober.stood) * 1000, "cut_ms": self.cut_pause * 1000,
+                "call_bytes": 0 if self._replay is None else self._replay.call_bytes,
+                "pages_by": "peer" if pulled else "stream", "pages_why": self.sender.by_stream,
+                "phases_ms": {**self.phases.ms(), **{f"destination.{name}": ms
+                                                     for name, ms in self.sender.destination.items()}},
+                "page_rounds": self.sender.page_rounds[:MOST_ROUNDS_TOLD],
+                "pause_ms": (time.monotonic() - role.paused_at + self.cut_pause) * 1000}
+
+    # -- while the program runs ----------------------------------------------------
+    def do_begin(self, command: Command) -> Event:
+        fault("connected")
+        before = self.runtime.applied, time.monotonic()
+        with self.phases.phase("begin"):
+            self.sender.begin(self.runtime.session, self.move)
+            self._govern(*before)
+        return self.event("begun")
+
+    def _govern(self, position: int, since: float) -> None:
+        """From now on pages are copied no faster than the program bears. ``position``, ``since``: seen before.
+
+        Only where copying and kernels share processors: a GPU has streams of low priority for it.
+        """
+        if not getattr(self.runtime.device, "shares_processors", False):
+            return
+        time.sleep(max(0.0, since + PACE_SECONDS - time.monotonic()))
+        governor = self._governor = Governor((self.runtime.applied - position) / (time.monotonic() - since))
+
+        def pace(busy: float) -> None:
+            if not self.runtime.paused and (seconds := governor.rest(time.monotonic(), self.runtime.applied, busy)):
+                time.sleep(seconds)
+
+        self.sender.pace = pace
+
+    def do_send_round(self, command: Command) -> Event:
+        first = not self.sender.statistics.rounds
+        with self.phases.phase("first_round" if first else "further_rounds"):
+            began, rested = time.monotonic(), self._governor.rested if self._governor else 0.0
+            before = self.sender.statistics.bytes_sent
+            pages = self.sender.round()
+            fault("round")
+            seconds = time.monotonic() - began - ((self._governor.rested if self._governor else 0.0) - rested)
+        sent = self.sender.statistics.bytes_sent - before
+        if first and (pulls := self.sender.page_rounds):  # mapping and granting are done once
+            sent, seconds = self.sender.statistics.bytes_pulled, pulls[0].get("pulls_ms", 0.0) / 1000
+        return self.event("round_done", found=Round(pages, sent, seconds, self.sender.takes_objects))
+
+    def do_measure(self, command: Command) -> Event:
+        with self.phases.phase("choose"):
+            return self.event("measured", found=measure(self.runtime.device, self.sender.table, self.role.speed,
+                                                        self.role.first_seconds))
+
+    def do_take_objects(self, command: Command) -> Event:
+        """Contexts and modules, which the destination makes while the session runs on. (In a replay: with the cut.)"""
+        with self.phases.phase("ahead"):
+            self.runtime.pause()
+            try:
+                self._ahead = objects_ahead(self.runtime.live)
+            finally:
+                self.runtime.resume()
+        return self.event("objects_taken", found=len(self._ahead.contents))
+
+    def do_send_objects(self, command: Command) -> Event:
+        assert self._ahead is not None
+        fault("ahead")
+        with self.phases.phase("ahead"):
+            self.phases.add("ahead.destination", self.sender.send_objects(self._ahead.encode()) / 1000)
+        fault("ahead.sent")
+        return self.event("objects_made")
+
+    # -- standing still --------------------------------------------------------------
+    def do_pause(self, command: Command) -> Event:
+        if self._replay is not None:
+            self.phases.add("replay", time.monotonic() - self._since)
+            fault("replay.caught_up")
+        with self.phases.phase("pause.drain"):
+            self.runtime.quiesce(DRAIN_SECONDS)
+        return self.event("drained")
+
+    def do_resume(self, command: Command) -> None:
+        self.worker.go_on()
+
+    def _stopped(self) -> None:
+        fault("paused")
+        self.connection.sock.settimeout(max(0.5, self.role.wishes.limit))
+
+    def do_send_rest(self, command: Command) -> Event:
+        self._stopped()
+        with self.phases.phase("pause.hash"):
+            view = look(self.runtime.device, self.runtime.hash_key)
+        with self.phases.phase("pause.pages"), self._seeing(view):
+            self.sender.round()
+        with self.phases.phase("pause.state"):
+            state = session_state.take(self.runtime, view, self.sender.known)
+            if self._ahead is not None and self._ahead.contents:
+                state.live = self._ahead.shorten(state.live)
+        with self.phases.phase("pause.verify"):
+            self.sender.finish(state)
+        fault("sent")
+        return self.event("verified")
+
+    @contextmanager
+    def _seeing(self, view: MomentView) -> Iterator[None]:
+        """Pages are those of a moment: a view in the device's place, with all that a page stream asks for."""
+        device = self.sender.device
+        self.sender.device = view  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            self.sender.device = device
+
+    # -- by replay ---------------------------------------------------------------------
+    def do_open_tap(self, command: Command) -> Event:
+        """What is applied from now on is kept. With a fast path that begins with the agent's next connection."""
+        link = self.worker.link
+        armed = self.runtime.fast is not None and link is not None
+        tap = self._tap = JournalTap(armed=armed)
+        self._prober = Prober(self.runtime, tap)
+        self.runtime.tap = tap
+        if armed and link is not None:
+            link.close()
+            if not tap.wait_running(ARM_SECONDS):
+                raise MoveFailed("the agent did not come back to begin its stream of calls anew")
+        return self.event("tapped")
+
+    def do_close_tap(self, command: Command) -> None:
+        self.runtime.tap = None
+
+    def do_pause_for_cut(self, command: Command) -> Event:
+        self._since = time.monotonic()
+        self.runtime.quiesce(DRAIN_SECONDS)
+        return self.event("drained")
+
+    def do_take_cut(self, command: Command) -> Event:
+        """Pages that changed are copied aside on the device, the session's state is taken."""
+        self._cut_began = time.monotonic()
+        fault("replay.cut")
+        frozen = freeze(self.runtime.device, self.sender.table)
+        try:
+            self._cut = frozen, session_state.take(self.runtime, frozen)
+        except BaseException:
+            frozen.release()
+            raise
+        return self.event("cut_taken")
+
+    def do_start_samples(self, command: Command) -> None:
+        self.cut_pause = time.monotonic() - self._cut_began
+        self._prober.start()
+
+    def do_stop_samples(self, command: Command) -> None:
+        self._prober.stop()
+
+    def do_send_cut(self, command: Command) -> Event:
+        """The cut and its pages, while the program runs on; returns when the destination has verified all of it."""
+        assert self._cut is not None
+        frozen, state = self._cut
+        with self._seeing(frozen):
+            self._tell("cut", position=state.position)
+            self.sender.round()
+            fault("replay.cut.sent")
+            self.sender.finish(state)
+        self.connection.send(REPLAY, msgspec.msgpack.encode({"position": state.position}))
+        fault("replay.cut.verified")
+        self.phases.add("cut", time.monotonic() - self._since)
+        return self.event("cut_verified")
+
+    def do_release_cut(self, command: Command) -> None:
+        assert self._cut is not None
+        self._cut[0].release()
+
+    def do_slow_down(self, command: Command) -> None:
+        self._since = time.monotonic()
+        self._brake.share = self.role.wishes.max_slowdown
+        self._brake.start()
+
+    def do_full_speed(self, command: Command) -> None:
+        self._brake.stop()
+
+    def do_ship_calls(self, command: Command) -> Event:
+        if self._replay is None:
+            fault("replay")
+            self._replay = CatchUp(self.connection, self._tap, self._tell)
+        shipped = self._replay.ship(self._prober.pages)
+        trouble = self._prober.error
+        for sampled, behind in shipped.samples:
+            log.info("replay sampled", compared=sampled.compared, differing=sampled.differing, pages=sampled.pages,
+                     behind_ms=round(behind * 1000))
+        return self.event("shipped", found=replace(shipped, trouble=trouble.message if trouble else "",
+                                                   broken=bool(self.runtime.executor.error)))
+
+    def do_send_last_calls(self, command: Command) -> None:
+        assert self._replay is not None
+        self._stopped()
+        with self.phases.phase("pause.settle"):
+            self._replay.rest()
+
+    def do_compare(self, command: Command) -> Event:
+        """The hashes of all pages; the destination says which of its own differ."""
+        assert self._replay is not None
+        with self.phases.phase("pause.settle"):
+            view = look(self.runtime.device, self.runtime.hash_key)
+            state = session_state.take(self.runtime, view)
+            state.live = {"digest": wire.objects_digest(state.live)}
+            self._last = view, state
+            fault("replay.last")
+            for last, data in wire.pieces(state):
+                self.connection.send(LAST, last, data)
+            wanted = self._replay.wanted(self.role.deadline)
+            pages, self.repaired = last_page_hashes(self.sender.table, view, wanted)
+        return self.event("compared", found=Compared(pages, self.role.deadline - time.monotonic()))
+
+    def do_repair(self, command: Command) -> Event:
+        assert self._last is not None
+        view, state = self._last
+        with self.phases.phase("pause.settle"), self._seeing(view):
+            fault("replay.repair")
+            self.sender.round()
+            state.regions = []
+            state.live = state.answers = state.printed = None
+            self.sender.finish(state)
+        fault("sent")
+        return self.event("verified")
+
+    # -- how it goes on ------------------------------------------------------------------
+    def do_offer(self, command: Command) -> Event:
+        self.worker.offer(self)
+        return self.event("promised")
+
+    def do_report_offered(self, command: Command) -> None:
+        self.result = self._statistics()
+
+    def do_report_failed(self, command: Command) -> None:
+        refusal = self.error or MoveFailed(command.reason)
+        if self.role.copy_may_help:
+            refusal = MoveFailed(f"the replay was given up: {command.reason}", replay=True)
+        if self.role.sampled.compared:
+            refusal.detail["mismatched"] = self.role.sampled.share
+        self.refusal = refusal
+
+    def do_watch_deadline(self, command: Command) -> None:
+        threading.Thread(target=self._watch, name="deadline", daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self.over.wait(min(max(0.0, self.role.deadline - time.monotonic()), SLEEP_SECONDS)):
+            if time.monotonic() >= self.role.deadline:
+                self.tell("tick")
+
+    def do_write_abort(self, command: Command) -> None:
+        """The daemon has the registry; it tells ``withdrawn``. Nothing is lost if there is none: it is asked again."""
+        fault("withdraw")
+        self.worker.report("withdraw", move=self.move, reason=command.reason)
+
+    def do_read_record(self, command: Command) -> None:
+        self.worker.report("read_record", move=self.move)
+
+    def do_forget(self, command: Command) -> None:
+        self.worker.leave(command.reason)
+
+
+def measure(device: Device, table: PageTable, speed: float, since_seconds: float) -> forecast.Measured:
+    """How much changes, and how much differs from what was sent; the session runs meanwhile.
+
+    ``table``: what the other side has, since ``since_seconds``.
+    """
+    for _ in range(LOOKS):
+        try:
+            seconds, pages, differing, moved = _compare_twice(device, table)
+            break
+        except DeviceError as error:  # memory went away between two questions
+            log.info("could not measure what changes", reason=error.message)
+    else:
+        return forecast.Measured(pages=0, differing=0, changed=(), speed=speed, free_pages=0,
+                                 replay_refused="the session's memory changes too fast to be measured")
+    room = max(0, device.free_memory() - RESERVE) + HOST_LIMIT
+    pins = device.pins()
+    return forecast.Measured(
+        pages=pages, differing=differing, changed=((seconds, moved), (since_seconds + seconds, differing)), speed=speed,
+        free_pages=room // PAGE, settle_seconds=0.02, replay_refused="; ".join(pins))
+
+
+def _compare_twice(device: Device, table: PageTable) -> tuple[float, int, int, int]:
+    """(seconds between two looks, pages in all, pages that differ from what was sent, pages that changed)."""
+    first = look(device, table.key)
+    began = time.monotonic()
+    time.sleep(SAMPLE_SECONDS)
+    second = look(device, table.key)
+    seconds = time.monotonic() - began
+    table.follow(second.regions())
+    pages = differing = moved = 0
+    before = {(region.address, region.size): first.hash_pages(region, table.key) for region in first.regions()}
+    for region in second.regions():
+        hashes = second.hash_pages(region, table.key)
+        pages += len(hashes)
+        differing += len(table.dirty(region, hashes))
+        known = before.get((region.address, region.size))
+        moved += len(hashes) if known is None else int(pagehash.differ(known, hashes).sum())
+    return seconds, pages, differing, moved

@@ -1,0 +1,46 @@
+"""Notices that this process stood still: a thread whose beat is late.
+
+Whoever is stopped (SIGSTOP, a frozen container or machine) goes on without a word, in the middle of what it did. The
+thread that applies looks at the last beat before it applies what came meanwhile; so does the thread that beats.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+BEAT = 0.05  #: seconds
+LATE = 0.45  #: seconds without a beat, or more than that
+
+
+class Pulse:
+    """``late(seconds)`` is told each time that the process stood still, once; ``each(now)`` is called at each beat."""
+
+    def __init__(self, late: Callable[[float], None], each: Callable[[float], None]) -> None:
+        self._late, self._each = late, each
+        self._last = time.monotonic()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        self._last = time.monotonic()
+        self._thread.start()
+
+    def look(self) -> None:
+        """Whether it stood still until just now; for any thread."""
+        if time.monotonic() - self._last > LATE:
+            self._beat()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(BEAT)
+            self._beat()
+            self._each(self._last)
+
+    def _beat(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            stood, self._last = now - self._last, now
+        if stood > LATE:
+            self._late(stood)

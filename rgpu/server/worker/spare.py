@@ -1,0 +1,123 @@
+"""A spare worker, as its own process sees it: everything that costs time is done, only the session is missing.
+
+It listens where its daemon told it to and takes one connection. ``become``
+names the session; then the process goes on as that session's worker, on the
+same listening socket, which the daemon has moved to the session's folder. When
+the daemon goes first, the spare ends: nobody would find it again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from rgpu.checkpoint.codec import encoders
+from rgpu.checkpoint.codec.encoding import prepare as prepare_native
+from rgpu.checkpoint.codec.frames import KEPT
+from rgpu.checkpoint.device import Device
+from rgpu.link.local.packets import Channel
+from rgpu.session.errors import LinkError, RgpuError
+
+log = structlog.get_logger(__name__)
+
+#: An argument of a spare: room on its command line for the session's name, so that `ps` shows it.
+ROOM = "." * 250
+
+
+#: A daemon that lives connects as soon as the socket is there, and waits no longer than this for that.
+CONNECT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a spare becomes. ``quota``: bytes; ``log``: the session's log file; ``socket``: where it listens now."""
+
+    session: str
+    epoch: int
+    quota: int
+    state: str
+    log: str
+    socket: str
+
+
+def wait(listener: socket.socket, device: Device) -> Assignment | None:
+    """Until the daemon says what this worker is for; None when the daemon has gone."""
+    listener.settimeout(CONNECT_SECONDS)
+    try:
+        sock, _ = listener.accept()
+    except TimeoutError:
+        log.info("spare worker ends", reason="its daemon never came: it died while this process started")
+        return None
+    finally:
+        listener.settimeout(None)
+    channel = Channel(sock)
+    try:
+        if channel.peer()[1] != os.getuid():
+            return None
+        device.frames().prepare(KEPT)  # a restore begins with them, and with what is compiled
+        prepare_native()
+        encoders.get_ready()
+        channel.send({"event": "ready"})
+        message, _ = channel.receive()
+        found = Assignment(str(message["session"]), int(message["epoch"]), int(message["quota"]),
+                           str(message["state"]), str(message["log"]), str(message["socket"]))
+        _prepare(found, device)
+        channel.send({"ok": True})
+        return found
+    except (RgpuError, KeyError, TypeError, ValueError, OSError) as error:
+        log.info("spare worker ends", reason=str(error))
+        return None
+    finally:
+        channel.close()
+
+
+def _prepare(found: Assignment, device: Device) -> None:
+    """Log to the session's file from now on, bear its name, and know its memory."""
+    fd = os.open(found.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    text = getattr(device, "text", None)
+    for standard in (2,) if text is not None and text.holds_stdout else (1, 2):
+        os.dup2(fd, standard)
+    os.close(fd)
+    resize = getattr(device, "resize", None)
+    if resize is not None:
+        resize(found.quota)
+    set_command_line(["rgpu.server.worker.main", "--session", found.session, "--epoch", str(found.epoch), "--quota",
+                      str(found.quota), "--socket", found.socket])
+
+
+def set_command_line(words: list[str]) -> bool:
+    """Show ``words`` as this process's arguments, behind the interpreter; False where that is not possible."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
+        room = end - start
+        before = Path("/proc/self/cmdline").read_bytes()
+        text = b"\0".join(word.encode() for word in (sys.executable, "-m", *words)) + b"\0"
+        if not 0 < len(text) <= room or len(before) != room:
+            return False
+        ctypes.memmove(start, text + bytes(room - len(text)), room)
+        return True
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def connect(channel: Channel) -> None:
+    """The daemon's side: wait until the spare is ready. Raises :class:`LinkError`."""
+    message, _ = channel.receive()
+    if message.get("event") != "ready":
+        raise LinkError(f"a spare worker said {message!r:.80}")
+
+
+def assign(channel: Channel, assignment: Assignment) -> None:
+    """The daemon's side: make the spare a session's worker. Raises :class:`LinkError`, :class:`Corrupt`."""
+    values: dict[str, Any] = {name: getattr(assignment, name) for name in Assignment.__dataclass_fields__}
+    channel.send({"do": "become", **values})
+    channel.receive()
+    channel.close()

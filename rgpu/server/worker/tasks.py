@@ -1,0 +1,298 @@
+"""The long tasks of a worker: send the session away, receive one, write an image, restore one.
+
+Each is one method, run in a thread of its own by the worker that makes them (:mod:`rgpu.server.worker.main`).
+``fault`` names where tests break things (:mod:`rgpu.link.faults`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+
+from rgpu.checkpoint.codec import encoders
+from rgpu.checkpoint.device import PAGE
+from rgpu.checkpoint.pages.pages import PageTable
+from rgpu.checkpoint.phases import Phases
+from rgpu.checkpoint.session.image_link import ImageProcess, RemotePace, RemoteWriter, close_all
+from rgpu.checkpoint.session.imaging import Imaging, Writer
+from rgpu.checkpoint.store.grants import granted
+from rgpu.checkpoint.store.pace import Pace
+from rgpu.checkpoint.store.writer import STAGING
+from rgpu.link.data.frames import SealedConnection, client_preamble, connect
+from rgpu.link.faults import fault
+from rgpu.migrate.move import forecast
+from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.records.reconcile import EVENTS
+from rgpu.server.device.cpu.facts import available_memory
+from rgpu.server.stalling import stuck
+from rgpu.server.worker import session_state
+from rgpu.server.worker.handed_over import adopt
+from rgpu.server.worker.move.arrival import Arrival, DestinationWorker
+from rgpu.server.worker.move.departure import Departure, SourceWorker, measure
+from rgpu.session.errors import DeviceError, Fenced, Refused
+
+log = structlog.get_logger(__name__)
+
+DRAIN_SECONDS = 10.0
+GIVE_WAY_SECONDS = 10.0  #: that a move waits for an image to let go of the device
+
+
+class TaskWorker(SourceWorker, DestinationWorker, Protocol):
+    """What the tasks use of their worker, beside what the two sides of a move do."""
+
+    @property
+    def state(self) -> str:
+        """empty | incoming | running | paused | over."""
+
+    @property
+    def quota(self) -> int:
+        """Bytes of device memory that the session was promised."""
+
+
+class Tasks:
+    """See the module docstring."""
+
+    def __init__(self, worker: TaskWorker) -> None:
+        self.worker, self.runtime = worker, worker.runtime
+        self.arriving: Arrival | None = None  #: the role that this worker has in a move, or had
+        self.leaving: Departure | None = None  #: likewise
+        self._lock = threading.Lock()
+        self._sending = False  #: a move is under way that has offered nothing yet; never beside an image
+        self._imaging: Imaging | None = None
+        self.pace: Pace | RemotePace | None = None  #: of the image that is being written
+        self._images = ImageProcess() if encoders.wanted() else None  #: started by the first image
+        self.runtime.executor.make_room = self._make_room
+
+    def _make_room(self) -> bool:
+        """The device has no memory for a call of the session: what an image holds of it goes first."""
+        return self.give_way("the session needs the device's memory") > 0
+
+    # -- a move, as the source ------------------------------------------------------
+    def do_send(self, move: str, address: list[Any], ticket: bytes, secret: bytes, **wanted: Any) -> dict[str, Any]:
+        """Copy or replay while running, pause, send the rest; on return the other side has verified every page.
+
+        ``wanted``: the fields of :class:`~rgpu.migrate.move.options.Wishes`.
+
+        The session stays paused for ``resume`` or ``forget``. On an error it
+        runs on, and the error says why.
+        """
+        worker, runtime = self.worker, self.runtime
+        wishes = Wishes(**wanted)
+        if worker.state != "running":
+            raise Fenced(f"the session is {worker.state} here")
+        if runtime.executor.error:
+            raise DeviceError(f"the session has failed: {runtime.device.error_detail()}", runtime.executor.error)
+        began = time.monotonic()
+
+        def more() -> SealedConnection:
+            sock = connect((str(address[0]), int(address[1])))
+            return client_preamble(sock, "pages", ticket, secret, runtime.session)
+
+        phases = Phases()
+        with phases.phase("connect"):
+            connection = more()
+        try:
+            with self._lock:
+                self._sending = True
+            with phases.phase("end_image"):
+                self._end_image("a move of the session begins")
+            self.leaving = Departure(worker, move, connection, wishes, more, phases)
+            statistics = self.leaving.run()
+        except BaseException:
+            self.leaving = None
+            raise
+        finally:
+            worker.progress = {}
+            self._sending = False
+            connection.close()
+        return {**statistics, "total_ms": (time.monotonic() - began) * 1000}
+
+    def do_stuck(self) -> dict[str, Any]:
+        """Why the session's work will not end soon, which a move waits for; empty where it may. Takes seconds if so."""
+        return {"why": stuck(self.runtime.device)}
+
+    def call_off(self, still_open: str, reason: str) -> None:
+        """The record says that this session's move is off, unless it is ``still_open`` and nothing was offered yet."""
+        leaving = self.leaving
+        if leaving is not None and (self.worker.state == "paused" or leaving.move != still_open):
+            leaving.call_off(reason)
+
+    def do_withdrawn(self, move: str, outcome: str, reason: str) -> None:
+        """What became of this source's own abort: won, lost, or unknown."""
+        if self.leaving is not None and self.leaving.move == move and outcome in ("won", "lost", "unknown"):
+            self.leaving.tell(f"abort_{outcome}", reason)
+
+    def do_undecided(self, move: str, reason: str) -> None:
+        """The record that was asked for leaves the move open."""
+        if self.leaving is not None and self.leaving.move == move:
+            self.leaving.tell(EVENTS["stay paused"], reason)
+
+    def do_forecast(self) -> dict[str, Any]:
+        """What moving would cost, from how much changes now; the link's speed is assumed. Nothing is changed."""
+        runtime = self.runtime
+        measured = measure(runtime.device, PageTable(runtime.hash_key), forecast.ASSUMED_SPEED, 0.0)
+        # Everything has to be copied first; what differs by then is what changes meanwhile.
+        first = measured.differing * PAGE / measured.speed
+        later = replace(measured, differing=int(forecast.changed_in(measured, first)), changed=measured.changed[:1])
+        copy, by_replay = forecast.copying(later), forecast.replaying(later, Wishes().max_slowdown)
+        choice = forecast.choose(later, max_downtime=Wishes().max_downtime, max_slowdown=Wishes().max_slowdown)
+        return {"pages": measured.pages, "differing": measured.differing, "changing": measured.changed[0][1],
+                "assumed_speed": measured.speed, "copy": copy.as_dict(), "free_pages": measured.free_pages,
+                "replay": by_replay.as_dict() if by_replay else None, "mode": choice.mode, "why": choice.reason}
+
+    # -- a move, as the destination ---------------------------------------------------
+    def do_receive(self, fds: list[int], handover: bytes) -> None:
+        """Take a session from its source; the connection stays this task's until it is verified."""
+        connection = adopt(fds, handover)
+        arrival = self.arriving
+        if arrival is not None and self.worker.state == "incoming":  # a further connection of the same move
+            threading.Thread(target=arrival.receiver.join, args=(connection,), name="page-lane", daemon=True).start()
+            return
+        if self.worker.state != "incoming":
+            connection.close()
+            raise Fenced(f"this worker is {self.worker.state} and receives no session")
+        arrival = self.arriving = Arrival(self.worker, connection)
+        threading.Thread(target=arrival.run, name="receive", daemon=True).start()
+
+    def let_go(self) -> None:
+        """Nothing of the source's memory is held any more when this returns (SEMANTICS 15)."""
+        if self.arriving is not None:
+            self.arriving.receiver.peer.close()
+
+    # -- images -------------------------------------------------------------------------
+    def do_checkpoint(self, fds: list[int], image: str, store: dict[str, Any], base: str = "",
+                      others: list[str] | None = None, facts: dict[str, Any] | None = None,
+                      staging: int = 0, room: int | None = None, rate: float = 0.0) -> dict[str, Any]:
+        """Write an image; what image ``base`` (and ``others``, of the same user) hold is not stored again.
+
+        The session stands still while its pages are hashed and those that the
+        store lacks are copied aside (:mod:`rgpu.checkpoint.session.imaging`). ``room``:
+        bytes of the device that nobody else was promised: the copies may take
+        these, and what the session's own quota has left. Pages that find no
+        room wait in host memory, ``staging`` bytes at most (0: as
+        :func:`staging_bytes` says), and beyond that the session waits for the
+        store. ``rate``: bytes/s to the store, 0: as fast as it goes.
+
+        Raises :class:`Refused` while another image of the session is being
+        written or it is being sent away, and when the image had to give way.
+        """
+        if why := stuck(self.runtime.device):
+            close_all(fds)
+            raise Refused(f"the session's work does not end: {why}")
+        with contextlib.ExitStack() as held:
+            images = held.enter_context(granted(store, fds)) if self._images is None else None
+            try:
+                imaging = self._begin_image(room)
+            except BaseException:
+                if images is None:
+                    close_all(fds)
+                raise
+            began = time.monotonic()
+            wanted: dict[str, Any] = {"base": base, "others": others or [], "staging": staging or staging_bytes()}
+            try:
+                writer: Writer
+                if images is None:
+                    assert self._images is not None
+                    writer = RemoteWriter(self._images, image, store, fds, rate=rate, **wanted)
+                    self.pace = writer.pace
+                else:
+                    self.pace = Pace(rate)
+                    writer = images.own.writer(image, pace=self.pace, **wanted)
+                with writer:
+                    state, counts = imaging.run(writer, self._standing_still, partial(session_state.take, self.runtime),
+                                                facts)
+            finally:
+                with self._lock:
+                    self._imaging = self.pace = None
+        return {"image": image, "position": state.position, "epoch": state.epoch, "pages": counts["pages"],
+                "bytes": counts["stored_bytes"], "unchanged_pages": counts["unchanged_pages"],
+                "raw_bytes": counts["raw_bytes"], **imaging.taken.as_dict(),
+                "total_ms": round((time.monotonic() - began) * 1000, 3)}
+
+    def _begin_image(self, room: int | None) -> Imaging:
+        worker, runtime = self.worker, self.runtime
+        if room is not None:
+            room += max(0, worker.quota - runtime.memory_bytes())
+        with self._lock:
+            if worker.state != "running":
+                raise Fenced(f"the session is {worker.state} here")
+            if self._sending:
+                raise Refused("the session is being moved: ask again when that is over")
+            if self._imaging is not None:
+                raise Refused("an image of the session is being written already")
+            self._imaging = Imaging(runtime.device, runtime.hash_key, room, point=fault)
+            return self._imaging
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        runtime = self.runtime
+        runtime.quiesce(DRAIN_SECONDS)
+        try:
+            yield
+        finally:
+            runtime.resume()
+
+    def give_way(self, reason: str) -> int:
+        """Whoever needs the device more than an image does: give it up; the bytes of device memory freed."""
+        imaging = self._imaging
+        if imaging is None:
+            return 0
+        freed = imaging.give_way(reason)
+        log.warning("a checkpoint gives way", session=self.runtime.session, reason=reason, freed=freed)
+        return freed
+
+    def do_give_way(self, reason: str) -> dict[str, Any]:
+        """The daemon's word for it."""
+        return {"freed": self.give_way(reason)}
+
+    def do_pace(self, rate: float) -> dict[str, Any]:
+        """How fast an image may be written from now on, bytes/s; how fast it was since the last time."""
+        pace = self.pace
+        if pace is None:
+            return {}
+        used, waited = pace.renew(rate)
+        return {"used": used, "waited": waited}
+
+    def wait_image(self, until: float) -> None:
+        """Until no image is being written, or that time (monotonic); one that gave way removes what it wrote."""
+        while self._imaging is not None and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _end_image(self, reason: str) -> None:
+        """For a move: what it needs of the device is its own from here on. Raises :class:`Refused`."""
+        imaging = self._imaging
+        if imaging is not None:
+            self.give_way(reason)
+            if not imaging.wait_read(GIVE_WAY_SECONDS):
+                raise Refused(f"an image of the session is being written and does not end within "
+                              f"{GIVE_WAY_SECONDS:.0f} s")
+
+    def do_restore(self, fds: list[int], image: str, store: dict[str, Any]) -> dict[str, Any]:
+        """Rebuild the session from an image of the store; every page is verified."""
+        runtime = self.runtime
+        with granted(store, fds) as images:
+            if self.worker.state != "empty":
+                raise Fenced(f"the session is {self.worker.state} here")
+            with images.open(image) as opened:
+                state = opened.state
+                if state.session != runtime.session:
+                    raise Fenced(f"image {image} is of session {state.session}, not of {runtime.session}")
+                phases, size = Phases(), sum(region.size for region in state.regions)
+                with encoders.for_restore(size) as opened.processes:
+                    runtime.restore(state, opened, phases=phases)
+                log.info("rebuilt from an image", session=state.session, image=image, position=state.position,
+                         bytes=size, phases_ms=phases.ms())
+        return {"position": state.position, "epoch": state.epoch, "phases_ms": phases.ms()}
+
+
+def staging_bytes() -> int:
+    """Half of the host's free memory, at least 256 MiB: for pages that find no room on the device, for a while."""
+    return max(STAGING, available_memory() // 2)

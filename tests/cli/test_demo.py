@@ -1,0 +1,50 @@
+"""Where `rgpu demo` finds its program: in a wheel, in a checkout, and what it says where it cannot run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rgpu.cli.helpers import demo
+from rgpu.session.errors import NotFound
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *programs: str) -> Path:
+    """A copy of the package's folders with an example at each of ``programs``; the module stands in it."""
+    for name in programs:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.touch()
+    monkeypatch.setattr(demo, "__file__", str(tmp_path / "rgpu" / "cli" / "helpers" / "demo.py"))
+    return tmp_path
+
+
+def test_checkout() -> None:
+    assert demo._example() == ROOT / "examples" / "heat.py"
+
+
+def test_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's own program, whatever lies beside the package or in the working directory."""
+    root = layout(tmp_path, monkeypatch, "rgpu/examples/heat.py", "examples/heat.py", "here/examples/heat.py")
+    monkeypatch.chdir(root / "here")
+    assert demo._example() == root / "rgpu" / "examples" / "heat.py"
+
+
+def test_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = layout(tmp_path, monkeypatch)
+    with pytest.raises(NotFound, match=f"neither in {root}/rgpu nor beside it"):
+        demo._example()
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain install has no CUDA bindings; the message names the extra that brings them."""
+    monkeypatch.setattr(demo, "_installed", lambda name: name != "cuda.core")
+    with pytest.raises(NotFound, match=r"needs cuda\.core: pip install 'rgpu-live\[examples\]'"):
+        demo._example()
+
+
+def test_installed() -> None:
+    assert demo._installed("rgpu.cli") and not demo._installed("rgpu.no_such") and not demo._installed("no.such")

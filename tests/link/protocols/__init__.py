@@ -1,0 +1,1 @@
+"""The tables of messages: what follows from them, and that no byte on the wire changed."""

@@ -1,0 +1,215 @@
+"""A backlog in the order of issue, in the engine (SEMANTICS 20): hot, cold calls, stalls, host functions, its end."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from rgpu.server.worker.apply import ordering
+from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.session.addresses import PINNED_BASE
+from rgpu.session.journal import issue_order
+from rgpu.session.journal.issue_order import State
+from tests.server.device.cuda.fake_driver.support import BASE, SIZE, SLOW, WAIT_FLAG, Journal, collect, linked
+from tests.server.device.cuda.fake_driver.support import Agent as AgentEnd
+from tests.server.links import wait_until
+
+EVER = 1 << 40
+
+
+def started(device: Any, journal: Journal, published: int = EVER) -> tuple[SessionRuntime, Any]:
+    runtime = SessionRuntime("s", 1, device)
+    runtime.attach(lambda *answer: None, published)
+    feed = runtime.open_stream()
+    feed(journal.opened() + journal.write(bytes(1 << 16)))
+    assert device.drain(10)
+    return runtime, feed
+
+
+def slow(journal: Journal, stream: int, milliseconds: int = 30) -> bytes:
+    return journal.launch(SLOW, struct.pack("<I", milliseconds * 1000), stream)
+
+
+def race(journal: Journal, between: bytes = b"") -> bytes:
+    """The first stream is slow, then adds; the second one overwrites what it adds to, with nothing between them."""
+    data = slow(journal, 18) + journal.add_one(stream=18) + between
+    return data + journal("memset", destination=BASE, pitch=16, width=4, height=1, element=4, value=7, stream=19)
+
+
+@pytest.mark.parametrize("published, expected", [(EVER, 7), (0, 8)])
+def test_a_race_between_streams(device: Any, journal: Journal, published: int, expected: int) -> None:
+    """In order the later call wins; live, the one whose stream has less to do comes first."""
+    runtime, feed = started(device, journal, published)
+    feed(race(journal) + journal("context_synchronize", context=16) + journal.read(4))
+    found = collect(runtime, {journal.seq - 1, journal.seq})
+    assert found[journal.seq] == (0, struct.pack("<I", expected))
+    assert runtime.order.describe()["state"] == ("ordered" if published else "live")
+
+
+@pytest.mark.parametrize("step", [1, 7, 41, 300, 5000])
+def test_cut_anywhere(device: Any, journal: Journal, step: int) -> None:
+    """Also payloads that arrive while the call waits for its turn."""
+    runtime, feed = started(device, journal)
+    data = race(journal) + slow(journal, 18) + journal.write(struct.pack("<4I", 5, 6, 7, 8) * 64, stream=19)
+    data += journal.add_one(stream=18) + journal.read(16, stream=19)
+    for at in range(0, len(data), step):
+        feed(data[at:at + step])
+    assert collect(runtime, {journal.seq})[journal.seq][1] == struct.pack("<4I", 6, 7, 8, 9)
+    assert runtime.applied == journal.seq and runtime.executor.bugs == 0
+
+
+def test_cold_calls_keep_the_same_order(device: Any, journal: Journal) -> None:
+    """A shadow write between two hot calls of another stream: it waits for the first, the second one for it."""
+    runtime, feed = started(device, journal)
+    feed(journal("host_allocate", address=PINNED_BASE, size=1 << 16, flags=0))
+    feed(slow(journal, 18) + journal("memcpy_d2d", destination=BASE, source=PINNED_BASE, size=4, stream=18)
+         + journal("host_shadow_write", b"\x09\0\0\0", address=PINNED_BASE, stream=19)
+         + journal("memcpy_d2d", destination=BASE + 4, source=PINNED_BASE, size=4, stream=18) + journal.read(8))
+    assert collect(runtime, {journal.seq})[journal.seq][1] == struct.pack("<2I", 0, 9)
+
+
+def test_clearly_more_than_usual_under_way_is_a_backlog(device: Any, journal: Journal,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live: calls of one stream pile up, whyever; from the next stream on they are in order. One stream alone: none."""
+    monkeypatch.setattr(ordering, "STALL", 0.3)
+    runtime, feed = started(device, journal, 0)
+    runtime.order.distance.earlier = True
+    runtime.order.look(time.monotonic())
+    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE + 2048)))
+    feed(b"".join(journal.add_one(stream=18) for _ in range(160)))
+    assert runtime.order.describe()["state"] == "live"
+    feed(journal("memset", destination=BASE + 2048, pitch=4, width=1, height=1, element=4, value=1, stream=19))
+    said = runtime.order.describe()
+    assert (said["state"], said["catch_ups"], said["stalls"]) == ("overlapping", 1, 1), said
+    assert device.drain(10)
+
+
+def test_one_stream_waits_for_nothing(device: Any, journal: Journal) -> None:
+    runtime, feed = started(device, journal)
+    feed(slow(journal, 18, 500))
+    began = time.monotonic()
+    feed(journal.add_one() * 1 + journal("stream_synchronize", stream=18) + journal("event_destroy", event=20))
+    assert time.monotonic() - began < 0.45 and not device.is_complete(journal.seq - 3)
+    runtime.stop()
+
+
+def test_work_that_waits_for_a_later_call_overlaps_from_there(device: Any, journal: Journal,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that runs until another stream writes its flag: noticed, named, counted, and the rest overlaps."""
+    monkeypatch.setattr(ordering, "STALL", 0.3)
+    runtime, feed = started(device, journal)
+    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE)))
+    waiting = journal.seq
+    feed(journal.write(b"\1\0\0\0", stream=19) + journal("context_synchronize", context=16))
+    assert collect(runtime, {journal.seq})[journal.seq][0] == 0
+    said = runtime.order.describe()
+    assert said["state"] == "overlapping" and said["stalls"] == 1
+    assert f"kernel wait_flag (call {waiting})" in said["reason"], said
+    assert f"memcpy_h2d at {waiting + 1}" in said["reason"], said
+    feed(race(journal) + journal("context_synchronize", context=16) + journal.read(4))
+    assert collect(runtime, {journal.seq})[journal.seq][1] == struct.pack("<I", 8), "it went on in order"
+
+
+def test_many_long_kernels_are_no_stall(device: Any, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that takes far longer than a stall, each kernel of which takes less."""
+    monkeypatch.setattr(ordering, "STALL", 0.3)
+    runtime, feed = started(device, journal)
+    feed(b"".join(slow(journal, 18, 60) for _ in range(20)) + journal.add_one(stream=19))
+    assert device.drain(10)
+    said = runtime.order.describe()
+    assert said["state"] == "ordered" and said["stalls"] == 0, said
+
+
+def test_an_open_host_function_is_let_go_by_the_backlog(device: Any, journal: Journal) -> None:
+    """What says that it returned lies behind the call that waits for its stream, in this message or a later one."""
+    runtime = SessionRuntime("s", 1, device)
+    link, connection = linked(runtime, EVER)
+    agent = AgentEnd(connection)
+    agent.send(journal.opened() + journal.write(bytes(64)))
+    for rest in (0, 50):
+        data = b"".join(journal.add_one(BASE + 4096, 1) for _ in range(rest)) + journal("host_function", stream=18)
+        function = journal.seq
+        data += journal.add_one(stream=18) + journal.add_one(stream=19)
+        data += journal("host_function_done", call=function) + journal.read(4, stream=19)
+        agent.send(data[:len(data) - 300])
+        agent.send(data[len(data) - 300:])
+        assert agent.answer(journal.seq)[0] == 0
+    assert runtime.order.describe()["stalls"] == 0 and not device.host_gates.held
+    link.close()
+
+
+def test_a_call_that_was_complete_before_the_function_returned_does_not_wait_for_it(device: Any,
+                                                                                 journal: Journal) -> None:
+    """The program saw that, so the journal says it."""
+    runtime, feed = started(device, journal)
+    data = journal("host_function", stream=18)
+    function = journal.seq
+    data += journal.add_one(stream=19) + journal("stream_synchronize", stream=19)
+    data += journal("completed", observed=journal.seq - 1) + journal("host_function_done", call=function)
+    feed(data + journal.read(4, stream=18))
+    assert collect(runtime, {journal.seq})[journal.seq][0] == 0
+    assert runtime.order.describe()["stalls"] == 0
+
+
+def test_a_cut_while_a_call_waits_for_its_turn(device: Any, journal: Journal) -> None:
+    """It is at that call's boundary, and the call comes behind it."""
+    runtime, feed = started(device, journal)
+    feed(slow(journal, 18, 300))
+    record = journal.add_one(stream=19)
+    thread = threading.Thread(target=feed, args=(record,))
+    thread.start()
+    time.sleep(0.1)
+    runtime.quiesce(10, settle=5)
+    assert runtime.applied == journal.seq - 1
+    runtime.resume()
+    thread.join(10)
+    assert runtime.applied == journal.seq
+
+
+def test_the_end_of_a_catch_up(device: Any, journal: Journal) -> None:
+    runtime, feed = started(device, journal, published=20)
+    order = runtime.order
+    while journal.seq < 20:
+        order.feed(issue_order.Dry(*runtime.reach()))
+        assert order.ordered
+        feed(journal.add_one())
+    assert device.drain(10)
+    order.feed(issue_order.Dry(*runtime.reach()))
+    assert order.machine.state is State.LIVE and not order.ordered
+    assert device.drain(10)
+    feed(race(journal) + journal("context_synchronize", context=16) + journal.read(4))
+    assert collect(runtime, {journal.seq})[journal.seq][1] == struct.pack("<I", 8), "live it overlaps"
+
+
+def test_a_free_behind_the_replay_waits_for_it(device: Any, journal: Journal) -> None:
+    """The program's side has looked at the watermark of the worker before (SEMANTICS 21)."""
+    runtime, feed = started(device, journal, published=10)
+    feed(journal.launch(WAIT_FLAG, struct.pack("<Q", BASE)))
+    free = journal("memory_free", address=BASE)
+    assert journal.seq == 11 > runtime.gate.replay_until
+    thread = threading.Thread(target=feed, args=(free,))
+    thread.start()
+    time.sleep(0.3)
+    assert runtime.applied == 10 and device.engine.contains(BASE, SIZE), "it was freed under a kernel that runs"
+    device.write(BASE, b"\1\0\0\0")
+    thread.join(10)
+    assert runtime.applied == 11 and not device.engine.contains(BASE, 4)
+
+
+def test_standing_still_is_a_backlog_and_a_busy_program_is_none(device: Any, journal: Journal) -> None:
+    runtime, feed = started(device, journal, published=0)
+    runtime.quiesce(5)
+    time.sleep(0.01)
+    runtime.resume()
+    assert runtime.order.ordered and runtime.order.describe()["catch_ups"] == 1
+    runtime.order.feed(issue_order.Dry(*runtime.reach()))
+    runtime.order.distance.told = issue_order.UNBOUNDED
+    runtime.stood_still("this worker", 2.0)
+    assert not runtime.order.ordered
+    runtime.order.distance.told = 3
+    runtime.stood_still("this worker", 2.0)
+    wait_until(lambda: runtime.order.ordered, "a gap is no backlog")
