@@ -13,6 +13,8 @@ from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.journal.issue_order import (
     EVER,
     FRESH,
+    SHARE,
+    SHORT,
     TABLE,
     UNBOUNDED,
     WORK,
@@ -178,3 +180,15 @@ def test_which_calls_are_work() -> None:
     values: dict[str, Any] = dict(event=20, stream=18, flags=0)
     assert stream_of(BY_NAME["event_record"].id, encode_args("event_record", **values)) == 18
     assert stream_of(BY_NAME["host_function_done"].id, b"") is None
+
+
+def test_a_little_lateness_is_worth_a_little_time() -> None:
+    """Where sessions share a GPU all is late, and order makes it later: neither one catch-up nor all of them last."""
+    order = IssueOrder()
+    order.handle(Late(5, 0.005, 3))
+    assert not order.handle(Lasting(5, SHORT)) and order.state is ORDERED
+    assert order.handle(Lasting(5, SHORT + 0.05)) and order.state is LIVE and str(SHORT) in order.reason
+    assert not order.handle(Late(6, 0.005, 3, share=SHARE + 0.01)) and order.state is LIVE
+    assert order.handle(Late(6, 0.005, 3, share=SHARE)) and order.state is ORDERED
+    order.handle(Attached(6, 9))  # a backlog of its own: that has to go
+    assert not order.handle(Lasting(6, 60.0)) and order.state is ORDERED

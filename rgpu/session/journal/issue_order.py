@@ -20,11 +20,13 @@ Replaying     begin, until Settled                                until Settled
 Settled       -                                                   LIVE
 Resumed       begin, unless the program is ahead of its work      -
 Gap           the same                                            -
-Late          the same, unless one that Late began stalled        -
+Late          the same, unless those that Late began stalled      -
+              or took too much of the time
 Told          -                                                   LIVE, if the rest is what it usually queues
 Dry           -                                                   LIVE, if nothing more is known to be published
 Behind        begin                                               -
-Lasting       -                                                   LIVE, if Behind began it
+Lasting       -                                                   LIVE, if Behind or Late began it and it
+                                                                  lasts as long as such a one may
 Stalled       -                                                   ORDERED: OVERLAPPING
 ============  ==================================================  ===========================================
 
@@ -45,6 +47,11 @@ from rgpu.session.calls.wire import BY_ID
 
 EVER = 2**63  #: a position that no session reaches
 FRESH = 0.25  #: seconds: what was told is as old as this at most where it ends a catch-up
+SHORT = 0.25  #: seconds that a catch-up which a few milliseconds began lasts at most
+LONG = 5.0  #: seconds that one which calls under way began does: the program has become one that is so far ahead
+#: Part of the time that catch-ups begun by a few milliseconds may take: where several sessions share a GPU everything
+#: is late, each wait takes a turn of it, and a program kept in order for that would be later still.
+SHARE = 0.05
 #: A program that is always this far ahead of its work, or further: it is fed from a backlog at home as well.
 UNBOUNDED = 2**32 - 1
 
@@ -109,11 +116,15 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Calls came ``seconds`` later than calls come at the quickest, whoever kept them."""
+    """Calls came ``seconds`` later than calls come at the quickest, whoever kept them.
+
+    ``share``: of the last while that was spent in catch-ups which such lateness began.
+    """
 
     applied: int
     seconds: float
     usual: int
+    share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +244,7 @@ class IssueOrder:
             self._begin(event.applied, f"{event.who} stood still for {event.seconds:.1f} s, at call {event.applied}")
 
     def _late(self, event: Late) -> None:
-        if event.usual < UNBOUNDED and self.lateness_matters:
+        if event.usual < UNBOUNDED and self.lateness_matters and event.share <= SHARE:
             self._begin(event.applied, f"calls behind {event.applied} came {1000 * event.seconds:.1f} ms late")
             self.by_lateness = True
 
@@ -243,8 +254,10 @@ class IssueOrder:
         self.by_distance = True
 
     def _lasting(self, event: Lasting) -> None:
-        if self.by_distance:
+        if self.by_distance and event.seconds > LONG:
             self._end(f"for {event.seconds:.0f} s the program was further ahead of its work than before: it is its way")
+        elif self.by_lateness and event.seconds > SHORT:
+            self._end(f"some milliseconds are not worth more than {SHORT} s of order")
 
     def _note(self, event: Told) -> None:
         self.published = max(self.published, event.published)

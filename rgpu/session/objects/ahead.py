@@ -64,14 +64,14 @@ class Ahead:
             body = msgspec.msgpack.decode(data, type=_Body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise Corrupt(f"objects ahead: {error}", offset=0, reason="objects ahead") from None
-        before = 0
+        seen: set[int] = set()  # an unload may stand behind later calls
         for row in body.rows:
-            if row.seq <= before or row.call_id not in CALLS or (row.payload >= 0) != (row.call_id == LOAD) \
+            if row.seq <= 0 or row.seq in seen or row.call_id not in CALLS or (row.payload >= 0) != (row.call_id == LOAD) \
                     or not -1 <= row.payload < len(body.contents) or not 0 <= row.thread < 1 << 32 \
                     or not 0 <= row.flags < 1 << 16:
                 raise Corrupt(f"objects ahead: call {row.call_id} at position {row.seq}", offset=0,
                               reason="objects ahead")
-            before = row.seq
+            seen.add(row.seq)
         return Ahead(body.contents, body.rows, tuple(blake3.blake3(one).digest() for one in body.contents))
 
     def calls(self) -> list[Record]:
@@ -112,6 +112,8 @@ def of(live: LiveObjects) -> Ahead:
     for call in live.structural_calls():
         if call.call_id not in CALLS:
             continue
+        if live.pending(call.seq):
+            break  # it takes place behind calls that are still to come
         number = -1
         if call.call_id == LOAD:
             if live.unanswered(call.seq):

@@ -13,7 +13,9 @@ context        create, last value of each limit, flags. When destroyed: gone
                while a module was ever loaded into it
 module         every load that succeeded and every unload, for ever: they
                decide addresses. Contents are held once each, by BLAKE3. Last
-               value of each function attribute while it is loaded
+               value of each function attribute while it is loaded. An unload
+               beside an open host function takes place when none is open any
+               more, in the journal's order: devices do the same
 stream, event  create
 mapping        the map call of every range that is still mapped
 memory         allocate; ends with its own free, with the mapping below it, or
@@ -48,7 +50,10 @@ from rgpu.session.objects.module_table import GlobalVariable
 
 LOAD = BY_NAME["module_load"].id
 ALLOCATE = BY_NAME["memory_allocate"].id
+_UNLOAD = BY_NAME["module_unload"].id
 INSTANTIATE = BY_NAME["graph_instantiate"].id
+_HOST_FUNCTION, _HOST_FUNCTION_DONE = BY_NAME["host_function"].id, BY_NAME["host_function_done"].id
+_PENDING = 2**63  #: the place of an unload that did not take place yet: behind everything
 _IDENTITY = Struct("<QQ")
 _KINDS = frozenset(call.object_kind for call in BY_ID.values() if call.object_kind)
 
@@ -81,6 +86,7 @@ class _Object:
     parent: int | None = None  #: position of its context's creating call
     settings: dict[Any, Record] = field(default_factory=dict)
     ended: Record | None = None
+    ended_at: int = 0  #: behind the call at this position: where ``ended`` took place; _PENDING: not yet
     digest: bytes = b""  #: of a module's contents
     answer: LoadAnswer | None = None
     nodes: list[graphs.Node] = field(default_factory=list)  #: of an executable graph
@@ -101,14 +107,26 @@ class LiveObjects:
         self._payload_uses: Counter[bytes] = Counter()
         self._pending: set[int] = set()  #: loads without an answer
         self._digest = b""  #: of the contents of the load being applied, where it is known
+        self._furthest = 0  #: position of the last call in the journal's order; rows of an image may stand behind it
+        self._functions: set[int] = set()  #: host functions that did not return yet
+        self._unloads: list[_Object] = []  #: that take place when none is open
 
     # -- events -----------------------------------------------------------------
     def apply(self, record: Record) -> None:
         """A call is about to be applied. Raises :class:`Corrupt` if a call that matters here does not decode."""
         self.position = record.seq
+        self._furthest = max(self._furthest, record.seq)
         handler = _HANDLERS.get(record.call_id)
         if handler is not None:
             handler(self, record, decoders.decode(record.call_id, record.args))
+        elif record.call_id == _HOST_FUNCTION:
+            self._functions.add(record.seq)
+        elif record.call_id == _HOST_FUNCTION_DONE:
+            self._functions.discard(decoders.decode(record.call_id, record.args).call)
+            if not self._functions:
+                for item in self._unloads:
+                    item.ended_at = record.seq
+                self._unloads.clear()
 
     def answered(self, seq: int, result: int, reply: Any) -> None:
         """A call was answered; only loads matter. A failed load leaves nothing."""
@@ -127,12 +145,14 @@ class LiveObjects:
     def structural_calls(self) -> list[Record]:
         """The calls that make a fresh device hold these objects, in the order to apply them.
 
-        That is the order of the journal, but for allocations, which come last:
+        That is the order of the journal, unloads where they took place, but for
+        allocations, which come last:
         a device may free memory when it loses what happens to be its last
         context, and contexts that left no trace are not replayed. Behind them
         come executable graphs: an update may name what was made after them.
         """
         found: dict[int, Record] = {self._open.seq: self._open} if self._open else {}
+        ends: dict[int, tuple[int, int]] = {}  #: position of an ending call → (where it took place, its turn there)
         for item in list(self._objects.values()):
             if item.kind == "graph_exec" and not item.created.payload:
                 item.created.payload = graphs.encode(item.nodes)
@@ -141,7 +161,13 @@ class LiveObjects:
                 found[record.seq] = record
             if item.ended is not None:
                 found[item.ended.seq] = item.ended
-        return sorted(found.values(), key=lambda record: (_LATE.get(record.call_id, 0), record.seq))
+                ends[item.ended.seq] = item.ended_at, 1
+        return sorted(found.values(), key=lambda record: (
+            _LATE.get(record.call_id, 0), ends.get(record.seq, (record.seq, 0)), record.seq))
+
+    def pending(self, seq: int) -> bool:
+        """Whether the call at that position is an unload that did not take place yet."""
+        return any(item.ended is not None and item.ended.seq == seq for item in self._unloads)
 
     def inventory(self) -> list[tuple[str, int, bytes]]:
         """(kind, number, digest of the calls that make it what it is) of every live object, sorted."""
@@ -227,6 +253,8 @@ class LiveObjects:
         if self._current.get((item.kind, item.number)) == seq:
             del self._current[item.kind, item.number]
         self._pending.discard(seq)
+        if item in self._unloads:
+            self._unloads.remove(item)
         if item.digest:
             self._payload_uses[item.digest] -= 1
             if not self._payload_uses[item.digest]:
@@ -237,7 +265,10 @@ class LiveObjects:
                 self._forget(parent)
 
     def _end_module(self, item: _Object, record: Record) -> None:
-        item.ended = _kept(record)
+        item.ended, item.ended_at = _kept(record), self._furthest
+        if self._functions and record.call_id == _UNLOAD:
+            item.ended_at = _PENDING
+            self._unloads.append(item)
         item.settings.clear()
         del self._current["module", item.number]
         if item.answer is not None:
@@ -257,9 +288,12 @@ class LiveObjects:
             return
         del self._current["context", args.context]
         self._contexts -= 1
-        item.ended = _kept(record)
+        item.ended, item.ended_at = _kept(record), self._furthest
         for seq in sorted(item.children):
             child = self._objects[seq]
+            if child in self._unloads and not _is_library(child.created):  # it goes with its context, before it
+                child.ended_at = self._furthest
+                self._unloads.remove(child)
             if child.kind != "module":
                 self._forget(child)
             elif child.ended is None and not _is_library(child.created):  # a library outlives its context

@@ -225,7 +225,7 @@ class AgentLink:
         usual = order.distance.usual
         late_calls = (late + issued.sent - issued.since) / 1e9
         if late_calls > LATE:
-            order.feed(issue_order.Late(self.runtime.applied, late_calls, usual))
+            order.late(self.runtime.applied, late_calls, usual)
         elif order.catching_up:
             order.feed(issue_order.Told(*self.runtime.reach(), issued.published, usual, late / 1e9))
 

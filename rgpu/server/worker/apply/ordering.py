@@ -47,7 +47,7 @@ READS = 64  #: messages read ahead between two looks
 WINDOW = 4.0  #: seconds that the program's usual distance is the least of
 LONG = 30.0  #: seconds of looks that the distance it mostly keeps to is taken from
 MOSTLY = 0.95  #: share of them: a program that works in bursts is not behind in each of them
-LASTS = 5.0  #: seconds after which a program that is further ahead than before is taken to be so from now on
+OVER = 10.0  #: seconds over which the share of catch-ups that lateness began is taken
 UNKNOWN = 32  #: calls: that distance of a program which was never far ahead of a worker before; one marker's worth
 SAMPLES = 20  #: and how many looks at it are needed
 
@@ -103,6 +103,8 @@ class Ordering:
         self._live_stream: int | None = None  #: that work went to last while live
         self.position: Callable[[], int] = lambda: 0  #: the session's
         self._since = 0.0  #: of a look: when it was live last
+        self._late_since: float | None = None  #: of the catch-up under way, where lateness began it
+        self._late: deque[tuple[float, float]] = deque()  #: those lately: (end, seconds)
         self.mostly = UNBOUNDED  #: calls that the program is ahead, as last told to the fast path
         self.queued: Callable[[], Iterable[Any]] = tuple  #: bytes of records that were read ahead and not fed yet
         self._device, self._fast = device, fast
@@ -117,6 +119,7 @@ class Ordering:
             if not self.machine.handle(event):
                 return
             state = self.machine.state
+            self._count_late(time.monotonic())
             self.catching_up, ordered = self.machine.catching_up, state is State.ORDERED
             self._tell_usual()
             if ordered is not self.ordered:
@@ -128,6 +131,23 @@ class Ordering:
                 log.debug if self.machine.by_distance or self.machine.by_lateness else log.info  # many a second, maybe
             say("catching up" if self.catching_up else "caught up", state=state.value, applied=event.applied,
                 reason=self.machine.reason)
+
+    def late(self, applied: int, seconds: float, usual: int) -> None:
+        """Take note of calls that came ``seconds`` later than at the quickest, from any thread."""
+        now = time.monotonic()
+        with self._lock:
+            while self._late and self._late[0][0] < now - OVER:
+                self._late.popleft()
+            share = sum(took for _, took in self._late) / OVER
+        self.feed(issue_order.Late(applied, seconds, usual, share))
+
+    def _count_late(self, now: float) -> None:
+        """Write down how long a catch-up took that lateness began. The lock is held."""
+        if self._late_since is not None and not (self.machine.catching_up and self.machine.by_lateness):
+            self._late.append((now, now - self._late_since))
+            self._late_since = None
+        elif self._late_since is None and self.machine.catching_up and self.machine.by_lateness:
+            self._late_since = now
 
     @property
     def overlapping(self) -> bool:
@@ -148,10 +168,12 @@ class Ordering:
             self.distance.look(now, self._ahead())
             with self._lock:
                 self._tell_usual()
-        elif now - self._since > LASTS:
+        else:
+            by_distance = self.machine.by_distance
             self.feed(issue_order.Lasting(self.position(), now - self._since))
             if not self.catching_up:
-                self.distance.forget(now)
+                if by_distance:
+                    self.distance.forget(now)
                 self._since = now
 
     def _tell_usual(self) -> None:

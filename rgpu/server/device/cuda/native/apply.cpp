@@ -209,10 +209,14 @@ CUresult Engine::record_event(const wire::EventRecord &call, uint64_t seq) {
         std::lock_guard lock(mutex_);
         settle_event(event.handle);
     }
+    const uint64_t worked = on->worked;
     if (CUresult result = keep(*on, driver_.event_record(event.handle, on->handle), seq)) return result;
+    on->worked = worked;
     event.seq = seq;
     event.stream = call.stream;
     event.tick = on->tick;
+    event.identity = on->identity;
+    remember_past(event, *on);
     return kSuccess;
 }
 
@@ -221,7 +225,11 @@ CUresult Engine::wait_event(const wire::StreamWaitEvent &call, uint64_t seq) {
     Stream *on = stream(call.stream);
     if (found == events_.end() || !on) return kInvalidHandle;
     boundary(*on);
-    return keep(*on, driver_.stream_wait_event(on->handle, found->second.handle, 0), seq);
+    const uint64_t worked = on->worked;
+    if (CUresult result = keep(*on, driver_.stream_wait_event(on->handle, found->second.handle, 0), seq)) return result;
+    on->worked = worked;
+    comes_behind(*on, found->second);
+    return kSuccess;
 }
 
 // An answer when all work given so far to the stream is complete.
@@ -400,6 +408,7 @@ void Engine::add_stream(uint64_t number, CUstream handle, CUcontext context) {
     std::lock_guard lock(mutex_);
     auto stream = std::make_unique<Stream>();
     stream->number = number;
+    stream->identity = ++identities_;
     stream->handle = handle;
     stream->context = context;
     several_ = several_ || context != context_;

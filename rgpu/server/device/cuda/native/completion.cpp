@@ -75,7 +75,7 @@ void Engine::activate(Stream &stream) {
 }
 
 void Engine::submit(Stream &stream, uint64_t seq) {
-    ++stream.tick;
+    stream.worked = ++stream.tick;
     activate(stream);
     if (!seq) return;
     stream.pending.emplace_back(stream.tick, seq);

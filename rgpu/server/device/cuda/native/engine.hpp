@@ -69,11 +69,18 @@ struct Launched {  // what names a kernel when somebody waits for it in vain
 };
 inline constexpr uint64_t kGraph = ~uint64_t{0};  // in the module's place
 
+// What a stream, or an event, comes behind: of each stream, by its identity, the submission that it waits for at least.
+using Past = std::vector<std::pair<uint64_t, uint64_t>>;
+
 struct Stream {
     uint64_t number = 0;
+    uint64_t identity = 0;  // no other stream ever had it
     CUstream handle = nullptr;
     CUcontext context = nullptr;
     uint64_t tick = 0;    // submissions
+    uint64_t worked = 0;  // the last of them that was work: neither an event's record nor a wait for one
+    Past past;            // by the program's own events, since this catch-up began
+    uint64_t past_of = 0; // the catch-up that `past` is of
     uint64_t marked = 0;  // the last marker stands behind this one
     uint64_t done = 0;    // reached
     uint64_t done_seq = 0;
@@ -89,7 +96,9 @@ struct Stream {
 struct Event {
     CUevent handle = nullptr;
     uint64_t seq = 0;  // of its last record; 0: none
-    uint64_t stream = 0, tick = 0;
+    uint64_t stream = 0, tick = 0, identity = 0;
+    Past past;         // of its stream as it was recorded
+    uint64_t past_of = 0;
 };
 
 struct EventWait {  // a call that waits for an event's record
@@ -213,7 +222,8 @@ class Engine {
     // -- the order of issue (order.cpp) -------------------------------------------
     void order(bool on);  // any thread
     // The applying thread: work for `stream` comes next. 1: its turn is now, for what was given to others before is
-    // complete; 0: nothing of that completed for so long; -1: interrupted.
+    // complete, or the program's own events have the stream wait for it; 0: nothing of that completed for so long;
+    // -1: interrupted.
     int in_order(uint64_t stream, uint64_t patience_ns);
     void pass_order(uint64_t stream) { work_stream_.store(stream, std::memory_order_release); }
     uint64_t reached();  // grows with each completion that was seen
@@ -288,6 +298,10 @@ class Engine {
     // order.cpp
     bool behind(const RecordView &view, uint64_t &stream);
     bool work_of(const RecordView &view, uint64_t &stream);  // whether a hot call gives work to a stream, and which
+    bool behind_all(const Stream &stream);  // whether its work comes behind all that was given to others
+    Past &past(Stream &stream);
+    void remember_past(Event &event, Stream &stream);
+    void comes_behind(Stream &stream, const Event &event);
     int mark_every() const;
 
     // inflow.cpp
@@ -367,6 +381,8 @@ class Engine {
     uint64_t patient_until_ = 0;    // position up to which a device that stands still is not waited for again
 
     std::atomic<bool> ordered_{false};
+    std::atomic<uint64_t> catch_up_{0};  // counts them
+    uint64_t identities_ = 0;            // of streams, given out so far
     std::atomic<uint32_t> usual_{UINT32_MAX};
     std::atomic<uint64_t> work_stream_{kNoStream};  // in order: that work went to last
     uint64_t reached_ = 0;

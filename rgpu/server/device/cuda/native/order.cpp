@@ -1,5 +1,10 @@
 // A backlog takes effect in the order in which it was issued (SEMANTICS 20): where work goes to another stream than
 // before, what was given before is waited for, on the host. Who decides when: rgpu/server/worker/apply/ordering.py.
+//
+// Where the program's own events have the stream wait for all of that, the device keeps the order: a wait of the host
+// costs a turn of the GPU where sessions share one (tens of ms), and a program that orders its streams well may change
+// them several times a step. Streams know what they come behind as vector clocks do: each stream's submissions, by event
+// records and waits. Those two are no work themselves, so they wait for nothing.
 #include "engine.hpp"
 
 #include <algorithm>
@@ -9,10 +14,12 @@ namespace rgpu {
 namespace {
 constexpr uint32_t kSurplus = 32;  // calls beyond the usual ones; markers alone make for so many of a stream
 constexpr uint32_t kLeast = 8;     // the same where the device works so long at each that few are under way
+constexpr size_t kStreams = 64;    // known of in one stream's past, before those are dropped that have no work
 constexpr double kMarked = 100e6;  // ns of work behind which a marker stands, so that progress shows
 }  // namespace
 
 void Engine::order(bool on) {
+    if (on) catch_up_.fetch_add(1, std::memory_order_acq_rel);
     work_stream_.store(kNoStream, std::memory_order_release);
     ordered_.store(on, std::memory_order_release);
 }
@@ -33,31 +40,90 @@ bool Engine::work_of(const RecordView &view, uint64_t &stream) {
         case wire::Memcpy2dH2d::id: return take(wire::Memcpy2dH2d{});
         case wire::Memcpy2dD2h::id: return take(wire::Memcpy2dD2h{});
         case wire::Memcpy2dD2d::id: return take(wire::Memcpy2dD2d{});
-        case wire::EventRecord::id: return take(wire::EventRecord{});
-        case wire::StreamWaitEvent::id: return take(wire::StreamWaitEvent{});
-        default: return false;  // it waits for work, or gives none
+        default: return false;  // it waits for work, or gives none: events order work, and are none
     }
 }
 
-int Engine::in_order(uint64_t stream, uint64_t patience_ns) {
-    if (work_stream_.load(std::memory_order_acquire) == stream) return 1;
+// What is known of a stream belongs to one catch-up: before it, waits were not written down.
+Past &Engine::past(Stream &stream) {
+    const uint64_t now = catch_up_.load(std::memory_order_acquire);
+    if (stream.past_of != now) stream.past.clear();
+    stream.past_of = now;
+    return stream.past;
+}
+
+namespace {
+void reaches(Past &past, uint64_t identity, uint64_t tick) {
+    for (auto &[stream, known] : past)
+        if (stream == identity) {
+            known = std::max(known, tick);
+            return;
+        }
+    past.emplace_back(identity, tick);
+}
+}  // namespace
+
+// Live, only where an event was recorded is known (record_event), and what it comes behind is not.
+void Engine::remember_past(Event &event, Stream &stream) {
+    event.past.clear();
+    event.past_of = 0;
+    if (!ordered_.load(std::memory_order_acquire)) return;
+    event.past = past(stream);
+    event.past_of = stream.past_of;
+}
+
+void Engine::comes_behind(Stream &stream, const Event &event) {
+    if (!event.seq || !ordered_.load(std::memory_order_acquire)) return;
+    Past &known = past(stream);
+    if (known.size() > kStreams) {  // work of one that is not active is complete: nothing has to be known of it
+        std::lock_guard lock(mutex_);
+        std::erase_if(known, [&](const auto &item) {
+            return std::none_of(active_.begin(), active_.end(),
+                                [&](const Stream *active) { return active->identity == item.first; });
+        });
+    }
+    reaches(known, event.identity, event.tick);
+    if (event.past_of == stream.past_of)
+        for (const auto &[identity, tick] : event.past) reaches(known, identity, tick);
+}
+
+// The caller holds the mutex.
+bool Engine::behind_all(const Stream &stream) {
+    return std::all_of(active_.begin(), active_.end(), [&](const Stream *other) {
+        if (other == &stream || other->done >= other->worked) return true;
+        return std::any_of(stream.past.begin(), stream.past.end(), [&](const auto &known) {
+            return known.first == other->identity && known.second >= other->worked;
+        });
+    });
+}
+
+int Engine::in_order(uint64_t number, uint64_t patience_ns) {
+    if (work_stream_.load(std::memory_order_acquire) == number) return 1;
     use();
+    static const Stream nowhere;  // a number that no stream has: the driver is asked, and refuses it
+    Stream *found = stream(number);
+    if (found) past(*found);
+    const Stream &to = found ? *found : nowhere;
     uint64_t seen;
     {
         std::lock_guard lock(mutex_);
+        if (behind_all(to)) {
+            pass_order(number);
+            return 1;
+        }
         for (Stream *active : active_) mark_stream(*active);
         seen = reached_;
     }
     for (;;) {
         bool over = false;
-        const int got = wait_until([&] { return (over = active_.empty()) || reached_ != seen; },
+        const int got = wait_until([&] { return (over = behind_all(to)) || reached_ != seen; },
                                    now_ns() + patience_ns, true);
         if (got <= 0) return got;
         if (over) break;
         std::lock_guard lock(mutex_);
         seen = reached_;
     }
-    pass_order(stream);
+    pass_order(number);
     return 1;
 }
 

@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
+from rgpu.server.device.cuda.work import modules
 from rgpu.server.worker.apply import lookahead
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import PINNED_BASE
+from rgpu.session.calls import decoders
+from rgpu.session.calls.wire import BY_NAME
+from rgpu.session.objects import ahead
+from rgpu.session.objects.live import LiveObjects
 from tests.server.device.cuda.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
 from tests.server.links import wait_until
 
@@ -146,3 +151,30 @@ def test_a_cut_waits_for_a_call_in_the_driver(runtime: SessionRuntime, agent: Ag
     assert runtime.applied >= loaded
     runtime.resume()
     assert agent.answer(loaded)[0] == 0
+
+
+def test_a_rebuild_loads_and_unloads_in_the_order_of_the_driver(device: Any, runtime: SessionRuntime, journal: Journal,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver places a module by all loads and unloads before it, and unloads here behind the function's end."""
+    done: list[str] = []
+    load, unload = modules.load, modules.unload
+    monkeypatch.setattr(modules, "load", lambda *a: (done.append(f"load {a[0].count(b'f 0')}"), load(*a))[1])
+    monkeypatch.setattr(modules, "unload", lambda m: (done.append(f"unload {len(m.functions)}"), unload(m))[1])
+
+    def module(number: int) -> bytes:
+        return journal("module_load", b"f 0\n" * (number - 30), module=number, context=16, library=0, options=b"")
+
+    feed = runtime.open_stream()
+    feed(journal.opened() + module(31) + module(32) + journal("host_function", stream=18))
+    function = journal.seq
+    feed(journal("module_unload", module=31) + module(33))
+    assert journal.seq - 1 not in {call.seq for call in ahead.of(runtime.live).calls()}, "sent before it took place"
+    wait_until(lambda: function in runtime.retained, "the stream did not get to the host function")
+    feed(journal("host_function_done", call=function) + module(34))
+    before, done = done[1:], done
+    done.clear()
+    for record in LiveObjects.from_dict(runtime.objects()).structural_calls():
+        if record.call_id in (BY_NAME["module_load"].id, BY_NAME["module_unload"].id):
+            number = decoders.decode(record.call_id, record.args).module
+            done.append(f"load {number - 30}" if record.payload else f"unload {number - 30}")
+    assert before == ["load 1", "load 2", "load 3", "unload 1", "load 4"] == done[1:]

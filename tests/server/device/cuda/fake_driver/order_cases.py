@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import threading
 import time
@@ -19,6 +20,7 @@ from tests.server.device.cuda.fake_driver.support import Agent as AgentEnd
 from tests.server.links import wait_until
 
 EVER = 1 << 40
+BOUNDARY = re.compile(b"RGCL")  #: how a record begins
 
 
 def started(device: Any, journal: Journal, published: int = EVER) -> tuple[SessionRuntime, Any]:
@@ -86,6 +88,70 @@ def test_clearly_more_than_usual_under_way_is_a_backlog(device: Any, journal: Jo
     said = runtime.order.describe()
     assert (said["state"], said["catch_ups"], said["stalls"]) == ("overlapping", 1, 1), said
     assert device.drain(10)
+
+
+def after(journal: Journal, before: int, behind: int, event: int = 20) -> bytes:
+    """What the program does to have one stream wait for another."""
+    return journal("event_record", event=event, stream=before, flags=0) \
+        + journal("stream_wait_event", stream=behind, event=event, flags=0)
+
+
+FLAG = BASE + 2048  #: what a kernel waits for
+
+
+def held(journal: Journal, stream: int) -> bytes:
+    return journal.launch(WAIT_FLAG, struct.pack("<Q", FLAG), stream)
+
+
+def waits(runtime: SessionRuntime, device: Any, feed: Any, data: bytes) -> bool:
+    """Feed ``data``; whether its last call was given only once the flag was written, which is 0 again then."""
+    last = runtime.applied + len(BOUNDARY.findall(data))
+    thread = threading.Thread(target=feed, args=(data,))
+    thread.start()
+    thread.join(0.5)
+    waited = thread.is_alive()
+    assert waited == (runtime.applied != last)
+    device.write(FLAG, b"\1\0\0\0")
+    thread.join(20)
+    assert device.drain(20)
+    device.write(FLAG, bytes(4))
+    return waited
+
+
+def test_streams_that_the_program_ordered_are_not_waited_for(device: Any, journal: Journal,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device keeps that order; the host waits where an event does not cover all that was given before."""
+    monkeypatch.setattr(ordering, "STALL", 60.0)
+    runtime, feed = started(device, journal)
+    feed(journal("stream_create", stream=21, context=16, flags=1, priority=0)
+         + journal("event_create", event=22, context=16, flags=2))
+    data = held(journal, 18) + after(journal, 18, 19) + journal("event_record", event=20, stream=18, flags=0)
+    data += after(journal, 19, 21, 22)  # events are no work; what is behind the second is behind the first
+    assert not waits(runtime, device, feed, data + journal.add_one(stream=21))
+    data = held(journal, 18) + after(journal, 18, 19) + journal.add_one(stream=19) + after(journal, 19, 18)
+    assert not waits(runtime, device, feed, data + journal.add_one(stream=18))
+    data = held(journal, 18) + after(journal, 18, 19) + journal.add_one(stream=18)  # this one is behind the event
+    assert waits(runtime, device, feed, data + journal.add_one(stream=19)), "it ran beside what was given before it"
+    feed(journal.read(4))
+    assert collect(runtime, {journal.seq})[journal.seq][1] == struct.pack("<I", 5)
+    assert runtime.order.describe()["stalls"] == 0 and runtime.executor.bugs == 0
+
+
+def test_what_was_given_before_the_catch_up_is_waited_for(device: Any, journal: Journal,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live, only the point of an event is known, not what its stream had waited for."""
+    monkeypatch.setattr(ordering, "STALL", 60.0)
+    runtime, feed = started(device, journal, published=0)
+    feed(journal("stream_create", stream=21, context=16, flags=1, priority=0)
+         + journal("event_create", event=22, context=16, flags=2))
+    assert not runtime.order.ordered
+    feed(held(journal, 18) + after(journal, 18, 19, 22) + journal.add_one(stream=19)
+         + journal("event_record", event=20, stream=19, flags=0))
+    runtime.order.feed(issue_order.Attached(runtime.applied, EVER))
+    data = journal("stream_wait_event", stream=21, event=20, flags=0) + journal.add_one(stream=21)
+    assert waits(runtime, device, feed, data), "that 19 had waited for 18 was not written down then"
+    data = held(journal, 18) + after(journal, 18, 19) + journal.add_one(stream=19)
+    assert not waits(runtime, device, feed, data)
 
 
 def test_one_stream_waits_for_nothing(device: Any, journal: Journal) -> None:
