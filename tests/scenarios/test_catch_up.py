@@ -117,8 +117,10 @@ def test_programs_whose_work_waits_for_later_work_finish_under_kills(pool: Local
         os.kill(before["worker_pid"], signal.SIGKILL)
         pool.wait_state(program, "running", 60, epoch=before["epoch"] + 1)
         running.wait_lines(lines + 2, 120)
-        row = pool.session(program)
+        until = time.monotonic() + 30
+        while (row := pool.session(program))["catch_up"] == "ordered":  # calls that came late may begin one at any time
+            assert time.monotonic() < until, row
         stalls.append(row["catch_up_stalls"])
-        assert row["catch_ups"] >= 1 and row["catch_up"] in ("live", "overlapping"), row
+        assert row["catch_ups"] >= 1, row
     running.finish(180)
     assert running.lines[-2] == "right" and max(stalls) >= 1, (running.lines, stalls)
