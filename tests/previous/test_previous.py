@@ -13,7 +13,7 @@ from rgpu.migrate.records.schema import SessionRecord, decode, encode
 from rgpu.server.device.spec import make_device
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.answers import answer_digest
-from tests.previous.fixture import SESSION, VERSIONS, Previous
+from tests.support.previous import SESSION, VERSIONS, Previous
 
 MEMORY = 256 << 20
 

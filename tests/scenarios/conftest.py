@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import one_at_a_time
-from tests.scenarios import table
-from tests.scenarios.pool import LocalPool
+from tests.support.building import one_at_a_time
+from tests.support.pools import table
+from tests.support.pools.pool import LocalPool
 
 #: `make sweep` sets it: everything; otherwise a seeded sample.
 SWEEP = bool(os.environ.get("RGPU_SWEEP"))

@@ -12,8 +12,8 @@ import pytest
 from rgpu.server.worker.apply import lookahead
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import PINNED_BASE
-from tests.server.device.cuda.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
-from tests.server.links import wait_until
+from tests.support.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
+from tests.support.worker.links import wait_until
 
 Attach = Callable[[], Agent]
 

@@ -14,9 +14,9 @@ from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import PINNED_BASE
 from rgpu.session.journal import issue_order
 from rgpu.session.journal.issue_order import State
-from tests.server.device.cuda.fake_driver.support import BASE, SIZE, SLOW, WAIT_FLAG, Journal, collect, linked
-from tests.server.device.cuda.fake_driver.support import Agent as AgentEnd
-from tests.server.links import wait_until
+from tests.support.fake_driver.support import BASE, SIZE, SLOW, WAIT_FLAG, Journal, collect, linked
+from tests.support.fake_driver.support import Agent as AgentEnd
+from tests.support.worker.links import wait_until
 
 EVER = 1 << 40
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rgpu.server.worker.agent.agent_link import AgentLink
-from tests.server.device.cuda import fresh
-from tests.server.device.cuda.fake_driver.support import BASE, Journal, driver
-from tests.server.links import End, linked, wait_until
+from tests.support.cuda import fresh
+from tests.support.fake_driver.support import BASE, Journal, driver
+from tests.support.worker.links import End, linked, wait_until
 
 STREAM = 18
 IMAGE = b"add_one 12\nvprintf 12\n"

@@ -23,8 +23,8 @@ from rgpu.session.addresses import PINNED_FIRST, device_base
 from rgpu.session.errors import DeviceError
 from rgpu.session.facts import PEER_ATOMICS, PEERS
 from rgpu.session.objects.graphs import KernelNode
-from tests.server.device.cuda.fake_driver.support import Journal, collect, driver
-from tests.server.links import wait_until
+from tests.support.fake_driver.support import Journal, collect, driver
+from tests.support.worker.links import wait_until
 
 KEY = bytes(range(32))
 BASES = [device_base(0), device_base(1)]
