@@ -19,9 +19,9 @@ from rgpu.checkpoint.store.delivery import Delivery
 from rgpu.checkpoint.store.images import DirectoryStore
 from rgpu.checkpoint.store.reader import Image
 from rgpu.session.errors import DeviceError, StoreMissing
-from tests.checkpoint.store.test_delivery import pack_of
-from tests.checkpoint.store.test_images import fresh, same
 from tests.support.checkpoint.fake_device import FakeDevice
+from tests.support.checkpoint.images import fresh, same
+from tests.support.checkpoint.packs import pack_of
 from tests.support.checkpoint.store_helpers import PAGE, image_of, many_pages
 
 

@@ -30,7 +30,7 @@ from rgpu.checkpoint.pages.pages import PageList
 from rgpu.checkpoint.store import writer as writer_module
 from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
 from rgpu.session.errors import DeviceError, StoreError, StoreFull
-from tests.checkpoint.store.test_images import KEY
+from tests.support.checkpoint.images import KEY
 from tests.support.checkpoint.store_helpers import BASE, FailingBlobs, image_of, many_pages, restores_as
 
 START = PITCH - PAGE
@@ -306,7 +306,7 @@ def test_an_image_of_rows_restores(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(writer_module, "ROWS", 5)
     device, store = many_pages(400), DirectoryStore(tmp_path)
     pages = [device.read(BASE + index * PAGE, PAGE) for index in range(400)]
-    from tests.checkpoint.store.test_images import taken
+    from tests.support.checkpoint.images import taken
     state = taken(device)
     with store.writer("i") as writer:
         for at in range(0, 400, 100):

@@ -24,8 +24,8 @@ from rgpu.checkpoint.session.imaging import Imaging
 from rgpu.checkpoint.store.grants import Grant, Images
 from rgpu.checkpoint.store.images import DirectoryStore, user_tag
 from rgpu.session.errors import AlreadyExists, Refused, StoreError, StoreUnreachable, UsageError
-from tests.checkpoint.session.test_imaging import Session
-from tests.checkpoint.store.test_images import KEY
+from tests.support.checkpoint.images import KEY
+from tests.support.checkpoint.sessions import Session
 from tests.support.checkpoint.store_helpers import restores_as
 
 STORE_KEY, TAG = bytes(range(32)), user_tag("somebody")

@@ -14,8 +14,8 @@ from rgpu.checkpoint.manifest import cut
 from rgpu.checkpoint.store import collect, intents, retention
 from rgpu.checkpoint.store.images import DirectoryStore, ImageInfo, ImageStore
 from rgpu.session.errors import Fenced, NotFound, RgpuError
-from tests.checkpoint.store.test_images import taken
 from tests.support.checkpoint.fake_device import FakeDevice
+from tests.support.checkpoint.images import taken
 from tests.support.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, image_of, many_pages, restores_as
 
 

@@ -18,8 +18,9 @@ from rgpu.checkpoint.store.delivery import Delivery
 from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
 from rgpu.checkpoint.store.reader import Image
 from rgpu.session.errors import Corrupt, DeviceError, RecoveryFailed, StoreMissing
-from tests.checkpoint.store.test_images import fresh, same, sample_device
 from tests.support.checkpoint.fake_device import FakeDevice
+from tests.support.checkpoint.images import fresh, same, sample_device
+from tests.support.checkpoint.packs import pack_of
 from tests.support.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, image_of, many_pages, restores_as
 
 
@@ -43,10 +44,6 @@ def restored(found: Image, device: FakeDevice, target: FakeDevice | None = None)
     target = target or fresh(device)
     restore.restore(target, found.state, [], print, found)  # type: ignore[arg-type]
     return target
-
-
-def pack_of(root: Path, number: int = 0) -> Path:
-    return sorted((root / "packs").iterdir())[number]
 
 
 @pytest.mark.parametrize("pages", [1, 4, 5, 6, 300, 700])

@@ -18,15 +18,10 @@ from rgpu.checkpoint.store import collect
 from rgpu.checkpoint.store.images import DirectoryStore
 from rgpu.session.errors import RgpuError
 from tests.support.checkpoint.fake_device import FakeDevice
-from tests.support.checkpoint.store_helpers import BASE, PAGE, image_of, many_pages, restores_as
+from tests.support.checkpoint.store_helpers import BASE, PAGE, copy_of, image_of, many_pages, restores_as
 from tests.support.disk.crashing_disk import Operation, Recorder, after_a_crash, lay_out
 
 CHANCES = 12 if os.environ.get("RGPU_SWEEP") else 2
-
-
-def copy_of(device: FakeDevice) -> FakeDevice:
-    return FakeDevice({at: (region, bytearray(data)) for at, (region, data) in device.memory.items()},
-                      dict(device.events), device.now)
 
 
 def recorded(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Operation], dict[str, FakeDevice]]:

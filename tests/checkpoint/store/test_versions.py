@@ -14,7 +14,7 @@ from rgpu.checkpoint.store import collect
 from rgpu.checkpoint.store.grants import Images
 from rgpu.checkpoint.store.images import DirectoryStore, user_key, user_tag
 from rgpu.migrate.records import schema as records
-from tests.checkpoint.store.test_images import BASE, sample_device, taken
+from tests.support.checkpoint.images import BASE, sample_device, taken
 from tests.support.checkpoint.store_helpers import image_of, restores_as
 
 V1 = Path(__file__).parents[1] / "corpus" / "v1"

@@ -19,7 +19,7 @@ from rgpu.checkpoint.store import collect
 from rgpu.checkpoint.store.archive import ArchiveReader, ArchiveWriter, copy_image
 from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
 from rgpu.session.errors import AlreadyExists, Corrupt, StoreError, StoreFull, VersionMismatch
-from tests.checkpoint.store.test_images import KEY, fresh, sample_device, taken
+from tests.support.checkpoint.images import KEY, fresh, sample_device, taken
 from tests.support.checkpoint.store_helpers import BASE, FailingBlobs, image_of, many_pages, restores_as
 
 

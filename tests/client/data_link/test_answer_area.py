@@ -20,7 +20,7 @@ from rgpu.session.answers import AnswerHash
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt
 from rgpu.session.journal.record import AWAITED
-from tests.client.shim_link.test_answer_ring import Ends
+from tests.support.agent.ends import Ends
 
 SIZE = 1 << 20
 READ = BY_NAME["memcpy_d2h"].id

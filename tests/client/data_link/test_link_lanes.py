@@ -14,7 +14,8 @@ from rgpu.link.data.lanes import DEPTH, WORTH, Lane
 from rgpu.link.data.sealing import MESSAGE_LIMIT
 from rgpu.link.messages.data import LANE, MARK_LAYOUT
 from rgpu.session.errors import Corrupt, LinkError
-from tests.link.test_lanes import pair, slow_pair, until
+from tests.support.eventually import eventually
+from tests.support.worker.lanes import pair, slow_pair
 
 KEY = bytes(range(16))
 
@@ -53,7 +54,7 @@ def test_memory_is_lent_until_it_was_sealed_and_sent() -> None:
     reader = Lane(theirs[0])
     for _ in range(DEPTH):
         assert len(reader.take(len(message) + 1, 30)[1]) == len(message)
-    assert until(lambda: found.settled(found.given) and found.ready)
+    assert eventually(lambda: found.settled(found.given) and found.ready)
     found.close()
     reader.close()
 
@@ -68,7 +69,7 @@ def test_lanes_that_end_lend_nothing_any_more() -> None:
         found.send(2, (memoryview(bytearray(4 << 20)),), (4 << 20) + 1)
     given = found.given
     found.close()
-    assert until(lambda: found.settled(given))
+    assert eventually(lambda: found.settled(given))
     theirs[0].close()
 
 

@@ -17,8 +17,9 @@ from rgpu.link.messages.data import CALLS_REF, HAVE, NEED
 from rgpu.server.module_cache import ModuleCache
 from rgpu.server.worker.agent.module_stream import ModuleStream
 from rgpu.session.journal.record import RecordReader
-from tests.support.agent.fake_pool import FakePool, FakeWorker, eventually
+from tests.support.agent.fake_pool import FakePool, FakeWorker
 from tests.support.agent.fake_shim import FakeShim
+from tests.support.eventually import eventually
 
 CALLS, PING, STATS, PONG = 2, 4, 5, 20
 ARGS = bytes(21)

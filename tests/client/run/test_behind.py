@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+from rgpu.client.run.agent import Agent
 from rgpu.link import versions
-from tests.client.run.test_agent import Agent, agent, busy, complaints, pool, start  # noqa: F401  # fixtures
-from tests.support.agent.fake_pool import FakePool, eventually
+from tests.support.agent.fake_pool import FakePool
+from tests.support.agent.running import busy, start
+from tests.support.eventually import eventually
 
 
 def test_pings_say_what_is_published_and_the_next_worker_hears_what_this_one_saw(pool: FakePool, agent: Agent) -> None:  # noqa: F811

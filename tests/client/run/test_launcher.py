@@ -16,8 +16,9 @@ import pytest
 
 from rgpu.client.run.launcher import default_name, environment
 from rgpu.session.errors import UsageError
-from tests.support.agent.fake_pool import FakePool, FakeWorker, eventually
+from tests.support.agent.fake_pool import FakePool, FakeWorker
 from tests.support.building import libraries
+from tests.support.eventually import eventually
 
 ROOT = Path(__file__).parents[3]
 

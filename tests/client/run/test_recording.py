@@ -10,8 +10,9 @@ import pytest
 
 from rgpu.client.run.agent import Agent, Options
 from rgpu.session.journal.recording import Recording
-from tests.client.run.test_agent import SYNC, busy, eventually, start
 from tests.support.agent.fake_pool import FakePool, FakeWorker
+from tests.support.agent.running import SYNC, busy, start
+from tests.support.eventually import eventually
 
 
 @pytest.fixture

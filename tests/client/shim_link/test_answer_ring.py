@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import random
 import resource
@@ -19,24 +18,13 @@ from rgpu.client.shim_link import answer_ring
 from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
 from rgpu.link.messages.shim import AGENT_PAGE_SIZE
 from rgpu.session.errors import Corrupt
-from tests.support.agent.fake_pool import FakePool, FakeWorker, answer_of, eventually
-from tests.support.agent.fake_shim import SEALS, FakeReader, FakeShim
+from tests.support.agent.ends import Ends
+from tests.support.agent.fake_pool import FakePool, FakeWorker, answer_of
+from tests.support.agent.fake_shim import SEALS, FakeShim
+from tests.support.eventually import eventually
 
 ARGS = struct.pack("<QQ", 0x2000_0000_0000, 0)
 SYNC = "stream_synchronize"
-
-
-class Ends:
-    """Both ends of a ring of 4096 bytes."""
-
-    def __init__(self, capacity: int = 4096) -> None:
-        self.page = AgentPage(capacity)
-        self.reader = FakeReader()
-        self.ring = AnswerRing(self.page, os.dup(self.reader.fds[0]), os.dup(self.reader.doorbell))
-        self.map = mmap.mmap(self.page.fd, 0, prot=mmap.PROT_READ)
-
-    def read(self) -> list[tuple[int, bytes]]:
-        return self.reader.read(self.map)
 
 
 def test_messages_of_all_lengths_go_round() -> None:

@@ -21,8 +21,9 @@ from rgpu.link import versions
 from rgpu.link.messages.shim import OBSERVE, OBSERVED, REFUSED, UNSUPPORTED, USAGE
 from rgpu.session.errors import Corrupt, VersionMismatch
 from rgpu.session.observed import Observation
-from tests.support.agent.fake_pool import FakePool, eventually
+from tests.support.agent.fake_pool import FakePool
 from tests.support.agent.fake_shim import FakeShim
+from tests.support.eventually import eventually
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 

@@ -8,14 +8,16 @@ import struct
 
 import pytest
 
+from rgpu.client.run.agent import Agent
 from rgpu.client.session.delivery import Deliveries
 from rgpu.client.shim_link import local
 from rgpu.client.shim_link.printed import TextLedger
 from rgpu.client.shim_link.returns import Returns
 from rgpu.link.messages.shim import HELLO, TEXT, VERSION, WANTS_TEXT
 from rgpu.session.errors import Corrupt
-from tests.client.run.test_agent import SYNC, Agent, agent, complaints, pool, start  # noqa: F401  # fixtures
-from tests.support.agent.fake_pool import FakePool, eventually
+from tests.support.agent.fake_pool import FakePool
+from tests.support.agent.running import SYNC, start
+from tests.support.eventually import eventually
 
 
 def piece(position: int, text: bytes) -> memoryview:

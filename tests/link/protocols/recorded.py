@@ -67,10 +67,10 @@ from rgpu.session.facts import DeviceInfo, SessionFacts
 from rgpu.session.journal.record import AWAITED
 from rgpu.session.observed import Observation, Process
 from tests.client.shim.conftest import Program
-from tests.client.shim.link.test_area import Area as OfferedArea
-from tests.link.test_control import Node
 from tests.support.agent.fake_shim import FakeReader
 from tests.support.building import libraries
+from tests.support.control_node import Node
+from tests.support.shim.area import Area as OfferedArea
 from tests.support.shim.fake_agent import FakeAgent
 from tests.support.worker.links import linked
 from tests.support.worker.pages_device import PlainDevice

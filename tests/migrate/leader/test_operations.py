@@ -13,7 +13,7 @@ from rgpu.migrate.membership.registration import Membership
 from rgpu.migrate.records.schema import HISTORY, OF_HOST, OF_POOL, HistoryRecord, NodeRecord, decode, node_key
 from rgpu.migrate.registry.base import Delete
 from rgpu.session.errors import Fenced, NotFound, Refused, RgpuError, UsageError
-from tests.migrate.leader.test_failover import Crash, interrupted, leader_crashes, report_deaths
+from tests.support.leader.happenings import Crash, interrupted, leader_crashes, report_deaths
 from tests.support.leader.pool import GIB, World, run
 
 

@@ -12,7 +12,7 @@ from rgpu.migrate.leader.capacity.admission import CLIENT_GRACE
 from rgpu.migrate.records.schema import Program, SessionRecord, Wants
 from rgpu.migrate.scheduling.waiting import Waiting
 from rgpu.session.errors import AlreadyExists, NotFound, Refused, RgpuError, UsageError
-from tests.migrate.leader.test_failover import Happening, interrupted, leader_crashes, leader_freezes
+from tests.support.leader.happenings import Happening, interrupted, leader_crashes, leader_freezes
 from tests.support.leader.pool import Fault, World, run
 from tests.support.leader.queue_world import ask, clock, crashing, deaths, filled, look, order, waiting
 

@@ -9,7 +9,7 @@ import pytest
 from rgpu.migrate.scheduling.costs import Limits
 from rgpu.migrate.scheduling.plans.rebalancing import Alarm
 from rgpu.session.errors import Refused
-from tests.migrate.leader.test_failover import Happening, interrupted, leader_crashes, leader_freezes
+from tests.support.leader.happenings import Happening, interrupted, leader_crashes, leader_freezes
 from tests.support.leader.pool import GIB, Fault, World, run
 from tests.support.leader.queue_world import Time, ask, clock, crashing, deaths, filled, look, order, waiting
 

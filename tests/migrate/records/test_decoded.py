@@ -7,7 +7,7 @@ from dataclasses import replace
 from rgpu.migrate.records.decoded import Decoded
 from rgpu.migrate.records.schema import SessionRecord, decode, encode
 from rgpu.migrate.registry.base import Entry
-from tests.migrate.scheduling.test_placement import session
+from tests.support.leader.records import session
 
 
 def entry(name: str, revision: int, quota: int = 1) -> Entry:

@@ -6,23 +6,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rgpu.migrate.records.schema import DeviceRecord, MoveRecord, Needs, NodeRecord, SessionRecord, Wants
+from rgpu.migrate.records.schema import MoveRecord, Needs, NodeRecord, Wants
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation
 from rgpu.migrate.scheduling.placement import Request, Snapshot, claims_of, never_fits, place, room, sizes
 from rgpu.session.errors import NotFound, Refused
 from rgpu.session.facts import PEERS
-
-
-def node(host: str, *memory: int, **values: object) -> NodeRecord:
-    devices = [DeviceRecord(device=f"cpu:{n}", memory=size, compute_capability=(7, 5), driver_version=13000)
-               for n, size in enumerate(memory)]
-    return NodeRecord(host=host, incarnation=1, control="", data="", devices=devices).replace(**values)
-
-
-def session(name: str, host: str, quota: int, device: str = "cpu:0", state: str = "running",
-            move: MoveRecord | None = None) -> SessionRecord:
-    return SessionRecord(name=name, state=state, owner=host, incarnation=1, epoch=1, quota=quota, agent="",  # type: ignore[arg-type]
-                         device=device, move=move)
+from tests.support.leader.records import node, session
 
 
 def test_most_free_memory_by_promises() -> None:

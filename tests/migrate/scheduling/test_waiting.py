@@ -23,7 +23,7 @@ from rgpu.migrate.scheduling.adapter import place_by_fragmentation, view
 from rgpu.migrate.scheduling.placement import Claim, Request, Snapshot, is_model, never_fits, place, share_of_memory
 from rgpu.migrate.scheduling.waiting import Entry, in_order, parked, queued, row, serve
 from rgpu.session.errors import Corrupt, Refused, UsageError
-from tests.migrate.scheduling.test_placement import node, session
+from tests.support.leader.records import node, session
 
 MIB = 1 << 20
 

@@ -25,9 +25,9 @@ from rgpu.migrate.transfer import peer_link, peer_source, peer_target
 from rgpu.migrate.transfer import peer_plan as plan
 from rgpu.migrate.transfer.receiver import PageReceiver
 from rgpu.session.errors import Corrupt, DeviceError, LinkError, MoveFailed, RecoveryFailed
-from tests.link.test_shared import memfds
-from tests.migrate.transfer.test_page_stream import BASE, MAPPED, equal, filled
+from tests.support.memfds import memfds
 from tests.support.pools.proxy import Proxy
+from tests.support.worker.pages import BASE, MAPPED, equal, filled
 from tests.support.worker.pages_device import PlainDevice
 from tests.support.worker.pages_link import KEY, Link, state
 from tests.support.worker.pages_peer import SharingDevice

@@ -12,17 +12,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.scenarios.conftest import SWEEP, sample
 from tests.support.pools import faults
-from tests.support.pools.faults import ACTORS, FROZEN, HOLD, POINTS, STALLED, Disturbance, break_actor
+from tests.support.pools.fault_cases import ACTOR_CASES, LINK_CASES
+from tests.support.pools.faults import FROZEN, HOLD, STALLED, Disturbance, break_actor
 from tests.support.pools.fire import HEAT, Outcome
 from tests.support.pools.pool import ROOT
+from tests.support.pools.sweep import SWEEP, sample
 from tests.support.pools.table import record
-
-ACTOR_CASES = [f"{point}/{actor}/{how}" for point in POINTS for actor in ACTORS for how in ("kill", "freeze")]
-LINK_POINTS = ("connected", "round", "paused", "verify", "mover.write_commit", "daemon.activate", "mover.write_clear")
-LINK_CASES = [f"{point}/{link} link/{mode}" for point in LINK_POINTS for link in ("agent", "page")
-              for mode in ("drop", "stall", "delay", "cut", "flip")]
 
 
 @pytest.fixture

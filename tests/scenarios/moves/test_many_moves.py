@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.conftest import SWEEP
 from tests.support.pools.growth import Growth, Held, every
+from tests.support.pools.sweep import SWEEP
 from tests.support.pools.to_and_fro import to_and_fro
 
 MOVES = 200 if SWEEP else 6

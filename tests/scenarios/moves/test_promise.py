@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from rgpu.session.effects import Kind
-from tests.scenarios.conftest import SWEEP, sample
 from tests.support.effects.collect import histories
 from tests.support.pools.fire import HEAT, Fire
 from tests.support.pools.pool import ROOT
+from tests.support.pools.sweep import SWEEP, sample
 
 LEASE = 10.0  #: seconds: no other leader is elected for about so long
 PROMISE = 0.5 if SWEEP else 1.5  #: seconds; a loaded machine may need longer for the last pause itself

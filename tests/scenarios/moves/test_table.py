@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.moves import test_faults, test_moves_under_fire
-from tests.support.pools import table
+from tests.support.pools import fault_cases, move_cases, table
 from tests.support.pools.fire import Outcome
 
-CASES = (test_moves_under_fire.WORKER_CASES + test_moves_under_fire.REPLAY_CASES + test_moves_under_fire.DAEMON_CASES
-         + test_moves_under_fire.LOST_CASES + test_moves_under_fire.NODE_CASES + test_moves_under_fire.LINK_CASES
-         + test_faults.ACTOR_CASES + test_faults.LINK_CASES)
+CASES = (move_cases.WORKER_CASES + move_cases.REPLAY_CASES + move_cases.DAEMON_CASES
+         + move_cases.LOST_CASES + move_cases.NODE_CASES + move_cases.LINK_CASES
+         + fault_cases.ACTOR_CASES + fault_cases.LINK_CASES)
 
 
 def test_every_case_says_who_and_how() -> None:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import LocalPool
 
 SHARE = 0.2
 LARGE = {"n": 192, "steps": 30000, "report": 1000}
 
-
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.2)
-    return found
 
 
 @pytest.mark.timeout(400)
@@ -28,11 +21,11 @@ def test_a_share_while_others_are_there(tmp_path: Path, heat_digest: Callable[..
     expected = heat_digest(**LARGE)
     with LocalPool(tmp_path, nodes=1) as pool:
         small = pool.heat("small", rest=0, options=("--compute", "20"), **LARGE)
-        until(lambda: small.lines)
+        eventually(lambda: small.lines)
         assert pool.session("small")["compute_limit"] is None, "alone it has all of it"
         other = pool.heat("other", options=("--compute", "50"))
-        until(lambda: other.lines)
-        began = until(lambda: (row := pool.session("small"))["compute_limit"] == SHARE and (time.monotonic(), row))
+        eventually(lambda: other.lines)
+        began = eventually(lambda: (row := pool.session("small"))["compute_limit"] == SHARE and (time.monotonic(), row))
         assert pool.session("other")["compute_limit"] == 0.5
         time.sleep(6)
         after, now = pool.session("small"), time.monotonic()
@@ -40,5 +33,5 @@ def test_a_share_while_others_are_there(tmp_path: Path, heat_digest: Callable[..
         assert 0.02 < used < SHARE + 0.1, (began, after)
         assert after["held_seconds"] > began[1]["held_seconds"] + 1.0
         other.stop()
-        until(lambda: pool.session("small")["compute_limit"] is None)
+        eventually(lambda: pool.session("small")["compute_limit"] is None)
         assert small.finish(300) == expected, "held back, and nothing else"

@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 
 from rgpu.session.errors import RgpuError
-from tests.scenarios.conftest import SWEEP
 from tests.support.effects.collect import RecordFollower, judge
 from tests.support.pools.hosts import NAMES, HostsPool, Network, unavailable
 from tests.support.pools.pool import ROOT, VerbError
+from tests.support.pools.sweep import SWEEP
 from tests.support.registry.etcd_cluster import EtcdCluster, needs_etcd
 
 pytestmark = [needs_etcd, pytest.mark.timeout(1500)]

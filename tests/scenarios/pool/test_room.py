@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import ROOT, LocalPool, Program
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -57,17 +57,8 @@ def stage(pool: LocalPool, tmp_path: Path, digest: str) -> Iterator[Stage]:
     yield stage
     for program in stage.held:  # what a test that failed left
         program.stop()
-    until(lambda: not pool.rgpu("ps"))
+    eventually(lambda: not pool.rgpu("ps"))
 
-
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.2)
 
 
 def in_line(pool: LocalPool, name: str) -> dict[str, Any] | None:
@@ -84,16 +75,16 @@ def test_room_is_made_by_the_predicted_moves(pool: LocalPool, stage: Stage, dige
     refused = pool.run(sys.executable, ROOT / "examples" / "heat.py", *ARGUMENTS, name="refused",
                        options=("--memory", f"{WHOLE}MiB"))
     assert refused.process.wait(60) != 0
-    until(lambda: any("no place for refused" in line for line in refused.errors))
+    eventually(lambda: any("no place for refused" in line for line in refused.errors))
     too_much = pool.run(sys.executable, ROOT / "examples" / "heat.py", *ARGUMENTS, name="too-much",
                         options=("--memory", f"{2 * WHOLE}MiB", "--queue"))
     assert too_much.process.wait(60) != 0
-    until(lambda: any(f"the largest that would fit is {WHOLE} MiB" in line for line in too_much.errors))
+    eventually(lambda: any(f"the largest that would fit is {WHOLE} MiB" in line for line in too_much.errors))
 
     whole = stage.hold("whole", 1.0, "--queue")
-    row = until(lambda: in_line(pool, "whole"))
+    row = eventually(lambda: in_line(pool, "whole"))
     assert row["state"] == "queued" and row["position"] == 1 and "the largest piece is 4096 MiB" in row["note"]
-    until(lambda: any("whole waits at position 1 of 1" in line for line in whole.errors))
+    eventually(lambda: any("whole waits at position 1 of 1" in line for line in whole.errors))
     assert [one["name"] for one in pool.rgpu("pool", "status")["queue"]] == ["whole"]
     plan = pool.rgpu("rebalance")
     predicted = {move["session"]: move["to"] for move in plan["moves"]}
@@ -122,7 +113,7 @@ def test_the_less_important_is_parked_and_notices_nothing_but_time(pool: LocalPo
     high = stage.hold("high", 0.5, "--queue")
     pool.wait_state("high", "running", 90)
     assert pool.session("high")["host"] == "node-a"
-    row = until(lambda: in_line(pool, "low"), 30)
+    row = eventually(lambda: in_line(pool, "low"), within=30)
     assert row["state"] == "parked" and row["host"] is None
     assert row["position"] == 1 and "parked for high" in row["note"] and row["worker_pid"] is None
     assert low.process.poll() is None
@@ -144,10 +135,10 @@ def test_ctrl_c_and_the_end_of_a_program_withdraw_a_request(pool: LocalPool, sta
     for name, number in (("interrupted", signal.SIGINT), ("terminated", signal.SIGTERM)):
         program = stage.hold(name, 0.5, "--queue")
         stage.held.remove(program)
-        until(lambda name=name: in_line(pool, name))
+        eventually(lambda name=name: in_line(pool, name))
         program.process.send_signal(number)  # SIGINT: as a terminal sends it, but to the launcher alone
         assert program.process.wait(30) != 0
-        until(lambda name=name: in_line(pool, name) is None, 10)
+        eventually(lambda name=name: in_line(pool, name) is None, within=10)
     assert stage.finish() == {digest}
 
 
@@ -169,7 +160,7 @@ def test_shares_of_compute_are_counted(pool: LocalPool, stage: Stage, digest: st
     refused = pool.run(sys.executable, ROOT / "examples" / "heat.py", *ARGUMENTS, name="third",
                        options=("--gpus", "0.01", "--host", "node-a"))
     assert refused.process.wait(60) != 0
-    until(lambda: any("0 % of its compute free of the 1 % needed" in line for line in refused.errors))
+    eventually(lambda: any("0 % of its compute free of the 1 % needed" in line for line in refused.errors))
     quarter = pool.run(sys.executable, PROGRAMS / "paced_heat.py", stage.release, *ARGUMENTS, name="quarter",
                        options=("--gpus", "0.25", "--host", "node-b"))
     pool.wait_state("quarter", "running", 60)

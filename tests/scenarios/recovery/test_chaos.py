@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.chaos.plan import DECK
 from tests.support.pools.faults import state
 from tests.support.pools.pool import ROOT
 
@@ -65,7 +65,8 @@ def test_a_minute_of_it(tmp_path: Path) -> None:
     assert set(found["not_run"]) <= DEPENDS, said
     assert {session["kind"] for session in found["sessions"]} == set(KINDS)
     # Of 30 planned; on a slow machine some are refused because the one before goes on.
-    assert sum(found["disturbances"].values()) >= 15 and set(found["disturbances"]) <= set(DECK), said
+    assert sum(found["disturbances"].values()) >= 15, said
+    assert all(re.search(rf"^{what} +\d", said, re.MULTILINE) for what in found["disturbances"]), "its table lists it"
     assert not left_behind(tmp_path)
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.conftest import SWEEP
 from tests.support.pools.pool import ROOT, LocalPool, Program, VerbError
 from tests.support.pools.proxy import Proxy, free_port
 from tests.support.pools.staged import line
+from tests.support.pools.sweep import SWEEP
 
 GRACE = 12.0
 FREE = 10.0  #: s after the grace by which the place is free again; asserted only where nothing else was disturbed

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from rgpu.session.effects import Kind
-from tests.scenarios.conftest import SWEEP
 from tests.support.effects.collect import RecordFollower, histories, judge
 from tests.support.pools.pool import ROOT, Program
 from tests.support.pools.storm import Storm, StormPool
+from tests.support.pools.sweep import SWEEP
 from tests.support.registry.etcd_cluster import EtcdCluster, needs_etcd
 
 pytestmark = [needs_etcd, pytest.mark.timeout(600)]

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.conftest import SWEEP, sample
 from tests.support.pools.faults import WatchedPool
 from tests.support.pools.pool import ROOT, Program, VerbError
+from tests.support.pools.sweep import SWEEP, sample
 
 ACTORS = ("worker", "daemon", "coordinator", "link")
 PHASES = ("launch", "copy_in", "copy_out", "load", "wait", "graph", "checkpoint")

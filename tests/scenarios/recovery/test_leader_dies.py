@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.conftest import sample
-from tests.scenarios.moves.test_moves_under_fire import COMMANDS
 from tests.support.pools.fire import FROZEN_SECONDS, HEAT, Fire
+from tests.support.pools.move_cases import COMMANDS
 from tests.support.pools.pool import ROOT, LocalPool
+from tests.support.pools.sweep import sample
 
 RECOVERY = ("recovery.place", "recovery.place.done", "recovery.start", "recovery.start.done")
 DRAIN = ("drain.move", *(f"mover.{command}{after}" for command in COMMANDS for after in ("", ".done")),

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.conftest import SWEEP
 from tests.support.pools.pool import EXAMPLES, LocalPool, VerbError
 from tests.support.pools.staged import line as ours
+from tests.support.pools.sweep import SWEEP
 
 OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
 LONG = 600 if SWEEP else 120  #: seconds for a program of a sweep, whose runs are longer and whose jobs are many

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.conftest import SWEEP
 from tests.scenarios.programs import printing
 from tests.support.pools.faults import WatchedPool
 from tests.support.pools.fire import OTHER
 from tests.support.pools.pool import Program
+from tests.support.pools.sweep import SWEEP
 
 PROGRAM = Path(printing.__file__)
 STEPS, LINES, GATES = 6, 300, ["1", "1.", "4"]

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,29 +19,12 @@ from rgpu.migrate.transfer.frames import unpack
 from rgpu.server.device.cpu.device import CpuDevice
 from rgpu.server.worker.apply.executor import parse_link_inputs
 from rgpu.server.worker.apply.runtime import SessionRuntime
-from rgpu.session.addresses import DEVICE_BASE, GRANULE
+from rgpu.session.addresses import DEVICE_BASE
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt, DeviceError, LinkError, TimedOut
 from rgpu.session.journal.record import Record
-
-
-@pytest.fixture
-def device() -> Iterator[CpuDevice]:
-    device = CpuDevice(memory=64 << 20)
-    yield device
-    device.close()
-
-
-class Journal:
-    """Records with growing positions, as the shim would publish them."""
-
-    def __init__(self) -> None:
-        self.seq = 0
-
-    def __call__(self, name: str, payload: bytes = b"", **args: Any) -> Record:
-        self.seq += 1
-        return Record(self.seq, BY_NAME[name].id, decoders.encode_args(name, **args), payload)
+from tests.support.worker.journal import Answers, Journal, opened
 
 
 @pytest.fixture
@@ -50,16 +32,11 @@ def journal() -> Journal:
     return Journal()
 
 
-def opened(journal: Journal) -> list[Record]:
-    return [journal("session_open", version=1, pid=1, environment=b""),
-            journal("context_create", context=16, device=0, flags=0, primary=1),
-            journal("memory_map", address=DEVICE_BASE, size=GRANULE, device=0),
-            journal("memory_allocate", address=DEVICE_BASE, size=4096)]
-
-
-class Answers(dict):
-    def __call__(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
-        self[seq] = (result, bytes(payload))
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    device = CpuDevice(memory=64 << 20)
+    yield device
+    device.close()
 
 
 def runtime_of(device: CpuDevice) -> tuple[SessionRuntime, Answers]:

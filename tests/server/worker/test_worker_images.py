@@ -19,7 +19,7 @@ from rgpu.server.worker import tasks as worker_tasks
 from rgpu.server.worker.main import Worker
 from rgpu.session.addresses import DEVICE_BASE, GRANULE, PAGE
 from rgpu.session.errors import DeviceError, Fenced, MoveFailed, Refused, RgpuError
-from tests.server.worker.test_parts import Answers, Journal
+from tests.support.worker.journal import Answers, Journal
 
 TAG, KEY = "0" * 16, bytes(32)
 QUOTA = 64 << 20

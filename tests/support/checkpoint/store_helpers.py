@@ -11,8 +11,8 @@ from rgpu.checkpoint.device import PAGE
 from rgpu.checkpoint.session import restore
 from rgpu.checkpoint.store.images import ImageStore, write_image
 from rgpu.checkpoint.store.reader import Image
-from tests.checkpoint.store.test_images import BASE, fresh, same, taken
 from tests.support.checkpoint.fake_device import FakeDevice
+from tests.support.checkpoint.images import BASE, fresh, same, taken
 
 __all__ = ["BASE", "PAGE", "FailingBlobs", "image_of", "many_pages", "restores_as"]
 
@@ -99,3 +99,8 @@ class _FailingSink:
 
     def discard(self) -> None:
         self._inner.discard()
+
+
+def copy_of(device: FakeDevice) -> FakeDevice:
+    return FakeDevice({at: (region, bytearray(data)) for at, (region, data) in device.memory.items()},
+                      dict(device.events), device.now)

@@ -9,7 +9,7 @@ from rgpu.migrate.leader.requests import Order
 from rgpu.migrate.records.schema import QUEUE, Program, QueueRecord, SessionRecord, Wants, decode
 from rgpu.migrate.scheduling.waiting import Waiting
 from rgpu.session.errors import RgpuError
-from tests.migrate.leader.test_failover import Crash
+from tests.support.leader.happenings import Crash
 from tests.support.leader.pool import GIB, World
 
 

@@ -119,3 +119,11 @@ class Staged:
         while (row := self.pool.wait_state(self.name, "running", seconds))["epoch"] < epoch:
             assert time.monotonic() < deadline, f"{self.name} stays at epoch {row['epoch']}"
         return row
+
+
+def unrepeatable(pool: LocalPool, name: str, released: Path, **options: tuple[str, ...]) -> Program:
+    """Start a program that no replay repeats, and wait for its third line."""
+    program = pool.run(sys.executable, str(PROGRAMS / "unrepeatable.py"), str(released), name=name,
+                       **options)
+    program.wait_lines(3)
+    return program

@@ -281,3 +281,25 @@ class Session:
         self.page.close()
         if self.eventfd is not None:
             os.close(self.eventfd)
+
+
+START = r"""
+import ctypes as c, os, struct, sys, threading
+d = c.CDLL("libcuda.so.1")
+
+def ok(name, *arguments):
+    result = getattr(d, name)(*arguments)
+    assert result == 0, (name, result)
+
+def new(name, *arguments, kind=c.c_void_p):
+    out = kind(); ok(name, c.byref(out), *arguments); return out
+
+ok("cuInit", 0)
+PTX = b'''.version 6.4
+.target sm_75
+.address_size 64
+.global .align 4 .b8 counter[12];
+.visible .entry one(.param .u64 a, .param .u32 n) { ret; }
+.visible .entry two() { ret; }
+\0'''
+"""

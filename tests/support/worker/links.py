@@ -6,8 +6,6 @@ import os
 import socket
 import struct
 import threading
-import time
-from typing import Any
 
 import msgspec
 
@@ -89,10 +87,3 @@ class End:
                     self._changed.notify_all()
         except LinkError:
             pass
-
-
-def wait_until(true: Any, what: str, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)

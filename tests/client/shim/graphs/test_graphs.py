@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from rgpu.session.objects.graphs import EmptyNode, KernelNode, MemsetNode
-from tests.client.shim.graphs.test_capture import program_of
+from tests.support.shim.captures import program_of
 
 #: Parameters of nodes as C structures.
 PARAMS = """

@@ -7,27 +7,7 @@ from collections.abc import Callable
 from rgpu.session import facts
 from tests.client.shim.handshake.conftest import Stage
 from tests.support.shim import peer
-
-START = r"""
-import ctypes as c, os, struct, sys, threading
-d = c.CDLL("libcuda.so.1")
-
-def ok(name, *arguments):
-    result = getattr(d, name)(*arguments)
-    assert result == 0, (name, result)
-
-def new(name, *arguments, kind=c.c_void_p):
-    out = kind(); ok(name, c.byref(out), *arguments); return out
-
-ok("cuInit", 0)
-PTX = b'''.version 6.4
-.target sm_75
-.address_size 64
-.global .align 4 .b8 counter[12];
-.visible .entry one(.param .u64 a, .param .u32 n) { ret; }
-.visible .entry two() { ret; }
-\0'''
-"""
+from tests.support.shim.peer import START
 
 
 def _run(stage: Stage, code: str, **environ: str) -> str:

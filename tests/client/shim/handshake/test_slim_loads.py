@@ -10,9 +10,9 @@ import pytest
 from rgpu.session.facts import ONLY_PTX
 from rgpu.session.objects.module_table import FunctionInfo, ModuleTable, encode
 from tests.client.shim.handshake.conftest import Stage
-from tests.client.shim.handshake.test_objects import START
 from tests.support.shim import peer
 from tests.support.shim.fatbins import unpack
+from tests.support.shim.peer import START
 
 FATBIN = r"""
 def entry(kind, architecture, text=b"code" * 8):

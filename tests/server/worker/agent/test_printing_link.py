@@ -16,9 +16,10 @@ from rgpu.server.worker import session_text
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE
 from rgpu.session.journal.record import Record, pack_record
-from tests.server.worker.test_parts import Journal
 from tests.support.cpu import stub
-from tests.support.worker.links import End, linked, wait_until
+from tests.support.eventually import eventually
+from tests.support.worker.journal import Journal
+from tests.support.worker.links import End, linked
 
 BASE = DEVICE_BASE
 
@@ -144,7 +145,7 @@ def test_a_move_by_copy_takes_what_is_not_confirmed(devices: list[CpuDevice]) ->
     end.send(program.packed(0))
     end.answer(seq)
     end.confirm(50)
-    wait_until(lambda: first.text.state()[1] == program.text[50:], "the count is not taken")
+    eventually(lambda: first.text.state()[1] == program.text[50:], "the count is not taken")
     state = taken(first)
     assert state.printed == [len(program.text), program.text[50:]]
     second = worker(devices, state)
@@ -186,16 +187,16 @@ def test_calls_wait_for_an_agent_that_reads_nothing(devices: list[CpuDevice], mo
         if turn % 10 == 0:
             program.sync()
     end.send(program.packed(0))
-    wait_until(lambda: len(end.text) > 1000, "no text comes")
+    eventually(lambda: len(end.text) > 1000, "no text comes")
     time.sleep(0.2)
     stood = runtime.applied
     time.sleep(0.2)
     assert runtime.applied == stood < program.position - 500, "nothing holds the calls up"
     taken(runtime)  # nor does that hold a cut up
-    wait_until(lambda: (end.confirm(), program.position in end.answers)[1], "it stands still for good", 60)
+    eventually(lambda: (end.confirm(), program.position in end.answers)[1], "it stands still for good", 60)
     assert end.text == program.text
     end.confirm()
-    wait_until(lambda: runtime.text.state() == [len(program.text), b""], "what is confirmed is kept")
+    eventually(lambda: runtime.text.state() == [len(program.text), b""], "what is confirmed is kept")
 
 
 def test_an_agent_of_before_is_sent_none(devices: list[CpuDevice]) -> None:
@@ -213,4 +214,4 @@ def test_a_count_that_cannot_be_ends_the_link(devices: list[CpuDevice]) -> None:
     end.send(program.packed(0))
     end.answer(program.position)
     end.confirm(10)
-    wait_until(lambda: runtime.deliver is None, "the link goes on")
+    eventually(lambda: runtime.deliver is None, "the link goes on")

@@ -19,7 +19,7 @@ from rgpu.server.device.cpu.device import CpuDevice
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.journal.record import Record
-from tests.server.worker.test_parts import Answers, Journal, opened
+from tests.support.worker.journal import Answers, Journal, opened
 
 CALLS = 200_000 if os.environ.get("RGPU_SWEEP") else 12_000
 PARTS = 6

@@ -13,7 +13,7 @@ from rgpu.server.fast_path import Came, Fed
 from rgpu.server.worker.apply.journal_tap import PIECE, JournalTap
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.journal.record import RecordReader, pack_record
-from tests.server.worker.test_parts import Journal, opened
+from tests.support.worker.journal import Journal, opened
 
 
 def drained(tap: JournalTap) -> list[tuple[bool, bytes]]:

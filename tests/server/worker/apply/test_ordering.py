@@ -21,7 +21,8 @@ from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.journal import issue_order
 from rgpu.session.journal.issue_order import UNBOUNDED
 from rgpu.session.journal.record import pack
-from tests.support.worker.links import linked, wait_until
+from tests.support.eventually import eventually
+from tests.support.worker.links import linked
 
 PING, CALLS, PONG = 4, 2, 20
 
@@ -80,27 +81,27 @@ def make() -> Any:
 
 def test_an_attachment_with_a_backlog_ends_when_all_of_it_is_applied(make: Any) -> None:
     agent = make(3)
-    wait_until(lambda: agent.state == "ordered", "no catch-up began")
+    eventually(lambda: agent.state == "ordered", "no catch-up began")
     agent.call()
     agent.call()
     time.sleep(0.1)
     assert agent.state == "ordered", "nothing is waiting to be read, but something is published"
     agent.call()
-    wait_until(lambda: agent.state == "live", "the catch-up does not end")
+    eventually(lambda: agent.state == "live", "the catch-up does not end")
 
 
 def test_what_the_agent_says_goes_on(make: Any) -> None:
     """More was published since: what is read dry is no end, until that is applied, too."""
     agent = make(1)
     agent.call()
-    wait_until(lambda: agent.state == "live", "the catch-up does not end")
+    eventually(lambda: agent.state == "live", "the catch-up does not end")
     agent.runtime.stood_still("this worker", 1.0)
     agent.ping(3)
     time.sleep(0.1)
     assert agent.state == "ordered"
     agent.call()
     agent.call()
-    wait_until(lambda: agent.state == "live", "the catch-up does not end")
+    eventually(lambda: agent.state == "live", "the catch-up does not end")
 
 
 def test_a_late_word_is_a_gap_of_the_link(make: Any) -> None:
@@ -109,7 +110,7 @@ def test_a_late_word_is_a_gap_of_the_link(make: Any) -> None:
     agent.ping(1)
     assert agent.state == "live"
     agent.ping(9, late=1.0)
-    wait_until(lambda: agent.state == "ordered", "a link that stood still is no gap")
+    eventually(lambda: agent.state == "ordered", "a link that stood still is no gap")
     assert "the link" in agent.runtime.order.describe()["reason"]
 
 
@@ -117,7 +118,7 @@ def test_an_agent_that_stood_still_says_so(make: Any) -> None:
     agent = make(0)
     agent.call()
     agent.ping(9, stood=True)
-    wait_until(lambda: agent.state == "ordered", "an agent that stood still is no gap")
+    eventually(lambda: agent.state == "ordered", "an agent that stood still is no gap")
     assert "agent" in agent.runtime.order.describe()["reason"]
 
 
@@ -132,11 +133,11 @@ def test_calls_that_come_late_are_a_backlog_whoever_kept_them(make: Any, late: f
     agent.runtime.order.machine.handle(issue_order.Dry(1, 1))  # a busy machine may have been late just now
     agent.call()
     agent.issued(9, late, kept)
-    wait_until(lambda: agent.runtime.order.describe()["state"] == "ordered", "calls that come late are no backlog")
+    eventually(lambda: agent.runtime.order.describe()["state"] == "ordered", "calls that come late are no backlog")
     reason = agent.runtime.order.describe()["reason"]
     assert "late" in reason and float(re.findall(r"([0-9.]+) ms", reason)[0]) >= 280, reason
     agent.issued(2)
-    wait_until(lambda: agent.state == "live", "the catch-up does not end")
+    eventually(lambda: agent.state == "live", "the catch-up does not end")
 
 
 def test_a_busy_program_is_told_from_worker_to_worker(make: Any) -> None:
@@ -149,7 +150,7 @@ def test_a_busy_program_is_told_from_worker_to_worker(make: Any) -> None:
     for _ in range(4):
         agent.call()
     agent.ping(1 << 40, usual=UNBOUNDED)
-    wait_until(lambda: agent.state == "live", "it is never less ahead than that")
+    eventually(lambda: agent.state == "live", "it is never less ahead than that")
     agent.ping(1 << 41, usual=UNBOUNDED, stood=True)
     assert agent.state == "live"
 
@@ -186,7 +187,7 @@ def test_a_pulse_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_call_that_the_driver_keeps_is_a_gap_and_a_wait_for_work_is_none(make: Any) -> None:
     agent = make(0)
     agent.call()
-    wait_until(lambda: agent.runtime.applied == 1, "the call is not applied")
+    eventually(lambda: agent.runtime.applied == 1, "the call is not applied")
     runtime, slow = agent.runtime, ordering.SLOW * 1.5
 
     def waits(data: Any) -> int:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.move_load import PTX
 from rgpu.link.data.frames import Handover
 from rgpu.link.messages.data import TO_NODE
 from rgpu.migrate.move.machine import Command, Event
@@ -29,13 +28,13 @@ from rgpu.server.worker.move import departure as departures
 from rgpu.server.worker.move.departure import Departure
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
 from rgpu.session.errors import LinkError, MoveFailed, RecoveryFailed
-from tests.server.worker.test_parts import Journal
 from tests.support.worker.arriving import digest
+from tests.support.worker.journal import Journal
+from tests.support.worker.kernels import MIX, PTX, STAMP, TOUCH
 
 DATA, WORD = DEVICE_BASE, DEVICE_BASE + GRANULE
 COUNT = GRANULE // 4  #: words: 32 pages
 PAGES = 32
-TOUCH, STAMP, MIX = 0, 2, 3  #: functions of the load's module, in its order
 
 
 class Leaving:

@@ -23,7 +23,7 @@ from rgpu.server.worker.move import probing
 from rgpu.server.worker.move.catching_up import CatchUp
 from rgpu.server.worker.move.probing import Prober, differing, hashed
 from rgpu.session.errors import Corrupt, DeviceError, MoveFailed, RecoveryFailed, RgpuError
-from tests.migrate.transfer.test_page_stream import BASE, filled
+from tests.support.worker.pages import BASE, filled
 from tests.support.worker.pages_device import PlainDevice
 from tests.support.worker.pages_link import KEY, sealed
 

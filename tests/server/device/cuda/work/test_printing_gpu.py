@@ -32,7 +32,7 @@ class Printing:
         captured = CapturedStdout()
         from rgpu.server.device.cuda.device import CudaDevice
         from rgpu.server.worker.apply.runtime import SessionRuntime
-        from tests.server.device.cuda.work.test_engine_gpu import compiled
+        from tests.support.cuda.compiled import compiled
         from tests.support.fake_driver.support import Journal
 
         self.runtime = SessionRuntime("gpu", 1, CudaDevice(0, captured))
