@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Cases mostly wait for leases and deadlines: more of them than processors run side by side.
 SWEEP_JOBS ?= 4
 # Many processes each, and leases that must not be lost for want of a processor: one after the other.
-ALONE := tests/scenarios/test_effects.py tests/scenarios/test_hosts.py
+ALONE := tests/scenarios/recovery/test_effects.py tests/scenarios/pool/test_hosts.py
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*/* \
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/* \
            rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/* rgpu/link/messages/native/*)
@@ -49,17 +49,17 @@ demo: setup
 	$(BIN)/rgpu demo
 
 test: setup
-	$(BIN)/python -m tests.building
+	$(BIN)/python -m tests.support.building
 	$(BIN)/python -m pytest -q -n 5 --dist worksteal --durations=40
 
 sweep: setup
 	@mkdir -p bench/results
-	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 900 tests/scenarios $(ALONE:%=--ignore=%) 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
+	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 900 tests/scenarios tests/bench/test_sampled_moves.py $(ALONE:%=--ignore=%) 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
 	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -m "slow or not slow" $(ALONE) 2>&1 | tee -a bench/results/$$(date +%F)-sweep.txt
 
 sweep-etcd: setup
 	@mkdir -p bench/results/etcd
-	RGPU_SWEEP=1 RGPU_TEST_REGISTRY=etcd RGPU_SWEEP_OUT=bench/results/etcd $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) --timeout 900 $(addprefix tests/scenarios/test_,$(addsuffix .py,moves_under_fire faults leader_dies kill_sweep)) 2>&1 | tee bench/results/etcd/$$(date +%F)-sweep.txt
+	RGPU_SWEEP=1 RGPU_TEST_REGISTRY=etcd RGPU_SWEEP_OUT=bench/results/etcd $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) --timeout 900 $(addprefix tests/scenarios/,$(addsuffix .py,moves/test_moves_under_fire moves/test_faults recovery/test_leader_dies recovery/test_kill_sweep)) 2>&1 | tee bench/results/etcd/$$(date +%F)-sweep.txt
 
 fuzz: setup
 	$(PIP) --no-build-isolation --config-settings wheel.cmake=false --editable '.[fuzz]'

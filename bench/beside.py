@@ -47,7 +47,7 @@ from rgpu.checkpoint.native import pagehash_native  # noqa: E402
 from rgpu.checkpoint.pages import pagehash  # noqa: E402
 from rgpu.session.addresses import PAGE  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
-from tests.scenarios.pool import LocalPool, Program  # noqa: E402
+from tests.support.pools.pool import LocalPool, Program  # noqa: E402
 
 WORKLOAD = ROOT / "bench" / "workloads" / "gpt2_steps.py"
 REST = 3.5  #: seconds between two parts: those before one are what is usual

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.gpu.suite.report import environment  # noqa: E402
-from tests.scenarios.pool import LocalPool  # noqa: E402
+from tests.support.pools.pool import LocalPool  # noqa: E402
 
 PROGRAM = ROOT / "bench" / "workloads" / "copy_loop.py"
 TICKS = os.sysconf("SC_CLK_TCK")

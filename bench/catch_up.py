@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from rgpu.session.journal.record import pack_record  # noqa: E402
 from rgpu.session.journal.recording import Recording  # noqa: E402
-from tests.scenarios.pool import LocalPool  # noqa: E402
+from tests.support.pools.pool import LocalPool  # noqa: E402
 
 WORKLOADS = ROOT / "bench" / "workloads"
 PROGRAMS: dict[str, tuple[list[str], dict[str, str]]] = {

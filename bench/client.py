@@ -112,7 +112,7 @@ class Bench:
                         "-ldl"], check=True)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         if engine:
-            from tests.server.device.cuda import fake_driver
+            from tests.support import fake_driver
 
             environment.update(fake_driver.build(directory), PYTHONPATH=os.pathsep.join(sys.path))
             del environment["RGPU_ENGINE_RING"], environment["RGPU_ENGINE_ARENA"]

@@ -24,7 +24,7 @@ SOURCE = b'extern "C" __global__ void add_one(unsigned* p, unsigned n) { if (thr
 
 def on_the_fake_driver() -> None:
     """Start again where the fake driver is libcuda.so.1."""
-    from tests.server.device.cuda import fake_driver
+    from tests.support import fake_driver
 
     folder = tempfile.mkdtemp(prefix="rgpu-bench-")
     environment = {**fake_driver.build(Path(folder)), "RGPU_BENCH_FAKE": "1"}
@@ -62,7 +62,7 @@ def main() -> None:
     from rgpu.server.device.cuda.device import CudaDevice
     from rgpu.server.worker.apply.runtime import SessionRuntime
     from rgpu.session.addresses import DEVICE_BASE as BASE
-    from tests.server.device.cuda.fake_driver.support import Agent, Journal, linked
+    from tests.support.fake_driver.support import Agent, Journal, linked
 
     size = options.size << 20
     device = CudaDevice(0)

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.scenarios.pool import LocalPool  # noqa: E402
+from tests.support.pools.pool import LocalPool  # noqa: E402
 
 EXAMPLES = {
     "heat": ["heat.py", "--n", "512", "--steps", "{steps}", "--report", "200"],

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.workload import resident  # noqa: E402
-from tests.scenarios.pool import LocalPool, Program  # noqa: E402
+from tests.support.pools.pool import LocalPool, Program  # noqa: E402
 
 PARTS = 10
 #: What must be flat, and by how much the later half may exceed the earlier (without the first tenth): bytes, share.

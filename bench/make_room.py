@@ -25,7 +25,7 @@ from typing import TextIO
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.scenarios.pool import LocalPool, Program  # noqa: E402
+from tests.support.pools.pool import LocalPool, Program  # noqa: E402
 
 HEAT = [str(ROOT / "examples" / "heat.py"), "--n", "192", "--steps", "40000", "--report", "2000"]
 

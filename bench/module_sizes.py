@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.client.shim.fatbins import ELF, MAGIC, PTX, Slimmer, unpack
+from tests.support.shim.fatbins import ELF, MAGIC, PTX, Slimmer, unpack
 
 HEADER = struct.Struct("<IHHQ")
 ENTRY_HEADER = struct.Struct("<HHIQ")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.proxy import DelayProxy, Echo, build, measure
-from tests.scenarios.pool import ROOT, LocalPool, VerbError
-from tests.scenarios.proxy import free_port
+from tests.support.pools.pool import ROOT, LocalPool, VerbError
+from tests.support.pools.proxy import free_port
 
 DIRECT = "direct"
 

@@ -47,7 +47,7 @@ from rgpu.migrate.records.schema import (  # noqa: E402
 from rgpu.migrate.registry.base import Put, absent, txn_certain  # noqa: E402
 from rgpu.migrate.registry.etcd.registry import EtcdRegistry  # noqa: E402
 from rgpu.session.errors import RgpuError, UnknownOutcome  # noqa: E402
-from tests.migrate.registry.etcd_cluster import EtcdCluster  # noqa: E402
+from tests.support.registry.etcd_cluster import EtcdCluster  # noqa: E402
 
 WRITERS = 64  #: changes under way at a time, at most
 BATCH = 50  #: session records put in one transaction while the pool is filled

@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench import apart  # noqa: E402
 from tests.gpu.suite.report import environment  # noqa: E402
-from tests.scenarios.pool import LocalPool, Program  # noqa: E402
+from tests.support.pools.pool import LocalPool, Program  # noqa: E402
 
 WORKLOAD = ROOT / "bench" / "workloads" / "gpt2_steps.py"
 WARM = 20  #: steps at the beginning that no mean counts

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.gpu.suite.report import environment  # noqa: E402
-from tests.scenarios.pool import LocalPool, Program  # noqa: E402
+from tests.support.pools.pool import LocalPool, Program  # noqa: E402
 
 WORKLOAD = ROOT / "bench" / "workloads" / "gpt2_steps.py"
 SHARES = {"quarter": 25, "rest": 75}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.scenarios.pool import ROOT, LocalPool, VerbError
+from tests.support.pools.pool import ROOT, LocalPool, VerbError
 
 WORKLOADS = Path(__file__).resolve().parent / "workloads"
 #: The agent tells its figures about once a second: a look after less would see old ones.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rgpu.client.run import launcher
-from tests.building import one_at_a_time
+from tests.support.building import one_at_a_time
 
 ROOT = Path(__file__).resolve().parents[1]
 

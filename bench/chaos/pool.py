@@ -17,9 +17,9 @@ from typing import Any
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import KeyPair, PoolFiles
 from rgpu.session.errors import RgpuError
-from tests.scenarios.faults import state
-from tests.scenarios.pool import ROOT, LocalPool
-from tests.scenarios.proxy import free_port
+from tests.support.pools.faults import state
+from tests.support.pools.pool import ROOT, LocalPool
+from tests.support.pools.proxy import free_port
 
 CALM = 4.0  #: seconds that a daemon is left alone after it was there again
 ROOM = 64 << 10  #: bytes that a full store still has

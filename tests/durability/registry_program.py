@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rgpu.migrate.registry.base import Delete, Put
 from rgpu.migrate.registry.store import Store
-from tests.durability.preloaded import mark
+from tests.support.disk.preloaded import mark
 
 #: (key, value) of the transaction of each number; a value of None deletes.
 SIZES = (10, 3000, 50_000, 7, 9000)

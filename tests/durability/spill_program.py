@@ -11,7 +11,7 @@ from rgpu.client.journal.spill import FiledRun, SpillJob, write_segment
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.journal.record import Record, pack_record
-from tests.durability.preloaded import mark
+from tests.support.disk.preloaded import mark
 
 FILES, RUNS, CALLS = 5, 3, 7
 

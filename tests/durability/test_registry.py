@@ -12,9 +12,9 @@ import pytest
 from rgpu.migrate.registry.base import Put
 from rgpu.migrate.registry.store import Store
 from rgpu.session.errors import RgpuError
-from tests.durability.crashing_disk import Operation, after_a_crash, lay_out
-from tests.durability.preloaded import compiler, record
 from tests.durability.registry_program import changes
+from tests.support.disk.crashing_disk import Operation, after_a_crash, lay_out
+from tests.support.disk.preloaded import compiler, record
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 EVERY = 1 if os.environ.get("RGPU_SWEEP") else 3  #: prefixes that are tried, beside all that end with a mark

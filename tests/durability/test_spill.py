@@ -13,8 +13,8 @@ from rgpu.session.journal.journal_file import JournalFileReader, verify
 from rgpu.session.journal.record import pack_record
 from rgpu.session.journal.recording import Recording
 from tests.durability import spill_program
-from tests.durability.crashing_disk import Operation, after_a_crash, lay_out
-from tests.durability.preloaded import compiler, record
+from tests.support.disk.crashing_disk import Operation, after_a_crash, lay_out
+from tests.support.disk.preloaded import compiler, record
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 CHANCES = 20 if os.environ.get("RGPU_SWEEP") else 4

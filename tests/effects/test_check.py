@@ -11,7 +11,7 @@ import pytest
 from rgpu.link import effects as writing
 from rgpu.session.effects import MAGIC, Effect, Header, History, Kind, pack, unpack
 from rgpu.session.errors import Corrupt
-from tests.effects.check import RULES, Change, check
+from tests.support.effects.check import RULES, Change, check
 
 
 class Story:

@@ -389,7 +389,7 @@ def _journal_seeds() -> list[bytes]:
 
 
 def _manifest_seeds() -> list[bytes]:
-    from tests.checkpoint.fake_device import FakeDevice  # noqa: F401 - images are made on it where the store's API allows
+    from tests.support.checkpoint.fake_device import FakeDevice  # noqa: F401 - images are made on it where the store's API allows
 
     return [_state().encode(), _signed(_state().encode())]
 

@@ -131,7 +131,7 @@ def main() -> int:
     if options.merge:
         return _merge(options)
     from tests.conftest import gpu_count
-    from tests.scenarios.pool import LocalPool
+    from tests.support.pools.pool import LocalPool
 
     rows = [replace(row, limit=min(row.limit, options.limit)) for row in chosen(ROWS, options.only, options.skip)]
     if not rows:

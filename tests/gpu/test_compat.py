@@ -11,7 +11,7 @@ from tests.conftest import gpu_count
 from tests.gpu.compat import Suite
 from tests.gpu.suite.execute import Executor, Pool
 from tests.gpu.suite.rows import ROWS, Row
-from tests.scenarios.pool import LocalPool
+from tests.support.pools.pool import LocalPool
 
 pytestmark = pytest.mark.gpu
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from tests.gpu.suite.outputs import parse
-from tests.scenarios.fire import HEAT, OTHER, PACED
-from tests.scenarios.pool import ROOT, LocalPool, Program, VerbError
-from tests.scenarios.staged import Staged, moved_or_refused
-from tests.scenarios.to_and_fro import to_and_fro
+from tests.support.pools.fire import HEAT, OTHER, PACED
+from tests.support.pools.pool import ROOT, LocalPool, Program, VerbError
+from tests.support.pools.staged import Staged, moved_or_refused
+from tests.support.pools.to_and_fro import to_and_fro
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a CUDA GPU")]
 SHOWN = ("mode", "downtime_ms", "brownout_ms", "total_ms", "bytes_sent", "rounds", "mismatched_pages", "repaired_bytes",

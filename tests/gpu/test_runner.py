@@ -13,7 +13,7 @@ from tests.gpu.suite import report
 from tests.gpu.suite.execute import PROGRAMS, BuildError, Executor, Pool
 from tests.gpu.suite.outputs import Run, close, compare, failure, judge_native, parse
 from tests.gpu.suite.rows import ROWS, Part, Row
-from tests.scenarios.pool import LocalPool
+from tests.support.pools.pool import LocalPool
 
 A, B = "a" * 64, "b" * 64
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import gpu_count
-from tests.scenarios.pool import DIGEST, LocalPool
-from tests.scenarios.staged import Staged, line
+from tests.support.pools.pool import DIGEST, LocalPool
+from tests.support.pools.staged import Staged, line
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a CUDA GPU"),
               pytest.mark.skipif(gpu_count() < 2, reason="needs two GPUs")]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.pool import LocalPool
-from tests.scenarios.staged import Staged
+from tests.support.pools.pool import LocalPool
+from tests.support.pools.staged import Staged
 
 MEBIBYTES = int(os.environ.get("RGPU_STORE_MIB", "2048"))
 

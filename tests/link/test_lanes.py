@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 import time
 from typing import Any
@@ -11,51 +10,14 @@ from typing import Any
 import pytest
 
 from rgpu.link.data import lanes
-from rgpu.link.data.frames import SealedConnection
 from rgpu.link.data.lanes import DEPTH, Lane
-from rgpu.link.data.sealing import MESSAGE_LIMIT, Opener, Sealer
-from rgpu.link.messages.data import FROM_NODE, MARK_LAYOUT, TO_NODE
+from rgpu.link.data.sealing import MESSAGE_LIMIT
+from rgpu.link.messages.data import MARK_LAYOUT
 from rgpu.session.errors import Corrupt, LinkError, TimedOut
+from tests.support.eventually import eventually
+from tests.support.worker.lanes import pair, slow_pair
 
-KEYS = bytes(32), bytes(range(32))
 WAIT = 30.0
-
-
-def pair() -> tuple[SealedConnection, SealedConnection]:
-    """Both ends of a connection."""
-    ends = []
-    for sock, here, there in zip(socket.socketpair(), (TO_NODE, FROM_NODE), (FROM_NODE, TO_NODE), strict=True):
-        ends.append(SealedConnection(sock, Sealer(KEYS[here], here, 1, "s"), Opener(KEYS[there], there, 1, "s"),
-                                     session="s", epoch=1, purpose="lane"))
-    return ends[0], ends[1]
-
-
-def slow_pair(rate: float) -> tuple[SealedConnection, SealedConnection, threading.Event]:
-    """Both ends of a TCP connection of ``rate`` bytes a second from the first to the second; the event stops it."""
-    socks = []
-    for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
-            near = socket.socket()
-            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 * 1024)
-            near.connect(server.getsockname())
-            socks.append((near, server.accept()[0]))
-    (here, inner), (outer, there) = socks
-    stopped = threading.Event()
-
-    def relay() -> None:
-        with inner, outer:
-            while not stopped.is_set() and (data := inner.recv(8 * 1024)):
-                outer.sendall(data)
-                time.sleep(len(data) / rate)
-            outer.recv(1)  # until the second end is closed: it says nothing
-
-    threading.Thread(target=relay, daemon=True).start()
-    found = pair()
-    for connection, sock in zip(found, (here, there), strict=True):
-        connection.sock.close()
-        connection.sock = sock
-    return *found, stopped
 
 
 def lane_pair(**how: Any) -> tuple[Lane, Lane]:
@@ -63,12 +25,6 @@ def lane_pair(**how: Any) -> tuple[Lane, Lane]:
     one, other = pair()
     return Lane(one), Lane(other, **how)
 
-
-def until(condition: Any) -> bool:
-    deadline = time.monotonic() + WAIT
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    return bool(condition())
 
 
 def test_messages_of_any_length_come_in_order_over_three_lanes() -> None:
@@ -93,7 +49,7 @@ def test_messages_of_any_length_come_in_order_over_three_lanes() -> None:
     sender = threading.Thread(target=send)
     sender.start()
     for number, size in enumerate(sizes):
-        assert until(lambda wanted=number: len(marks) > wanted)
+        assert eventually(lambda wanted=number: len(marks) > wanted)
         which, length = lanes.mark(marks[number], 3)
         kind, body = pairs[which][1].take(length, WAIT)
         assert (kind, bytes(body)) == (9, blob[:size]), number
@@ -113,7 +69,7 @@ def test_a_slow_reader_holds_the_writer_back() -> None:
     assert number < 63, "what is sent is bounded by what is taken"
     for _ in range(number):
         assert len(other.take(1 + (1 << 20), WAIT)[1]) == 1 << 20
-    assert until(lambda: done == list(range(number)))
+    assert eventually(lambda: done == list(range(number)))
     one.close()
     other.close()
 
@@ -152,9 +108,10 @@ def test_a_message_goes_where_its_room_is_and_what_nobody_takes_is_dropped() -> 
         one.wait_ready(WAIT)
         one.send(9, bytes([number]) * 100_000)
     assert bytes(other.take(100_001, WAIT)[1]) == bytes(100_000)
-    assert until(lambda: len(free) <= len(rooms) - DEPTH - 1)
+    assert eventually(lambda: len(free) <= len(rooms) - DEPTH - 1)
     other.close()
-    assert until(lambda: sorted(dropped) == [bytes([number]) for number in range(1, DEPTH + 1)])  # by either thread
+    # by either thread
+    assert eventually(lambda: sorted(dropped) == [bytes([number]) for number in range(1, DEPTH + 1)])
     one.close()
 
 
@@ -196,7 +153,7 @@ def test_who_waits_hears_of_the_end(who: str) -> None:
     assert len(found) == 1 and came.wait(WAIT)
     with pytest.raises(LinkError):
         other.next(10)
-    assert until(lambda: _refuses(other))
+    assert eventually(lambda: _refuses(other))
     one.close()
     other.close()
     other.close()
@@ -232,7 +189,7 @@ def test_no_thread_stays() -> None:
     ends = [end for _ in range(3) for end in lane_pair()]
     for end in ends:
         end.close()
-    assert until(lambda: set(threading.enumerate()) <= before)
+    assert eventually(lambda: set(threading.enumerate()) <= before)
 
 
 @pytest.mark.parametrize("asked, count", [("", 0), ("3", 3), ("0", 0), ("99", 16), ("many", 0), ("-1", 0)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import secrets
@@ -16,6 +15,7 @@ import pytest
 from rgpu.link.local import shared
 from rgpu.link.messages.memory import DROP, MAPPED, MEMORY, PACKET_LAYOUT, PROVEN
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, RgpuError
+from tests.support.memfds import memfds
 
 SIZE = 1 << 16
 
@@ -157,16 +157,6 @@ def test_messages_that_cannot_be(data: bytes, fds: int) -> None:
     assert not inodes & memfds()  # what came along was closed
     ours.close()
     theirs.close()
-
-
-def memfds() -> set[int]:
-    """Inodes of the memfds that this process has open."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:"):
-                found.add(os.fstat(int(name)).st_ino)
-    return found
 
 
 def test_the_host_has_another_name_where_a_test_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

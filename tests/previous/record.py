@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
-from tests.scenarios.pool import LocalPool
-from tests.scenarios.storm import SMALL, TICKS
+from tests.support.pools.pool import LocalPool
+from tests.support.pools.storm import SMALL, TICKS
 
 SESSION = "old"
 

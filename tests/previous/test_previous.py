@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from rgpu.migrate.records.schema import SessionRecord, decode, encode
 from rgpu.server.device.spec import make_device
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.answers import answer_digest
-from tests.previous.fixture import SESSION, VERSIONS, Previous
+from tests.support.previous import FOLDER, SESSION, VERSIONS, Previous
 
 MEMORY = 256 << 20
 
@@ -96,3 +97,14 @@ def test_it_is_restored_served_and_moved(previous: Previous) -> None:
     given = {**first.given, **second.given}
     served = {seq: digest for seq, digest in previous.answers.items() if seq > previous.position}
     assert {seq: given[seq] for seq in served} == served and len(served) > 5
+
+
+#: Recorded before this was looked at, with the interpreter's path as the program's command. The image is sealed by
+#: checksums: another path in it would be a forgery, not a recording. They go when v0.1.0 is recorded anew elsewhere.
+WITH_A_PATH = {"record", "images"}
+
+
+def test_no_recording_holds_a_path_of_the_machine_that_made_it() -> None:
+    found = {path.relative_to(FOLDER).parts[:2] for path in FOLDER.glob("v*/**/*") if path.is_file()
+             and re.search(rb"/(home|root|work|tmp|build|Users)/", path.read_bytes())}
+    assert found == {("v0.1.0", name) for name in WITH_A_PATH}

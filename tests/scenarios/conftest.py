@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.building import one_at_a_time
-from tests.scenarios import table
-from tests.scenarios.pool import LocalPool
-
-#: `make sweep` sets it: everything; otherwise a seeded sample.
-SWEEP = bool(os.environ.get("RGPU_SWEEP"))
-
-
-def sample(points: list, count: int, seed: int = 1) -> list:
-    """All points in a sweep, a fixed choice of ``count`` of them otherwise."""
-    if SWEEP or count >= len(points):
-        return points
-    return sorted(random.Random(seed).sample(points, count), key=points.index)
+from tests.support.building import one_at_a_time
+from tests.support.pools import table
+from tests.support.pools.pool import LocalPool
+from tests.support.pools.sweep import SWEEP
 
 
 @pytest.fixture(scope="module")

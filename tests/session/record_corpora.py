@@ -1,17 +1,18 @@
 """Records the corpora of tests/session/corpora anew: the example programs, small, on a local pool's ``cpu`` device.
 
 ``python -m tests.session.record_corpora``: needed after a change of what the shim publishes. It writes the journals,
-the answers, and what a replay of each gives today (:mod:`tests.server.test_replaying`).
+the answers, and what a replay of each gives today (:mod:`tests.server.worker.apply.test_replaying`).
 """
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.scenarios.pool import EXAMPLES, LocalPool
+from tests.support.pools.pool import EXAMPLES, ROOT, LocalPool
 
 CORPORA = Path(__file__).parent / "corpora"
 PROGRAMS = {"heat": ("--n", "24", "--steps", "30", "--report", "10"),
@@ -28,9 +29,7 @@ def main() -> None:
     for name in PROGRAMS:
         for suffix in (".rgpuj", ".answers"):
             shutil.copyfile(folder / "recorded" / f"{name}{suffix}", CORPORA / f"{name}{suffix}")
-    from tests.server import test_replaying
-
-    test_replaying.write_digests()
+    subprocess.run([sys.executable, "-m", "tests.server.worker.apply.test_replaying"], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

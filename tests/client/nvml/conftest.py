@@ -17,7 +17,7 @@ import pytest
 from rgpu.link.messages.shim import OBSERVE, OBSERVED, REFUSED
 from rgpu.session.facts import DeviceInfo, SessionFacts
 from rgpu.session.observed import Observation, Process
-from tests.building import libraries
+from tests.support.building import libraries
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 1 << 30

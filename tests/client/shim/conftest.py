@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.building import libraries
-from tests.client.shim.fake_agent import FakeAgent
+from tests.support.building import libraries
+from tests.support.shim.fake_agent import FakeAgent
 
-PRELUDE = (Path(__file__).parent / "prelude.py").read_text()
+PRELUDE = (Path(__file__).parents[2] / "support/shim/prelude.py").read_text()
 
 
 @pytest.fixture(scope="session")

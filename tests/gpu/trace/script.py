@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.client.handshake.native_driver import Driver
+from tests.client.shim.handshake.native_driver import Driver
 
 #: About a fifth of a second on a GPU of 1.7 GHz.
 SPIN_CYCLES = 400_000_000

@@ -18,7 +18,7 @@ from rgpu.session.calls.functions import FUNCTIONS
 from rgpu.session.calls.functions.model import REFUSED
 from tests.gpu.trace.record import FILE, answers, flat
 from tests.gpu.trace.script import KERNELS, SECTIONS
-from tests.scenarios.pool import LocalPool
+from tests.support.pools.pool import LocalPool
 
 needs_recording = pytest.mark.skipif(
     not FILE.exists(), reason=f"{FILE.name} does not exist yet: python -m tests.gpu.trace.record, on an H200")

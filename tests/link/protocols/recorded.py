@@ -66,16 +66,16 @@ from rgpu.session.errors import LinkError, NotFound, RgpuError
 from rgpu.session.facts import DeviceInfo, SessionFacts
 from rgpu.session.journal.record import AWAITED
 from rgpu.session.observed import Observation, Process
-from tests.building import libraries
-from tests.client.agent.fake_shim import FakeReader
 from tests.client.shim.conftest import Program
-from tests.client.shim.fake_agent import FakeAgent
-from tests.client.shim.test_area import Area as OfferedArea
-from tests.link.test_control import Node
-from tests.server.links import linked
-from tests.server.pages_device import PlainDevice
-from tests.server.pages_link import Link, state
-from tests.server.pages_peer import SharingDevice
+from tests.support.agent.fake_shim import FakeReader
+from tests.support.building import libraries
+from tests.support.control_node import Node
+from tests.support.shim.area import Area as OfferedArea
+from tests.support.shim.fake_agent import FakeAgent
+from tests.support.worker.links import linked
+from tests.support.worker.pages_device import PlainDevice
+from tests.support.worker.pages_link import Link, state
+from tests.support.worker.pages_peer import SharingDevice
 
 GOLDEN = Path(__file__).parent / "golden.json"
 READ = BY_NAME["memcpy_d2h"].id

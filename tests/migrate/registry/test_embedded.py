@@ -17,7 +17,7 @@ from rgpu.migrate.registry.base import Put, absent
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.migrate.registry.store import Store
 from rgpu.session.errors import NotFound, PoolUnavailable, Refused, UnknownOutcome, VersionMismatch
-from tests.migrate.registry.conformance import Conformance
+from tests.support.registry.conformance import Conformance
 
 
 class TestEmbedded(Conformance):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.migrate.registry.conformance import Conformance
-from tests.migrate.registry.etcd_cluster import EtcdCluster, Tls, needs_etcd
+from tests.support.registry.conformance import Conformance
+from tests.support.registry.etcd_cluster import EtcdCluster, Tls, needs_etcd
 
 _numbers = itertools.count()
 PASSWORD = "correct horse"

@@ -11,8 +11,8 @@ import pytest
 from rgpu.migrate.registry.base import Put, absent, txn_certain, unchanged
 from rgpu.migrate.registry.etcd.registry import EtcdRegistry
 from rgpu.session.errors import AuthenticationFailed, PoolUnavailable
-from tests.migrate.registry.etcd_cluster import EtcdCluster, Tls, needs_etcd
-from tests.migrate.registry.etcd_use import Follower, eventually, prefix, use, works
+from tests.support.registry.etcd_cluster import EtcdCluster, Tls, needs_etcd
+from tests.support.registry.etcd_use import Follower, eventually, prefix, use, works
 
 pytestmark = needs_etcd
 

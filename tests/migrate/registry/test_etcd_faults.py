@@ -18,9 +18,9 @@ from rgpu.migrate.registry.etcd import registry as etcd
 from rgpu.migrate.registry.etcd import rpc as etcd_rpc
 from rgpu.migrate.registry.etcd.registry import EtcdRegistry
 from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError, UnknownOutcome
-from tests.migrate.registry.etcd_cluster import EtcdCluster, Member, needs_etcd
-from tests.migrate.registry.etcd_use import Follower, eventually, prefix, use, works
-from tests.scenarios.proxy import Proxy
+from tests.support.pools.proxy import Proxy
+from tests.support.registry.etcd_cluster import EtcdCluster, Member, needs_etcd
+from tests.support.registry.etcd_use import Follower, eventually, prefix, use, works
 
 pytestmark = needs_etcd
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from rgpu.migrate.scheduling.adapter import MIB, place_by_fragmentation
 from rgpu.migrate.scheduling.placement import Request, Snapshot, place
 from rgpu.session.errors import NotFound, Refused
-from tests.migrate.test_placement import node, session
+from tests.support.leader.records import node, session
 
 
 def test_a_small_session_goes_where_it_spoils_nothing() -> None:

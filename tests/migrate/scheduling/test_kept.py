@@ -25,7 +25,7 @@ from rgpu.migrate.scheduling.views import Views
 from rgpu.migrate.scheduling.waiting import Entry, serve
 from rgpu.session.errors import RgpuError
 from rgpu.session.facts import PEERS
-from tests.migrate.test_placement import node, session
+from tests.support.leader.records import node, session
 
 HOSTS, NAMES, GROUPS = ("a", "b", "c", "d", "e"), tuple(f"s{n}" for n in range(9)), ("", "", "g", "h")
 SIZES = (0, 1, MIB - 1, 10 * MIB, 20 * MIB, 40 * MIB + 3, 1 << 62)

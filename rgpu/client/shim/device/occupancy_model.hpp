@@ -1,7 +1,7 @@
 // How many blocks of a kernel fit on a multiprocessor: pure arithmetic.
 //
 // Equal to the driver's own answers for every case recorded on an H200
-// (tests/client/handshake/native_580.json). Registers are handed out to a warp
+// (tests/client/shim/handshake/native_580.json). Registers are handed out to a warp
 // in units of 256, from one of four partitions; shared memory to a block in
 // units of 128 bytes (256 before compute capability 8.0), plus what the system
 // reserves for each block.

@@ -1,4 +1,4 @@
-// CUDA_VISIBLE_DEVICES, as driver 580 reads it (tests/client/handshake/native_580.json, "visible").
+// CUDA_VISIBLE_DEVICES, as driver 580 reads it (tests/client/shim/handshake/native_580.json, "visible").
 //
 // A list of indices and "GPU-" UUID prefixes, separated by commas. The first
 // entry that names no device ends the list; what stood before it counts. A

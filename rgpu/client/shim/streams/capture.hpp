@@ -1,7 +1,7 @@
 // The capture machine (SEMANTICS 10): which streams capture, what their next
 // node depends on, and the errors 900 to 908. It knows streams and events by
 // number and nodes as opaque pointers, publishes nothing and asks nobody, so
-// that it is tested without a session (tests/client/shim/test_capture.py).
+// that it is tested without a session (tests/client/shim/graphs/test_capture.py).
 //
 // A *sequence* is one capture, from begin to end. It begins in its origin
 // stream, and spreads to every stream that waits for an event recorded in it.

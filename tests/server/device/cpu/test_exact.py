@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.device.cpu import arithmetic
-from tests.server.device.cpu.arithmetic import several
-from tests.server.device.cpu.harness import (
+from tests.support.cpu import arithmetic
+from tests.support.cpu.arithmetic import several
+from tests.support.cpu.harness import (
     MODES,
     assert_same,
     assert_ulp,

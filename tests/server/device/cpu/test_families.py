@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.device.cpu import families, harness, spaces
-from tests.server.device.cpu.harness import ON_GPU, assert_same, compile_ptx, load, program_of
-from tests.server.device.cpu.references import collatz, local_array, switched, to32
+from tests.support.cpu import families, harness, spaces
+from tests.support.cpu.harness import ON_GPU, assert_same, compile_ptx, load, program_of
+from tests.support.cpu.references import collatz, local_array, switched, to32
 
 i32, i64, u32, u64 = np.int32, np.int64, np.uint32, np.uint64
 f32, f64 = np.float32, np.float64

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.device.cpu import arithmetic
-from tests.server.device.cpu.harness import assert_same, load
-from tests.server.device.cpu.references import M32, byte_perm, in_bytes, to32, wrap
+from tests.support.cpu import arithmetic
+from tests.support.cpu.harness import assert_same, load
+from tests.support.cpu.references import M32, byte_perm, in_bytes, to32, wrap
 
 i32, i64, u32, u64 = np.int32, np.int64, np.uint32, np.uint64
 f32, f64 = np.float32, np.float64

@@ -22,8 +22,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from tests.server.device.cpu.arithmetic import IMPRECISE, several
-from tests.server.device.cpu.harness import assert_ulp, load, pairs, random_bits, round_fraction, specials
+from tests.support.cpu.arithmetic import IMPRECISE, several
+from tests.support.cpu.harness import assert_ulp, load, pairs, random_bits, round_fraction, specials
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # a signalling NaN
 f32, f64 = np.float32, np.float64

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.server.device.cpu import spaces
-from tests.server.device.cpu.harness import ON_GPU, LaunchError, assert_same, load, new_program
-from tests.server.device.cpu.references import M32, byte_perm, local_array
+from tests.support.cpu import spaces
+from tests.support.cpu.harness import ON_GPU, LaunchError, assert_same, load, new_program
+from tests.support.cpu.references import M32, byte_perm, local_array
 
 i32, i64, u32, u64 = np.int32, np.int64, np.uint32, np.uint64
 f32, f64 = np.float32, np.float64

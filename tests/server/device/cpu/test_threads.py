@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.device.cpu import threads
-from tests.server.device.cpu.harness import load
-from tests.server.device.cpu.references import M32, wrap
+from tests.support.cpu import threads
+from tests.support.cpu.harness import load
+from tests.support.cpu.references import M32, wrap
 
 i32, i64, u32, u64 = np.int32, np.int64, np.uint32, np.uint64
 f32, f64 = np.float32, np.float64

@@ -13,7 +13,7 @@ import pytest
 from rgpu.checkpoint.device import GRANULE, Launch
 from rgpu.server.device.cpu import CpuDevice
 from rgpu.session.addresses import DEVICE_BASE
-from tests.server.device.cpu_device import stub
+from tests.support.cpu import stub
 
 WAIT = 10.0
 

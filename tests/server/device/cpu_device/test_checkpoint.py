@@ -17,8 +17,8 @@ from rgpu.checkpoint.store.images import DirectoryStore, write_image
 from rgpu.server.device.cpu import CpuDevice
 from rgpu.session.addresses import PINNED_BASE
 from rgpu.session.errors import RecoveryFailed
-from tests.server.device.cpu_device import stub
 from tests.server.device.cpu_device.conftest import WAIT, Client
+from tests.support.cpu import stub
 
 Step = Callable[[CpuDevice], object]
 KEY = bytes(range(32))

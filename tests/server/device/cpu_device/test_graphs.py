@@ -11,8 +11,8 @@ import pytest
 from rgpu.server.device.cpu import CpuDevice
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.graphs import CopyNode, EmptyNode, KernelNode, MemsetNode, Node
-from tests.server.device.cpu_device import stub
 from tests.server.device.cpu_device.conftest import WAIT, Client
+from tests.support.cpu import stub
 
 STREAM, OTHER, GRAPH = 30, 31, 40
 

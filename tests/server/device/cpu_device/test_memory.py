@@ -17,8 +17,8 @@ from rgpu.server.device.cpu import CpuDevice
 from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.session.addresses import ALLOCATION_SIZE, DEVICE_BASE, PINNED_BASE
 from rgpu.session.errors import DeviceError
-from tests.server.device.cpu_device import stub
 from tests.server.device.cpu_device.conftest import WAIT, Client
+from tests.support.cpu import stub
 
 LIMIT = 1 << 20  #: the client's allocation
 
@@ -221,7 +221,7 @@ def test_two_processes_use_the_same_addresses() -> None:
     code = """
 import sys
 from rgpu.server.device.cpu import CpuDevice
-from tests.server.device.cpu_device import stub
+from tests.support.cpu import stub
 from tests.server.device.cpu_device.conftest import Client
 client = Client(CpuDevice(0, 64 << 20, 2, engine=stub, host=sys.argv[1]))
 client.write(client.base, sys.argv[1].encode())

@@ -17,8 +17,8 @@ from rgpu.server.device.cpu import CpuDevice, fatbin, ptxlink
 from rgpu.server.device.cpu.facts import device_uuid
 from rgpu.session.addresses import DEVICE_BASE, GLOBALS_OFFSET, PAGE
 from rgpu.session.errors import DeviceError
-from tests.server.device.cpu_device import stub
 from tests.server.device.cpu_device.conftest import WAIT, Client
+from tests.support.cpu import stub
 
 GLOBALS = DEVICE_BASE + GLOBALS_OFFSET
 

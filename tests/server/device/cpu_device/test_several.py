@@ -13,8 +13,8 @@ from rgpu.server.device.cpu import CpuDevice
 from rgpu.server.device.spec import make_device
 from rgpu.session.addresses import GLOBALS_OFFSET, device_base
 from rgpu.session.errors import DeviceError, Refused
-from tests.server.device.cpu_device import stub
 from tests.server.device.cpu_device.conftest import WAIT, Client
+from tests.support.cpu import stub
 
 MEMORY = 4 * GRANULE
 A, B = 21, 22

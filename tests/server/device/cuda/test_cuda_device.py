@@ -13,7 +13,7 @@ import pytest
 from rgpu.checkpoint.device import GRANULE, Launch
 from rgpu.session.addresses import DEVICE_BASE
 from rgpu.session.errors import DeviceError
-from tests.server.device.cuda import fresh
+from tests.support.cuda import fresh
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from rgpu.server.device.cpu.ptx import MemoryRanges, parse_module
-
-from .support import HEADER, compile_cuda, cuda, launch, pack, ptx
+from tests.support.cpu.ptx import HEADER, compile_cuda, cuda, launch, pack, ptx
 
 K = 'extern "C" __global__ void '
 

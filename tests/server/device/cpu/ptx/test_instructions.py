@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from .support import apply, cuda, launch, ptx, random_floats
+from tests.support.cpu.ptx import apply, cuda, launch, ptx, random_floats
 
 RNG = np.random.default_rng(11)
 N = 300

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rgpu.server.device.cpu.ptx import PtxError, parse_module
-
-from .support import HEADER
+from tests.support.cpu.ptx import HEADER
 
 
 def refused(body: str, decls: str = "") -> PtxError:

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from .support import apply, random_floats
+from tests.support.cpu.ptx import apply, random_floats
 
 RNG = np.random.default_rng(7)
 FORMATS = {"f16": (11, -14, 15, "u2"), "bf16": (8, -126, 127, "u2"), "f32": (24, -126, 127, "u4"), "f64": (53, -1022, 1023, "u8")}

@@ -5,4 +5,4 @@ from __future__ import annotations
 import os
 
 if os.environ.get("RGPU_ENGINE_DIR"):
-    from tests.server.device.cuda.fake_driver.support import device, journal  # noqa: F401
+    from tests.support.fake_driver.support import device, journal  # noqa: F401

@@ -10,7 +10,7 @@ import pytest
 
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.graphs import KernelNode
-from tests.server.device.cuda.fake_driver.support import BASE, SIZE, Journal
+from tests.support.fake_driver.support import BASE, SIZE, Journal
 
 MODULE, STREAM, GRAPH = 17, 18, 40
 WORDS = 4000  #: of 4 bytes, in the parameters of one kernel: four times what fitted before CUDA 12.1

@@ -10,8 +10,8 @@ import pytest
 
 from rgpu.server.device import hardware
 from rgpu.server.worker.apply.runtime import SessionRuntime
-from tests.server.device.cuda.fake_driver.support import Agent as AgentEnd
-from tests.server.device.cuda.fake_driver.support import driver, linked
+from tests.support.fake_driver.support import Agent as AgentEnd
+from tests.support.fake_driver.support import driver, linked
 
 
 class Judge:

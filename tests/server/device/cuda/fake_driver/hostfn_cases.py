@@ -17,8 +17,8 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.objects import ahead
 from rgpu.session.objects.live import LiveObjects
-from tests.server.device.cuda.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
-from tests.server.links import wait_until
+from tests.support.eventually import eventually
+from tests.support.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
 
 Attach = Callable[[], Agent]
 
@@ -128,7 +128,7 @@ def test_a_connection_ends_while_the_call_is_in_the_driver(
     call = load(journal)
     loaded = journal.seq
     agent.send(call)
-    wait_until(lambda: runtime._under is not None, "the call is not in the driver")
+    eventually(lambda: runtime._under is not None, "the call is not in the driver")
     agent.connection.close()
     again = attach()
     assert runtime.applied == loaded - 1
@@ -145,7 +145,7 @@ def test_a_cut_waits_for_a_call_in_the_driver(runtime: SessionRuntime, agent: Ag
     function = stopped(agent, journal)
     agent.send(load(journal))
     loaded = journal.seq
-    wait_until(lambda: runtime._under is not None, "the call is not in the driver")
+    eventually(lambda: runtime._under is not None, "the call is not in the driver")
     agent.send(journal("host_function_done", call=function))
     runtime.quiesce(10)
     assert runtime.applied >= loaded
@@ -169,7 +169,7 @@ def test_a_rebuild_loads_and_unloads_in_the_order_of_the_driver(device: Any, run
     function = journal.seq
     feed(journal("module_unload", module=31) + module(33))
     assert journal.seq - 1 not in {call.seq for call in ahead.of(runtime.live).calls()}, "sent before it took place"
-    wait_until(lambda: function in runtime.retained, "the stream did not get to the host function")
+    eventually(lambda: function in runtime.retained, "the stream did not get to the host function")
     feed(journal("host_function_done", call=function) + module(34))
     before, done = done[1:], done
     done.clear()

@@ -8,7 +8,7 @@ from typing import Any
 
 from rgpu.server.device.cuda.engine import RING
 from rgpu.server.worker.apply.runtime import SessionRuntime
-from tests.server.device.cuda.fake_driver.support import BASE, WAIT_FLAG, Journal, collect
+from tests.support.fake_driver.support import BASE, WAIT_FLAG, Journal, collect
 
 
 def test_a_piece_of_a_frame_that_finds_no_slot_holds_its_frame(device: Any, journal: Journal) -> None:

@@ -22,7 +22,7 @@ from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.server.worker.agent import agent_link
 from rgpu.server.worker.agent.agent_link import AgentLink
 from rgpu.server.worker.apply.runtime import SessionRuntime
-from tests.server.device.cuda.fake_driver.support import Journal
+from tests.support.fake_driver.support import Journal
 
 MIB = 1 << 20
 COUNT = 3

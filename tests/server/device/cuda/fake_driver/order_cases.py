@@ -15,9 +15,9 @@ from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import PINNED_BASE
 from rgpu.session.journal import issue_order
 from rgpu.session.journal.issue_order import State
-from tests.server.device.cuda.fake_driver.support import BASE, SIZE, SLOW, WAIT_FLAG, Journal, collect, linked
-from tests.server.device.cuda.fake_driver.support import Agent as AgentEnd
-from tests.server.links import wait_until
+from tests.support.eventually import eventually
+from tests.support.fake_driver.support import BASE, SIZE, SLOW, WAIT_FLAG, Journal, collect, linked
+from tests.support.fake_driver.support import Agent as AgentEnd
 
 EVER = 1 << 40
 BOUNDARY = re.compile(b"RGCL")  #: how a record begins
@@ -278,4 +278,4 @@ def test_standing_still_is_a_backlog_and_a_busy_program_is_none(device: Any, jou
     assert not runtime.order.ordered
     runtime.order.distance.told = 3
     runtime.stood_still("this worker", 2.0)
-    wait_until(lambda: runtime.order.ordered, "a gap is no backlog")
+    eventually(lambda: runtime.order.ordered, "a gap is no backlog")

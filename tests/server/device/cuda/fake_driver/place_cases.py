@@ -9,7 +9,7 @@ from rgpu.server import position_page
 from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.server.position_page import PositionPage
 from tests.server.device.cuda.fake_driver.stream_cases import started
-from tests.server.device.cuda.fake_driver.support import Journal
+from tests.support.fake_driver.support import Journal
 
 
 def test_the_page_of_a_worker(device: CudaDevice, journal: Journal, tmp_path: Path) -> None:

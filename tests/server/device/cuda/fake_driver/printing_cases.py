@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from rgpu.server.worker.agent.agent_link import AgentLink
-from tests.server.device.cuda import fresh
-from tests.server.device.cuda.fake_driver.support import BASE, Journal, driver
-from tests.server.links import End, linked, wait_until
+from tests.support.cuda import fresh
+from tests.support.eventually import eventually
+from tests.support.fake_driver.support import BASE, Journal, driver
+from tests.support.worker.links import End, linked
 
 STREAM = 18
 IMAGE = b"add_one 12\nvprintf 12\n"
@@ -137,7 +138,7 @@ def an_agent_that_reads_slowly() -> None:
     end.send(session.begin)
     launches = b"".join(session.says(turn, 100) for turn in range(2000))
     end.send(launches + session.sync())
-    wait_until(lambda: len(end.text) > 100_000, "no text comes")
+    eventually(lambda: len(end.text) > 100_000, "no text comes")
     time.sleep(0.5)
     stood = session.runtime.applied
     time.sleep(0.3)
@@ -169,7 +170,7 @@ def the_driver_does_not_come_back() -> None:
         assert end.answer(session.journal.seq)[0] == 0
     assert time.monotonic() - began < 2
     driver().fake_print_at(0)
-    wait_until(lambda: not session.device.text._stuck, "the driver does not come back")
+    eventually(lambda: not session.device.text._stuck, "the driver does not come back")
     end.send(session.sync())
     assert end.answer(session.journal.seq) == (0, lines(1, 1) + b"".join(lines(10 + turn, 1) for turn in range(5)))
 

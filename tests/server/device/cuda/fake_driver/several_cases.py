@@ -23,8 +23,8 @@ from rgpu.session.addresses import PINNED_FIRST, device_base
 from rgpu.session.errors import DeviceError
 from rgpu.session.facts import PEER_ATOMICS, PEERS
 from rgpu.session.objects.graphs import KernelNode
-from tests.server.device.cuda.fake_driver.support import Journal, collect, driver
-from tests.server.links import wait_until
+from tests.support.eventually import eventually
+from tests.support.fake_driver.support import Journal, collect, driver
 
 KEY = bytes(range(32))
 BASES = [device_base(0), device_base(1)]
@@ -126,7 +126,7 @@ def goes_on(two: CudaDevice, journal: Journal, runtime: SessionRuntime, feed: An
     found = collect(runtime, {journal.seq - 2, journal.seq - 1}, 5)
     assert all(result == 0 for result, _ in found.values()), found
     assert two.wait_complete(journal.seq, 5)
-    wait_until(lambda: (journal.seq, 0) in freed, "the free has no answer", 5)
+    eventually(lambda: (journal.seq, 0) in freed, "the free has no answer", 5)
 
 
 def test_events_order_streams_of_both(two: CudaDevice, journal: Journal) -> None:

@@ -17,7 +17,7 @@ from rgpu.server.stalling import stuck
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.errors import Corrupt, LinkError, TimedOut
 from rgpu.session.journal.record import RecordReader
-from tests.server.device.cuda.fake_driver.support import (
+from tests.support.fake_driver.support import (
     BASE,
     SIZE,
     SLOW,
@@ -28,7 +28,7 @@ from tests.server.device.cuda.fake_driver.support import (
     driver,
     linked,
 )
-from tests.server.device.cuda.fake_driver.support import Agent as AgentEnd
+from tests.support.fake_driver.support import Agent as AgentEnd
 
 COMMON: dict[str, Any] = dict(deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -17,7 +17,7 @@ from rgpu.server.worker.agent.agent_link import AgentLink
 from rgpu.server.worker.agent.same_host import DeviceArea, HostMemory
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from tests.server.device.cuda.fake_driver.stream_cases import clear_flag, started
-from tests.server.device.cuda.fake_driver.support import BASE, WAIT_FLAG, Journal, collect
+from tests.support.fake_driver.support import BASE, WAIT_FLAG, Journal, collect
 
 MIB = 1 << 20
 

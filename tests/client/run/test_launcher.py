@@ -1,0 +1,224 @@
+"""``rgpu run`` as a process: exit codes, signals, streams, environment, and what is refused before the start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rgpu.client.run.launcher import default_name, environment
+from rgpu.session.errors import UsageError
+from tests.support.agent.fake_pool import FakePool, FakeWorker
+from tests.support.building import libraries
+from tests.support.eventually import eventually
+
+ROOT = Path(__file__).parents[3]
+
+RUN = """
+import sys
+from pathlib import Path
+from rgpu.client.run.launcher import run
+from rgpu.link.logging import configure_logging
+from rgpu.session.errors import RgpuError
+configure_logging(level="error")
+try:
+    sys.exit(run(sys.argv[3:], name=sys.argv[2], pool=Path(sys.argv[1]), reraise=True))
+except RgpuError as error:
+    print(error.message, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+SESSION = """
+import os
+from tests.support.agent.fake_shim import FakeShim
+shim = FakeShim(os.environ["RGPU_AGENT"])
+shim.hello()
+shim.call("stream_synchronize", bytes(8), awaited=True)
+shim.wait(lambda: shim.answers)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("lib")
+    subprocess.run(["cc", "-shared", "-o", directory / "libcuda.so.1", "-x", "c", "/dev/null"], check=True)
+    return directory
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[FakePool]:
+    pool = FakePool(tmp_path / "pool")
+    yield pool
+    pool.stop()
+
+
+def launch(pool: FakePool, library: Path, program: str, name: str = "prog", **more: object) -> subprocess.Popen[str]:
+    environ = dict(os.environ, RGPU_SHIM_DIR=str(library), PYTHONPATH=str(ROOT), LD_LIBRARY_PATH="/users/own")
+    command = [sys.executable, "-c", RUN, str(pool.files.root), name, sys.executable, "-uc", textwrap.dedent(program)]
+    return subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload]
+
+
+def test_streams_exit_code_and_environment(pool: FakePool, library: Path) -> None:
+    process = launch(pool, library, SESSION + """
+import sys
+print(sys.stdin.read().upper(), end="")
+for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "NUMBA_CUDA_DRIVER", "TRITON_LIBCUDA_PATH", "LIBRARY_PATH",
+             "RGPU_DRIVER_VERSION"):
+    print(os.environ[name])
+print("complaint", file=sys.stderr)
+sys.exit(7)
+""")
+    out, err = process.communicate("hello\n", timeout=20)
+    assert process.returncode == 7 and err == "complaint\n"
+    driver = f"{library}/libcuda.so.1"
+    assert out.splitlines() == ["HELLO", f"{library}:/users/own", driver, driver, str(library), str(library),
+                                "12080"]
+    ends = pool.said("session.end")
+    assert [(end["session"], end["exit_code"]) for end in ends] == [("prog", 7)]
+
+
+def test_a_program_that_never_uses_cuda_costs_no_session(pool: FakePool, library: Path) -> None:
+    process = launch(pool, library, "pass")
+    process.communicate(timeout=20)
+    assert process.returncode == 0 and pool.log == []
+
+
+def test_without_a_place_the_program_starts_all_the_same(pool: FakePool, library: Path) -> None:
+    """It may need no device; the shim then answers for the version that it speaks."""
+    pool.places = 0
+    process = launch(pool, library, "import os; print(os.environ.get('RGPU_DRIVER_VERSION'))")
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "None\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_reach_the_program_and_its_end_is_ours(pool: FakePool, library: Path, number: int) -> None:
+    process = launch(pool, library, SESSION + "import time\nprint('up')\ntime.sleep(30)")
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == -number
+    assert pool.said("session.end")[0]["exit_code"] == 128 + number
+
+
+def test_a_program_that_handles_signals_goes_on(pool: FakePool, library: Path) -> None:
+    process = launch(pool, library, SESSION + """
+import signal, time
+got = []
+signal.signal(signal.SIGUSR2, lambda number, frame: got.append(number))
+print("up")
+while not got:
+    time.sleep(0.01)
+print("got", *got)
+""")
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGUSR2)
+    out, _ = process.communicate(timeout=20)
+    assert out == f"got {int(signal.SIGUSR2)}\n" and process.returncode == 0
+
+
+def test_control_c_is_not_doubled(pool: FakePool, library: Path) -> None:
+    process = launch(pool, library, SESSION + """
+import signal, time
+count = 0
+def handle(number, frame):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, handle)
+print("up")
+until = time.monotonic() + 20
+while not count and time.monotonic() < until:
+    time.sleep(0.01)
+time.sleep(0.5)  # a second one would have come by then
+print(count)
+""", start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: the whole group
+    out, _ = process.communicate(timeout=20)
+    assert out == "1\n" and process.returncode == 0
+
+
+def test_when_the_agent_is_killed_the_program_is_told(pool: FakePool, library: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "told"
+    process = launch(pool, library, SESSION + f"""
+print("up")
+shim.wait(lambda: shim.eof)
+open({str(mark)!r}, "w").write("802")
+""")
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    started = time.monotonic()
+    process.kill()
+    eventually(lambda: mark.exists() and mark.read_text() == "802")
+    assert time.monotonic() - started < 5
+    process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize(("command", "code"), [("/no/such/program", 127), ("/etc/hostname", 126)])
+def test_a_program_that_cannot_be_started(pool: FakePool, library: Path, command: str, code: int) -> None:
+    environ = dict(os.environ, RGPU_SHIM_DIR=str(library), PYTHONPATH=str(ROOT))
+    done = subprocess.run([sys.executable, "-c", RUN, str(pool.files.root), "x", command], env=environ,
+                          capture_output=True, text=True, timeout=20)
+    assert done.returncode == code and command in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_refused_before_the_program_starts(pool: FakePool, library: Path, tmp_path: Path) -> None:
+    pool.sessions["taken"] = FakeWorker(pool, 1)
+    process = launch(pool, library, "print('ran')", name="taken")
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 4 and out == "" and "--name" in err and len(err.splitlines()) == 1
+    process = launch(pool, tmp_path, "print('ran')")
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 3 and out == "" and "libcuda.so.1" in err
+
+
+def test_a_pool_that_is_not_running(library: Path, tmp_path: Path) -> None:
+    pool = FakePool(tmp_path / "pool")
+    pool.stop()
+    process = launch(pool, library, "print('ran')")
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 6 and out == "" and "rgpu up" in err and len(err.splitlines()) == 1
+
+
+def test_names_and_environment() -> None:
+    assert default_name(["/usr/bin/python3.11", "train model.py"]).startswith("train-model-")
+    assert default_name(["./heat"]).startswith("heat-") and default_name(["_"]).startswith("session-")
+    base = {"LD_PRELOAD": "libx.so", "HOME": "/h"}
+    result = environment(base, Path("/lib"), Path("/run/a.sock"))
+    assert result["LD_PRELOAD"] == "/lib/libcuda.so.1:libx.so" and result["LD_LIBRARY_PATH"] == "/lib"
+    assert result["RGPU_AGENT"] == "/run/a.sock" and result["HOME"] == "/h" and base == {"LD_PRELOAD": "libx.so",
+                                                                                          "HOME": "/h"}
+    assert result["NCCL_P2P_LEVEL"] == "SYS" and "NCCL_CUMEM_ENABLE" not in result
+    several = environment(base, Path("/lib"), Path("/run/a.sock"), several=True)
+    assert several["NCCL_CUMEM_ENABLE"] == "0"
+    kept = {"NCCL_CUMEM_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
+    several = environment(kept, Path("/lib"), Path("/run/a.sock"), several=True)
+    assert {key: several[key] for key in kept} == kept
+
+
+@pytest.mark.parametrize("name", ["rgpu-0.1.0", "with spaces", "with:colon"])
+def test_the_library_is_loaded_from_any_path(tmp_path: Path, name: str) -> None:
+    """Whole, first, and without a word of the loader's on the program's stderr."""
+    library, run = tmp_path / name / "lib", tmp_path / "run"
+    library.mkdir(parents=True)
+    run.mkdir()
+    shutil.copy(libraries() / "libcuda.so.1", library)
+    for _ in range(2):  # a program's child that is a launcher again
+        given = environment({"PATH": os.environ["PATH"]}, library, run / "agent.sock")
+    done = subprocess.run(["cat", "/proc/self/maps"], env=given, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr and f"{library}/libcuda.so.1" in done.stdout
+    found = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"]
+    assert subprocess.run(found, env={**given, "LD_PRELOAD": ""}).returncode == 0
+
+
+def test_where_no_path_can_be_given_it_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="TMPDIR"):
+        environment({}, tmp_path / "a b", tmp_path / "c d" / "agent.sock")

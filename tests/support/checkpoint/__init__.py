@@ -1,0 +1,1 @@
+"""Devices, sessions and stores for tests of checkpoints."""

@@ -1,0 +1,9 @@
+"""The packs of an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def pack_of(root: Path, number: int = 0) -> Path:
+    return sorted((root / "packs").iterdir())[number]

@@ -1,0 +1,1 @@
+"""Kernels, references and a stub engine for the ``cpu`` device."""

@@ -1,0 +1,1 @@
+"""Processes and a driver for the ``cuda`` device."""

@@ -1,0 +1,44 @@
+"""The engine and a driver library for tests, built with the system's compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.support.building import libraries
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+CASES = ROOT / "tests/server/device/cuda/fake_driver"
+NATIVE = ROOT / "rgpu/server/device/cuda/native"
+SHIM = ROOT / "rgpu/client/shim/core"
+
+
+def compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+def build(folder: Path, sanitize: str = "") -> dict[str, str]:
+    """``libcuda.so.1`` and the engine in ``folder``; returns the environment that finds them.
+
+    The engine is the one that all tests load, unless it shall be built with a sanitizer.
+    """
+    flags = [compiler() or "c++", "-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra"]
+    if sanitize:
+        flags.append(f"-fsanitize={sanitize}")
+    jobs = [[*flags, "-Wl,-soname,libcuda.so.1", str(HERE / "driver.cpp"), "-o", str(folder / "libcuda.so.1")]]
+    if sanitize:
+        jobs.append([*flags, "-fvisibility=hidden", f"-I{NATIVE}", f"-I{NATIVE / 'generated'}", f"-I{SHIM}",
+                     *map(str, sorted(NATIVE.glob("*.cpp"))), str(SHIM / "crc32.cpp"), "-o",
+                     str(folder / "librgpu_engine.so")])
+    else:
+        shutil.copy2(libraries() / "librgpu_engine.so", folder)
+    for job in jobs:
+        done = subprocess.run([*job, "-ldl", "-lpthread"], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(job)}\n{done.stderr}")
+    path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+    return {**os.environ, "LD_LIBRARY_PATH": path, "RGPU_ENGINE_DIR": str(folder), "RGPU_ENGINE_RING": str(32 << 20),
+            "RGPU_ENGINE_ARENA": str(16 << 20), "PYTHONPATH": str(ROOT)}

@@ -1,0 +1,1 @@
+"""A leader over a real embedded registry and nodes that are objects."""

@@ -1,0 +1,1 @@
+"""The agent's end of the shim link, programs that load the shim, fat binaries."""

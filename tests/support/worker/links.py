@@ -1,0 +1,89 @@
+"""Both ends of a worker's link to its agent, over loopback; the agent's end keeps what comes in its order."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+
+import msgspec
+
+from rgpu.link.data.frames import Handover, SealedConnection
+from rgpu.link.messages.data import FROM_NODE, TO_NODE
+from rgpu.server.worker.agent.agent_link import AgentLink
+from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.session.errors import LinkError
+
+ANSWER, WATERMARK, TEXT, PRINTED = 17, 18, 23, 8
+
+
+def linked(runtime: SessionRuntime, published: int = 0, printed: int | None = None
+           ) -> tuple[AgentLink, SealedConnection]:
+    """A started link of the runtime over loopback TCP, and the agent's end of it, attached.
+
+    ``printed``: bytes of printed text that the agent has; None: it takes none.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    near = socket.create_connection(listener.getsockname())
+    far, _ = listener.accept()
+    listener.close()
+    keys = os.urandom(32), os.urandom(32)
+    agent = Handover(keys[0], keys[1], TO_NODE, runtime.session, runtime.epoch, "calls").connection(near)
+    worker = Handover(keys[1], keys[0], FROM_NODE, runtime.session, runtime.epoch, "calls").connection(far)
+    link = AgentLink(worker, runtime, lambda event, values: None)
+    link.start()
+    request = {"session": runtime.session, "epoch": runtime.epoch, "delivered": published, "client": "t"}
+    agent.send(1, msgspec.msgpack.encode(request if printed is None else {**request, "printed": printed}))
+    assert agent.recv(10)[0] == 16
+    return link, agent
+
+
+class End:
+    """Sends records; ``text``: what came, without a hole, from position ``given`` on."""
+
+    def __init__(self, connection: SealedConnection, given: int = 0) -> None:
+        self.connection = connection
+        self.begin, self.text = given, b""
+        self.answers: dict[int, tuple[int, bytes]] = {}  #: seq → result, the text that had come before
+        self.marks: list[tuple[int, bytes]] = []  #: watermark, the text that had come before
+        self._offset = 0
+        self._changed = threading.Condition()
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def send(self, data: bytes) -> None:
+        self.connection.send(2, struct.pack("<Q", self._offset), data)
+        self._offset += len(data)
+
+    def confirm(self, count: int | None = None) -> None:
+        self.connection.send(PRINTED, struct.pack("<Q", self.begin + len(self.text) if count is None else count))
+
+    def answer(self, seq: int, seconds: float = 30) -> tuple[int, bytes]:
+        """(CUresult, all text that had come before it)."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: seq in self.answers, seconds), f"no answer to {seq}"
+            return self.answers[seq]
+
+    def wait_text(self, size: int, seconds: float = 30) -> bytes:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.text) >= size, seconds), \
+                f"{len(self.text)} bytes of {size}"
+            return self.text
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                kind, body = self.connection.recv()
+                with self._changed:
+                    if kind == TEXT:
+                        position = int.from_bytes(body[:8], "little")
+                        assert position == self.begin + len(self.text), (position, self.begin, len(self.text))
+                        self.text += bytes(body[8:])
+                    elif kind == ANSWER and not body[0]:
+                        seq, result = struct.unpack_from("<Qi", body, 1)
+                        self.answers[seq] = result, self.text
+                    elif kind == WATERMARK:
+                        self.marks.append((int.from_bytes(body[:8], "little"), self.text))
+                    self._changed.notify_all()
+        except LinkError:
+            pass
