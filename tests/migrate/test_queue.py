@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.migrate.leader.capacity.admission import CLIENT_GRACE
+from rgpu.migrate.leader.request_queue import CLIENT_GRACE
 from rgpu.migrate.records.schema import Program, SessionRecord, Wants
 from rgpu.migrate.scheduling.waiting import Waiting
 from rgpu.session.errors import AlreadyExists, NotFound, Refused, RgpuError, UsageError
