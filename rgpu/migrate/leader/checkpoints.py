@@ -74,7 +74,9 @@ class Restoring:
 
     async def restore(self, image: str, name: str, *, host: str | None = None,
                       position: int | None = None) -> dict[str, Any]:
-        """Bring a session back from a checkpoint that its journal reaches; {session, host, owner, epoch, position, image}.
+        """Bring a session back from a checkpoint that its journal reaches.
+
+        The answer: {session, host, owner, epoch, position, image}.
 
         ``position``: of the checkpoint, where the record does not name it (the manifest says it). Raises
         :class:`NotFound`, :class:`Refused` when the journal before the checkpoint was cut.

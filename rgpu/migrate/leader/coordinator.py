@@ -91,10 +91,9 @@ class Coordinator:
         Raises :class:`Fenced` when another leader was elected.
         """
         leader = self.term.leader
-        self.tasks.spawn(self.term.note("elect", f"{leader.host} was elected coordinator (revision {leader.revision})"),
-                         "note of the election")
-        self.tasks.spawn(self.resume_unfinished(), "resume")
-        await self.tasks.run(self.watch.run(), self.ticks.run(), self.rebalancing.run())
+        elected = self.term.note("elect", f"{leader.host} was elected coordinator (revision {leader.revision})")
+        await self.tasks.run(self.watch.run(), self.ticks.run(), self.rebalancing.run(),
+                             behind={"note of the election": elected, "resume": self.resume_unfinished()})
 
     async def create_session(self, name: str, *, quota: int | None, agent: str, program: dict[str, Any] | None = None,
                              recover: bool = True, host: str | None = None, device: str | None = None,

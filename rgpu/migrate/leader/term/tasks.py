@@ -24,10 +24,16 @@ class TermTasks:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._fenced: asyncio.Future[None] | None = None
 
-    async def run(self, *loops: Work) -> None:
-        """Run ``loops`` until cancelled, with all that was spawned. Raises :class:`Fenced`, and what a loop raises."""
+    async def run(self, *loops: Work, behind: dict[str, Work]) -> None:
+        """Run ``loops`` until cancelled, with all that is spawned. Raises :class:`Fenced`, and what a loop raises.
+
+        ``behind``: background work by name, begun once the loops have begun, so that no change falls between what the
+        one looks at and where the other looks on from.
+        """
         self._fenced = asyncio.get_running_loop().create_future()
         running = [*map(asyncio.ensure_future, loops), self._fenced]
+        for what, work in behind.items():
+            self.spawn(work, what)
         try:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
