@@ -280,7 +280,7 @@ class Bench:
         """The real one leads for a while: it reads all sessions each second, and watches the nodes."""
         commands, looks = NoCommands(), list[float]()
         coordinator = Coordinator(registry, commands, leader, node_ttl=self.options.lease)
-        desk, sessions = coordinator.desk, coordinator.desk.sessions
+        records, sessions = coordinator.records, coordinator.records.sessions
 
         async def timed() -> list[Held]:
             began = time.monotonic()
@@ -288,7 +288,7 @@ class Bench:
             looks.append(time.monotonic() - began)
             return found
 
-        desk.sessions = timed  # type: ignore[method-assign]
+        records.sessions = timed  # type: ignore[method-assign]
         self.mine.share()
         term = asyncio.ensure_future(coordinator.run())
         await asyncio.wait([term], timeout=max(LEADING_SECONDS, self.options.seconds / 2))

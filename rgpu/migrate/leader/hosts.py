@@ -8,11 +8,11 @@ which it registers (:mod:`rgpu.migrate.membership.registration`), and a change w
 
 from __future__ import annotations
 
-from rgpu.migrate.leader.desk import Desk
+from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records.schema import (
     HISTORY,
     HOSTS,
-    LEADER,
     MAX_TEXT,
     OF_HOST,
     OF_POOL,
@@ -25,10 +25,9 @@ from rgpu.migrate.records.schema import (
     encode,
     host_key,
     node_key,
-    note_key,
 )
-from rgpu.migrate.registry.base import Compare, Entry, Operation, Put, Registry, created, txn_certain, unchanged
-from rgpu.session.errors import Conflict, Fenced, NotFound, UsageError
+from rgpu.migrate.registry.base import Entry, Operation, Put, Registry, unchanged
+from rgpu.session.errors import Conflict, NotFound, UsageError
 
 TRIES = 10
 STATES = ("ready", "cordoned", "draining")
@@ -50,15 +49,23 @@ async def pool_record(registry: Registry) -> PoolRecord:
 class Hosts:
     """The leader's writes about hosts and the pool; each is one transaction, fenced by its election."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, registry: Registry, term: Term, records: PoolRecords) -> None:
+        self._registry, self.term, self.records = registry, term, records
+
+    async def all(self) -> list[HostRecord]:
+        """The hosts about which something was decided."""
+        return await host_records(self._registry)
+
+    async def settings(self) -> PoolRecord:
+        """The pool's settings."""
+        return await pool_record(self._registry)
 
     async def find(self, host: str) -> HostRecord:
         """What was decided about a host. Raises :class:`NotFound` for one that nobody knows."""
-        entry = await self.desk.registry.get(host_key(host))
+        entry = await self._registry.get(host_key(host))
         if entry is not None:
             return decode(entry.value, HostRecord, entry.key)
-        if await self.desk.node(host) is None:
+        if await self.records.node(host) is None:
             raise NotFound(f"no host is called {host!r}", host=host)
         return HostRecord(host=host)
 
@@ -71,7 +78,7 @@ class Hosts:
         """
         if state not in STATES:
             raise UsageError(f"a node cannot be made {state!r}: {', '.join(STATES)}")
-        registry, now = self.desk.registry, self.desk.clock.wall()
+        registry, now = self._registry, self.term.clock.wall()
         for _ in range(TRIES):
             decided, node = await registry.get(host_key(host)), await registry.get(node_key(host))
             if decided is None and node is None:
@@ -86,8 +93,8 @@ class Hosts:
                 operations.append(Put(node.key, encode(record), node.lease))
             compares = [unchanged(host_key(host), _revision(decided)), unchanged(node_key(host), _revision(node))]
             story = HistoryRecord(when=now, host=host, decision=decision or DECISIONS[state],
-                                  reason=new.reason or f"{old.state} before", leader=self.desk.leader.revision)
-            if await self.write(OF_HOST + host, story, compares, operations):
+                                  reason=new.reason or f"{old.state} before", leader=self.term.leader.revision)
+            if await self.term.write(OF_HOST + host, story, compares, operations):
                 return new
         raise Conflict(f"the record of {host} changes too fast")
 
@@ -100,41 +107,24 @@ class Hosts:
         return await self._set_pool("rebalance_on" if on else "rebalance_off", "by hand", rebalance=on)
 
     async def _set_pool(self, decision: str, why: str, **changes: object) -> PoolRecord:
-        registry, now = self.desk.registry, self.desk.clock.wall()
+        registry, now = self._registry, self.term.clock.wall()
         for _ in range(TRIES):
             entry = await registry.get(POOL)
             old = decode(entry.value, PoolRecord, POOL) if entry else PoolRecord()
             new = old.replace(**changes, changed=now)
-            story = HistoryRecord(when=now, decision=decision, reason=why[:MAX_TEXT], leader=self.desk.leader.revision)
-            if await self.write(OF_POOL, story, [unchanged(POOL, _revision(entry))], [Put(POOL, encode(new))]):
+            story = HistoryRecord(when=now, decision=decision, reason=why[:MAX_TEXT], leader=self.term.leader.revision)
+            if await self.term.write(OF_POOL, story, [unchanged(POOL, _revision(entry))], [Put(POOL, encode(new))]):
                 return new
         raise Conflict("the pool's settings change too fast")
 
     async def note_loss(self, host: str) -> None:
         """A node's record is gone: write it down, unless it left with a word or is back."""
-        if await self.desk.node(host) is not None:
+        if await self.records.node(host) is not None:
             return
-        stories = (await self.desk.registry.list(f"{HISTORY}{OF_HOST}{host}/@")).entries
+        stories = (await self._registry.list(f"{HISTORY}{OF_HOST}{host}/@")).entries
         last = max(stories, key=lambda entry: entry.mod_revision, default=None)
         if last is None or decode(last.value, HistoryRecord, last.key).decision not in ("leave", "lose"):
-            await self.desk.note("lose", f"the lease of {host} has ended", host=host)
-
-    async def write(self, subject: str, story: HistoryRecord, compares: list[Compare],
-                     operations: list[Operation]) -> bool:
-        """One decision with its story; False when something changed meanwhile. Raises :class:`Fenced`."""
-        registry, fence = self.desk.registry, created(LEADER, self.desk.leader.revision)
-        key = note_key(subject, await registry.revision())
-        try:
-            result = await txn_certain(registry, [fence, *compares], [*operations, Put(key, encode(story))])
-        except NotFound:
-            return False  # the node's lease has ended this moment
-        elected = result.entries.get(LEADER)
-        if not result.succeeded and LEADER in result.entries and (
-                elected is None or elected.create_revision != self.desk.leader.revision):
-            raise Fenced(f"{self.desk.leader.host} leads no more: {story.decision} is not its to decide")
-        if result.succeeded:
-            self.desk.observe("decision", {"decision": story.decision})
-        return result.succeeded
+            await self.term.note("lose", f"the lease of {host} has ended", host=host)
 
 
 def _revision(entry: Entry | None) -> int:

@@ -9,7 +9,7 @@ what is known                                       what follows
 ==================================================  ==================================================================
 the agent is heard                                  the record forgets its silence
 silent for less than the grace                      the record names since when; asked again when the grace is over
-a worker's first SETTLE_SECONDS                     the same: an agent that looks for its owner needs a moment
+a worker's first FIRST_AGENT_SECONDS                the same: an agent that looks for its owner needs a moment
 silent for the grace                                an image is taken; if the agent is still not heard then: ended
 ==================================================  ==================================================================
 
@@ -19,23 +19,26 @@ A worker that never had an agent (of a recovery, a move) does not begin the coun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import structlog
 
+from rgpu.migrate.leader.checkpoints import Checkpoints
+from rgpu.migrate.leader.endings import Endings
 from rgpu.migrate.leader.nodes import ASK_SECONDS
+from rgpu.migrate.leader.term.commands import FencedCommands
+from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.locks import SessionLocks
+from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records import ownership
 from rgpu.migrate.records.ownership import Held
 from rgpu.migrate.records.schema import SessionRecord
 from rgpu.session.errors import Fenced, RgpuError
 
-if TYPE_CHECKING:
-    from rgpu.migrate.leader.coordinator import Coordinator
-
 log = structlog.get_logger(__name__)
 
 AGENT_GRACE = 600.0  #: seconds, where neither the session nor the pool says another number
-SETTLE_SECONDS = 15.0  #: that a worker which never had an agent waits for one, however long the silence before it was
+FIRST_AGENT_SECONDS = 15.0  #: that a worker which never had an agent waits for one, whatever the silence before it
 NOTICED_SECONDS = 5.0  #: shorter silences (an agent attaches anew) are nobody's business
 LONGEST_WAIT = 60.0  #: s until a silent session is looked at again
 
@@ -64,7 +67,7 @@ def decide(record: SessionRecord, quiet: Quiet, now: float, grace: float) -> Ver
     since, grace = now - quiet.seconds, grace_of(record, grace)
     if record.silent_since and not quiet.had_agent:
         since = min(since, record.silent_since)
-    left = max(grace - (now - since), 0.0 if quiet.had_agent else min(SETTLE_SECONDS, grace) - quiet.seconds)
+    left = max(grace - (now - since), 0.0 if quiet.had_agent else min(FIRST_AGENT_SECONDS, grace) - quiet.seconds)
     if left <= 0:
         return Verdict("end", since)
     known = record.silent_since and abs(record.silent_since - since) < NOTICED_SECONDS
@@ -79,36 +82,42 @@ def grace_of(record: SessionRecord, grace: float) -> float:
 class Silence:
     """The leader's part. Automation: an operator's pause holds up the end, not the note."""
 
-    def __init__(self, coordinator: Coordinator, grace: float) -> None:
-        self.coordinator, self.grace = coordinator, grace
-        self.desk = coordinator.desk
+    def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
+                 checkpoints: Checkpoints, endings: Endings, grace: float) -> None:
+        """``grace``: the pool's, s, where a session asked for none."""
+        self.term, self.records, self.commands, self.locks = term, records, commands, locks
+        self.checkpoints, self.endings, self.grace = checkpoints, endings, grace
 
-    async def told(self, name: str, host: str, epoch: int, quiet: Quiet) -> float:
-        """A node says how quiet it is around a session of its; after how many seconds it is to say so again."""
-        verdict = decide((await self.desk.held(name)).record, quiet, self.desk.clock.wall(), self.grace)
+    async def told(self, name: str, host: str, *, epoch: int, seconds: float, had_agent: bool = True) -> float:
+        """Decide about a session whose node says for how long nothing was heard of its client host.
+
+        After how many seconds the node is to say so again.
+        """
+        quiet = Quiet(seconds, had_agent)
+        verdict = decide((await self.records.held(name)).record, quiet, self.term.clock.wall(), self.grace)
         if verdict.action == "note":
             await self._note(name, host, epoch, verdict.since)
         elif verdict.action == "end":
-            if (pause := await self.desk.paused()) is not None:
+            if (pause := await self.records.paused()) is not None:
                 log.info("a silent client's session is left alone", session=name, reason=pause)
                 return LONGEST_WAIT
             await self._end(name, host, epoch, verdict.since)
         return verdict.wait
 
     async def _note(self, name: str, host: str, epoch: int, since: float) -> None:
-        async with self.coordinator.session_lock(name):
-            held = await self.desk.held(name)
+        async with self.locks.session(name):
+            held = await self.records.held(name)
             if self._theirs(held, host, epoch):
-                await self.desk.change(name, lambda h: ownership.silence(
-                    h, epoch=epoch, since=since, leader=self.desk.leader, now=self.desk.clock.wall(),
+                await self.term.change(name, lambda h: ownership.silence(
+                    h, epoch=epoch, since=since, leader=self.term.leader, now=self.term.clock.wall(),
                     reason="its client host is silent" if since else "its client host is heard again"))
 
     async def _end(self, name: str, host: str, epoch: int, since: float) -> None:
-        async with self.coordinator.imaging_lock(name), self.coordinator.session_lock(name):
-            if not self._theirs(await self.desk.held(name), host, epoch):
+        async with self.locks.checkpoint(name), self.locks.session(name):
+            if not self._theirs(await self.records.held(name), host, epoch):
                 return
             try:
-                parked = f"parked in image {(await self.coordinator.checkpoint_now(name))['image']}"
+                parked = f"parked in image {(await self.checkpoints.write_locked(name))['image']}"
             except Fenced:
                 raise
             except RgpuError as error:
@@ -116,13 +125,14 @@ class Silence:
             if await self._back(name, host, epoch):
                 log.info("a silent client came back while its session was checkpointed", session=name)
                 return
-            seconds = self.desk.clock.wall() - since
-            await self.coordinator.end_epoch(name, epoch, f"its client host was silent for {seconds:.0f} s; {parked}")
+            seconds = self.term.clock.wall() - since
+            await self.endings.end_epoch(name, epoch, f"its client host was silent for {seconds:.0f} s; {parked}")
 
     async def _back(self, name: str, host: str, epoch: int) -> bool:
         """Whether the agent is heard by now."""
         try:
-            seen = await self.desk.tell(host, "worker.describe", {"session": name}, epoch=epoch, timeout=ASK_SECONDS)
+            seen = await self.commands.tell(host, "worker.describe", {"session": name}, epoch=epoch,
+                                            timeout=ASK_SECONDS)
         except Fenced:
             raise
         except RgpuError:

@@ -7,7 +7,8 @@ that a joining host whose answer was lost may ask again, and nobody else.
 
 from __future__ import annotations
 
-from rgpu.migrate.leader.hosts import Hosts
+from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records.schema import (
     INVITATIONS,
     OF_HOST,
@@ -22,7 +23,7 @@ from rgpu.migrate.records.schema import (
     invitation_key,
     member_key,
 )
-from rgpu.migrate.registry.base import Delete, Entry, Operation, Put, absent, unchanged
+from rgpu.migrate.registry.base import Delete, Entry, Operation, Put, Registry, absent, unchanged
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Conflict, NotFound, Refused, UsageError
 
 TRIES = 5
@@ -37,9 +38,8 @@ def node_name(host: str) -> str:
 class Members:
     """The leader's writes about members; each is one transaction, fenced by its election."""
 
-    def __init__(self, hosts: Hosts) -> None:
-        self.desk = hosts.desk
-        self._hosts = hosts
+    def __init__(self, registry: Registry, term: Term, records: PoolRecords) -> None:
+        self._registry, self.term, self.records = registry, term, records
 
     async def invite(self, name: str, public: str, *, host: str = "", seconds: float = 3600.0) -> InvitationRecord:
         """An invitation for ``host`` (any, if empty). Raises :class:`UsageError`, :class:`AlreadyExists`."""
@@ -47,12 +47,12 @@ class Members:
             check_host_name(host)
         if not 0 < seconds <= LONGEST_INVITATION:
             raise UsageError(f"an invitation holds for up to {LONGEST_INVITATION:.0f} s, not {seconds:g}")
-        now = self.desk.clock.wall()
+        now = self.term.clock.wall()
         record = InvitationRecord(name=name, public=public, host=host, created=now, expires=now + seconds)
         key = invitation_key(name)
-        story = HistoryRecord(when=now, decision="invite", leader=self.desk.leader.revision, reason=(
+        story = HistoryRecord(when=now, decision="invite", leader=self.term.leader.revision, reason=(
             f"{host or 'a host'} may join within {seconds:.0f} s by {name}"))
-        if not await self._hosts.write(OF_POOL, story, [absent(key)], [Put(key, encode(record))]):
+        if not await self.term.write(OF_POOL, story, [absent(key)], [Put(key, encode(record))]):
             raise AlreadyExists(f"there is an invitation {name} already")
         return record
 
@@ -62,7 +62,7 @@ class Members:
         Raises :class:`AuthenticationFailed` (unknown, used, expired, for another host), :class:`AlreadyExists`
         while another node has the name.
         """
-        registry, now = self.desk.registry, self.desk.clock.wall()
+        registry, now = self._registry, self.term.clock.wall()
         check_host_name(host)
         for _ in range(TRIES):
             entry = await self._invitation(invited)
@@ -79,12 +79,12 @@ class Members:
                 raise AlreadyExists(f"a node called {host} belongs to the pool already, with another key; "
                                     f"`rgpu leave {host}` removes it", host=host)
             record = KeyRecord(name=node_name(host), role="node", public=public)
-            story = HistoryRecord(when=now, host=host, decision="admit", leader=self.desk.leader.revision,
+            story = HistoryRecord(when=now, host=host, decision="admit", leader=self.term.leader.revision,
                                   reason=f"{host} joined by {invitation.name}")
             operations: list[Operation] = [Put(entry.key, encode(invitation.replace(used_by=public))),
                                            Put(key, encode(record))]
             compares = [unchanged(entry.key, entry.mod_revision), unchanged(key, known.mod_revision if known else 0)]
-            if await self._hosts.write(OF_HOST + host, story, compares, operations):
+            if await self.term.write(OF_HOST + host, story, compares, operations):
                 return record
         raise Conflict("the invitation changes too fast")
 
@@ -93,44 +93,44 @@ class Members:
 
         Raises :class:`Refused` while it has sessions or its daemon is in the pool, :class:`NotFound`.
         """
-        registry = self.desk.registry
-        left = [held.record.name for held in await self.desk.sessions() if held.record.owner == host]
+        registry = self._registry
+        left = [held.record.name for held in await self.records.sessions() if held.record.owner == host]
         if left:
             raise Refused(f"{host} has sessions still: {', '.join(sorted(left)[:10])}; `rgpu drain {host}` moves them")
-        if await self.desk.node(host) is not None:
+        if await self.records.node(host) is not None:
             raise Refused(f"the daemon of {host} is still in the pool: stop it first")
         keys = [key for key in (member_key(node_name(host)), host_key(host)) if await registry.get(key) is not None]
         if not keys:
             raise NotFound(f"no host is called {host!r}", host=host)
         entries = {key: await registry.get(key) for key in keys}
         compares = [unchanged(key, entry.mod_revision) for key, entry in entries.items() if entry is not None]
-        story = HistoryRecord(when=self.desk.clock.wall(), host=host, decision="remove",
-                              leader=self.desk.leader.revision, reason=f"{host} left the pool for good")
-        if not await self._hosts.write(OF_HOST + host, story, compares, [Delete(key) for key in keys]):
+        story = HistoryRecord(when=self.term.clock.wall(), host=host, decision="remove",
+                              leader=self.term.leader.revision, reason=f"{host} left the pool for good")
+        if not await self.term.write(OF_HOST + host, story, compares, [Delete(key) for key in keys]):
             raise Conflict(f"the records of {host} changed: try again")
 
     async def revoke(self, name: str) -> None:
         """No node lets the key called ``name`` in any more. Raises :class:`NotFound`."""
         key = member_key(name)
-        entry = await self.desk.registry.get(key)
+        entry = await self._registry.get(key)
         if entry is None:
             raise NotFound(f"no key on record is named {name}", name=name)
-        story = HistoryRecord(when=self.desk.clock.wall(), decision="revoke", leader=self.desk.leader.revision,
+        story = HistoryRecord(when=self.term.clock.wall(), decision="revoke", leader=self.term.leader.revision,
                               reason=f"the key {name} is not let in any more")
-        if not await self._hosts.write(OF_POOL, story, [unchanged(key, entry.mod_revision)], [Delete(key)]):
+        if not await self.term.write(OF_POOL, story, [unchanged(key, entry.mod_revision)], [Delete(key)]):
             raise Conflict(f"the record of {name} changed: try again")
 
     async def prune(self) -> None:
         """Forget invitations that have expired."""
-        for entry in (await self.desk.registry.list(INVITATIONS)).entries:
+        for entry in (await self._registry.list(INVITATIONS)).entries:
             record = decode(entry.value, InvitationRecord, entry.key)
-            if self.desk.clock.wall() > record.expires:
-                story = HistoryRecord(when=self.desk.clock.wall(), decision="expire", leader=self.desk.leader.revision,
+            if self.term.clock.wall() > record.expires:
+                story = HistoryRecord(when=self.term.clock.wall(), decision="expire", leader=self.term.leader.revision,
                                       reason=f"{record.name} was {'used' if record.used_by else 'not used in time'}")
-                await self._hosts.write(OF_POOL, story, [unchanged(entry.key, entry.mod_revision)], [Delete(entry.key)])
+                await self.term.write(OF_POOL, story, [unchanged(entry.key, entry.mod_revision)], [Delete(entry.key)])
 
     async def _invitation(self, public: str) -> Entry:
-        for entry in (await self.desk.registry.list(INVITATIONS)).entries:
+        for entry in (await self._registry.list(INVITATIONS)).entries:
             if decode(entry.value, InvitationRecord, entry.key).public == public:
                 return entry
         raise AuthenticationFailed("the pool knows no such invitation: it has expired, or was withdrawn")

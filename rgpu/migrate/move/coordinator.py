@@ -1,6 +1,6 @@
 """The leader of a move as a table (OWNERSHIP 2, 6). Pure.
 
-Run by the elected leader (:mod:`rgpu.migrate.leader.mover`). It agrees on nothing with
+Run by the elected leader (:mod:`rgpu.migrate.leader.moving.mover`). It agrees on nothing with
 the two workers: the registry's record decides, and each of them reads it
 (:mod:`rgpu.migrate.records.reconcile`). It commits only what a source offered.
 """

@@ -27,7 +27,7 @@ nothing. What they mean is in [ownership.md](ownership.md#the-move), what is don
 ROLES: tuple[tuple[str, str, Machine[Any]], ...] = (
     ("Source", "the worker that has the session: `rgpu/server/worker/move/departure.py`", SOURCE),
     ("Destination", "the worker that is to have it: `rgpu/server/worker/move/arrival.py`", DESTINATION),
-    ("Coordinator", "the elected leader: `rgpu/migrate/leader/mover.py`", COORDINATOR))
+    ("Coordinator", "the elected leader: `rgpu/migrate/leader/moving/mover.py`", COORDINATOR))
 
 
 def diagram(machine: Machine[Any]) -> str:

@@ -1,4 +1,4 @@
-"""What whoever asks for a move wants: mode, promised downtime, allowed slowdown."""
+"""Options of a move: mode, promised downtime, allowed slowdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AS_LONG_AS_IT_TAKES = 3600.0  #: seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class MoveOptions:
     """``max_slowdown``: a share, 0 to 1, while a replay catches up. Raises :class:`UsageError` for what cannot be."""
 
     mode: str = "auto"
@@ -57,13 +57,16 @@ class Wishes:
         return found
 
     @staticmethod
-    def from_options(options: dict[str, Any]) -> Wishes:
+    def from_options(options: dict[str, Any]) -> MoveOptions:
         """Of a request; what it does not say is the default. Raises :class:`UsageError`."""
-        found = {name: options[name] for name in Wishes.__dataclass_fields__ if options.get(name) is not None}
+        found = {name: options[name] for name in MoveOptions.__dataclass_fields__ if options.get(name) is not None}
         try:
             for name in ("max_downtime", "max_slowdown", "mismatched"):
                 if name in found:
                     found[name] = float(found[name])
         except (TypeError, ValueError) as error:
             raise UsageError(f"the wishes of a move cannot be read: {error}") from None
-        return Wishes(**found)
+        return MoveOptions(**found)
+
+
+Wishes = MoveOptions  #: the name of earlier code

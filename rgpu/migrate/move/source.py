@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from rgpu.migrate.move import forecast
 from rgpu.migrate.move.forecast import PAGE_BYTES, Choice, Cost, Measured
 from rgpu.migrate.move.machine import Event, Machine, Role, Row
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.sampling import Sampled
 
 MAX_ROUNDS = 6  #: of pages while the program runs
@@ -94,7 +94,7 @@ class Compared:
 class SourceRole(Role):
     """``running`` (the program goes on here) and ``forgotten`` are ends."""
 
-    wishes: Wishes = Wishes()
+    wishes: MoveOptions = MoveOptions()
     mode: str = "auto"  #: what is done: asked for, or chosen
     why: str = ""
     expected: Cost | None = None
@@ -137,7 +137,7 @@ class SourceRole(Role):
         return self.lag <= self.wishes.limit / 4
 
 
-def role_for(wishes: Wishes) -> SourceRole:
+def role_for(wishes: MoveOptions) -> SourceRole:
     return SourceRole(wishes=wishes, mode=wishes.mode, why=f"{wishes.mode} was asked for")
 
 

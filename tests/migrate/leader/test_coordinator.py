@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.session.errors import (
     AlreadyExists,
     DeviceError,
@@ -262,7 +262,7 @@ def test_a_replay_that_fails_is_followed_by_a_copy(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         await w.session("s")
         w.pool.nodes["a"].replay_fails = True
-        result = await w.coordinator.migrate("s", "b", wishes=Wishes("replay", max_downtime=2.0))
+        result = await w.coordinator.migrate("s", "b", wishes=MoveOptions("replay", max_downtime=2.0))
         assert result["outcome"] == "committed" and "on purpose" in result["fell_back"]
         assert [(one["mode"], one["max_downtime"]) for one in w.pool.nodes["a"].wishes] == [
             ("replay", 2.0), ("copy", 2.0)]
@@ -277,8 +277,8 @@ def test_what_a_replay_came_to_is_known_to_the_next_move(tmp_path: Path) -> None
     async def test(w: World) -> None:
         await w.session("s")
         w.pool.nodes["a"].replay_fails = True
-        await w.coordinator.migrate("s", "b", wishes=Wishes("auto"))
-        await w.coordinator.migrate("s", "c", wishes=Wishes("auto"))
+        await w.coordinator.migrate("s", "b", wishes=MoveOptions("auto"))
+        await w.coordinator.migrate("s", "c", wishes=MoveOptions("auto"))
         assert [one["mismatched"] for one in w.pool.nodes["a"].wishes] == [0.0, 0.0]
         assert [one["mismatched"] for one in w.pool.nodes["b"].wishes] == [0.75]
 
@@ -288,7 +288,7 @@ def test_what_a_replay_came_to_is_known_to_the_next_move(tmp_path: Path) -> None
 def test_a_node_has_only_so_many_moves_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait their turn; all are done in the end."""
     async def test(w: World) -> None:
-        monkeypatch.setattr("rgpu.migrate.leader.coordinator.MOVES_PER_NODE", 1)
+        monkeypatch.setattr("rgpu.migrate.leader.moving.moves.MOVES_PER_NODE", 1)
         for name in ("s", "t"):
             await w.session(name)
         at_once: list[int] = []

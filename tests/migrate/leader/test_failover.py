@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rgpu.migrate.leader.coordinator import Coordinator
+from rgpu.migrate.leader.recovering.resuming import patience
 from rgpu.migrate.records.ownership import Leader
 from rgpu.migrate.records.schema import Failure, encode, session_key
 from rgpu.migrate.registry.base import Put
@@ -193,7 +194,7 @@ def test_a_frozen_leader_cannot_command_nodes_either(tmp_path: Path) -> None:
         await world.take_over()
         await world.coordinator.migrate("s", "b")
         with pytest.raises(RgpuError, match="obeys leader"):
-            await old.desk.tell("b", "session.drop", {"session": "s", "reason": "late"}, epoch=2, timeout=1)
+            await old.commands.tell("b", "session.drop", {"session": "s", "reason": "late"}, epoch=2, timeout=1)
         assert world.pool.serving("s") == [("b", 2)]
 
     run(tmp_path, test)
@@ -239,7 +240,7 @@ async def led(world: World) -> asyncio.Future[None]:
     """The leader's loop, once what it begins with is done."""
     leading = asyncio.ensure_future(world.coordinator.run())
     await asyncio.sleep(0.05)
-    await world.coordinator._watching.idle()
+    await world.coordinator.tasks.idle()
     return leading
 
 
@@ -309,8 +310,7 @@ def test_nodes_that_are_away_at_an_election_may_come_back(tmp_path: Path) -> Non
         await world.session("s")
         for host in "abc":
             await world.pool.cut_off(host)
-        coordinator = await world.another_leader()
-        coordinator._watching._node_ttl = 2.5
+        coordinator = await world.another_leader(node_ttl=2.5)
         for host in "bc":
             await world.pool.register(world.pool.nodes[host])
         leading = asyncio.ensure_future(coordinator.run())
@@ -341,13 +341,8 @@ def test_nodes_that_went_while_the_registry_answered_are_not_waited_for(tmp_path
 
 @pytest.mark.parametrize(("ours", "others"), [
     (0.0, 5.0), (4.9, 5.0), (6.0, 4.0), (9.0, 1.0), (9.9, 0.3), (1e6, 0.3)])
-def test_how_long_the_missing_get_says_our_own_lease(tmp_path: Path, ours: float, others: float) -> None:
-    async def test(world: World) -> None:
-        watching = Coordinator(world.registry, world.pool, world.coordinator.desk.leader, node_ttl=5.0,
-                               registered_for=lambda: ours)._watching
-        assert watching._patience() == pytest.approx(others)
-
-    run(tmp_path, test)
+def test_how_long_the_missing_get_says_our_own_lease(ours: float, others: float) -> None:
+    assert patience(5.0, ours) == pytest.approx(others)
 
 
 def test_an_owner_that_comes_back_before_a_place_was_found_goes_on(tmp_path: Path) -> None:
@@ -421,7 +416,7 @@ def test_a_start_that_a_leader_left_unfinished(tmp_path: Path, state: str) -> No
         await world.take_over()
         record = await pool.owned_once("s")
         assert record.epoch == (1 if state == "starting" else 3)
-        assert isinstance(world.coordinator.desk.leader, Leader)
+        assert isinstance(world.coordinator.term.leader, Leader)
 
     run(tmp_path, test)
 

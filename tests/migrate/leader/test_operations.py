@@ -24,8 +24,8 @@ async def stories(world: World, subject: str) -> list[HistoryRecord]:
 
 async def tick(world: World) -> None:
     """One look of the leader's loop, and all that it began."""
-    await world.coordinator.draining.tick(await world.coordinator.desk.sessions())
-    await world.coordinator._watching.idle()
+    await world.coordinator.draining.tick(await world.coordinator.records.sessions())
+    await world.coordinator.tasks.idle()
 
 
 async def state_of(world: World, host: str) -> str:
@@ -131,7 +131,7 @@ def test_what_blocks_a_drain_is_said_and_tried_again(tmp_path: Path) -> None:
         for _ in range(3):
             await tick(world)
         host = await world.coordinator.hosts.find("a")
-        status = world.coordinator.draining.status(host, await world.coordinator.desk.sessions(), True)
+        status = world.coordinator.draining.status(host, await world.coordinator.records.sessions(), True)
         assert not status["drained"]
         assert "graph of another driver" in status["sessions"][0]["blocked"]
         assert [s.decision for s in await stories(world, "s")].count("drain_blocked") == 1, "told once"
@@ -147,14 +147,14 @@ def test_a_drain_that_is_called_off(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         await world.session("s")
         await world.coordinator.cordon("a", "draining")
-        sessions = await world.coordinator.desk.sessions()
+        sessions = await world.coordinator.records.sessions()
         slots = world.coordinator.draining._slots["a"]
         for _ in range(MOVES_AT_ONCE):  # others are being moved, so this one waits for its turn
             await slots.acquire()
         await world.coordinator.draining.tick(sessions)
         await world.coordinator.cordon("a", "ready")
         slots.release()
-        await world.coordinator._watching.idle()
+        await world.coordinator.tasks.idle()
         await tick(world)
         assert (await world.pool.owned_once("s")).owner == "a" and await state_of(world, "a") == "ready"
 
@@ -265,9 +265,9 @@ def test_a_pause_stops_automation_not_sessions(tmp_path: Path) -> None:
         assert (await world.pool.owned_once("s")).owner == "a"
         await world.coordinator.migrate("t", "b")  # what somebody asks for is done
         await world.session("u", host="c")
-        held = (await world.coordinator.desk.held("u")).record
+        held = (await world.coordinator.records.held("u")).record
         await world.coordinator.agent_silent("u", str(held.owner), epoch=held.epoch, seconds=1e6)
-        assert (await world.coordinator.desk.held("u")).record.state == "running"
+        assert (await world.coordinator.records.held("u")).record.state == "running"
         del world.pool.nodes["a"].workers["s"]
         for _ in range(4):
             await world.coordinator.worker_died("s", "a", epoch=1, position=3, reason="killed")
@@ -289,7 +289,7 @@ def test_an_owner_that_returns_during_a_pause_goes_on(tmp_path: Path) -> None:
         await world.session("s")
         await world.coordinator.pause(True, "")
         await world.pool.cut_off("a")
-        await world.coordinator._watching._check_owner("s")
+        await world.coordinator.owner_loss.check("s")
         assert (await world.pool.record("s")).state == "recovering"
         await world.pool.register(world.pool.nodes["a"])
         await world.coordinator.resume_unfinished()
@@ -309,13 +309,13 @@ def test_waiting_for_a_place_is_no_loss(tmp_path: Path) -> None:
         await world.pool.kill("a")
         reasons = set()
         for _ in range(6):
-            await world.coordinator._watching._resume("s")
+            await world.coordinator.resuming.resume("s")
             record = await world.pool.record("s")
             assert record.state == "recovering" and not record.failures
             reasons.add(record.reason)
         assert len(reasons) == 1
         await world.pool.add("c")
-        await world.coordinator._watching._resume("s")
+        await world.coordinator.resuming.resume("s")
         assert (await world.pool.owned_once("s")).owner == "c"
 
     run(tmp_path, test, nodes="ab")
@@ -361,7 +361,7 @@ def test_refusals_and_losses_are_decisions_too(tmp_path: Path) -> None:
 
 def test_the_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
-        monkeypatch.setattr("rgpu.migrate.leader.coordinator.KEEP_HISTORY", 5)
+        monkeypatch.setattr("rgpu.migrate.leader.housekeeping.KEEP_HISTORY", 5)
         for _ in range(4):
             await world.coordinator.cordon("a", "cordoned")
             await world.coordinator.cordon("a", "ready")
@@ -406,10 +406,10 @@ def test_nodes_that_are_lost_take_no_session_with_them(tmp_path: Path, whole: bo
                 continue
             await world.pool.kill(host)
             if whole:
-                await world.coordinator._watching._check_owner("s")
+                await world.coordinator.owner_loss.check("s")
             await world.pool.add(host)  # another incarnation
             if not whole:
-                await world.coordinator._watching._check_owner("s")
+                await world.coordinator.owner_loss.check("s")
         record = await world.pool.owned_once("s")
         assert len(record.failures) == 2 and [failure.position for failure in record.failures] == [7, 7]
         world.pool.nodes[str(record.owner)].workers.pop("s")

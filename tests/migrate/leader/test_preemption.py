@@ -74,7 +74,7 @@ def test_an_image_that_cannot_be_taken_leaves_everything_as_it_is(tmp_path: Path
         w.pool.faults = [Fault("session.image", "before")]
         await look(w)
         assert (await w.pool.owned_once("low")).epoch == 1 and await waiting(w) == ["high"]
-        assert w.coordinator.desk.reserved == {}
+        assert w.coordinator.records.reserved == {}
 
     run(tmp_path, test, nodes="a")
 
@@ -105,7 +105,7 @@ def test_a_node_that_did_not_hear_of_it_is_told_again(tmp_path: Path) -> None:
         w.pool.faults = [Fault("worker.forget", "dead")]
         await look(w)
         assert (await w.pool.record("low")).state == "parked" and "low" in w.pool.nodes["a"].workers
-        leading = asyncio.ensure_future(w.coordinator._watching._ticks())
+        leading = asyncio.ensure_future(w.coordinator.ticks.run())
         for _ in range(1500):
             if "low" not in w.pool.nodes["a"].workers:
                 break

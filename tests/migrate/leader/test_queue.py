@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.migrate.leader.capacity.admission import CLIENT_GRACE
+from rgpu.migrate.leader.request_queue import CLIENT_GRACE
 from rgpu.migrate.records.schema import Program, SessionRecord, Wants
 from rgpu.migrate.scheduling.waiting import Waiting
 from rgpu.session.errors import AlreadyExists, NotFound, Refused, RgpuError, UsageError
@@ -188,13 +188,13 @@ def test_a_start_that_fails_keeps_its_place_in_the_line(tmp_path: Path) -> None:
         time = clock(w)
         await filled(w, "x", gib=8)
         await ask(w, order("s", 4))
-        before = (await w.coordinator.admission.find("s")).record.arrived  # type: ignore[union-attr]
+        before = (await w.coordinator.queue.find("s")).record.arrived  # type: ignore[union-attr]
         time.now += 3
         await ask(w, order("later", 4))
         w.pool.faults = [Fault("worker.start", "before", error=RgpuError("no memory"))]
         await w.coordinator.end("x")
         await look(w, 1)
-        found = await w.coordinator.admission.find("s")
+        found = await w.coordinator.queue.find("s")
         assert found is not None and found.record.arrived == before and "no memory" in found.record.reason
         assert (await w.pool.record("s")).state == "ended"
         await look(w, 1)

@@ -29,14 +29,14 @@ def test_room_is_made_by_the_fewest_moves_and_the_head_gets_it(tmp_path: Path) -
         await fragmented(w)
         shown = await w.coordinator.rebalancing.show()
         assert shown["auto"] and shown["for"] == "s" and len(shown["moves"]) == 1 and not shown["applied"]
-        assert w.coordinator.desk.reserved == {}, "showing a plan promises nothing"
+        assert w.coordinator.records.reserved == {}, "showing a plan promises nothing"
         await look(w)
         record = await w.pool.owned_once("s")
         moved = [name for name in "xyz" if (await w.pool.record(name)).epoch == 2]
         assert moved == [shown["moves"][0]["session"]] and record.owner == shown["moves"][0]["from"]
         assert (await w.pool.owned_once(moved[0])).owner == shown["moves"][0]["to"]
         assert (await w.pool.record(moved[0])).moved > 0
-        assert w.coordinator.desk.reserved == {} and w.coordinator.rebalancing.doing == ""
+        assert w.coordinator.records.reserved == {} and w.coordinator.rebalancing.doing == ""
         assert "rebalance" in await w.pool.history("s")
         reasons = [entry.value for entry in (await w.registry.list(f"history/{moved[0]}/@")).entries]
         assert any(b"for s" in value for value in reasons), "the move says what it was for"
@@ -114,7 +114,7 @@ def test_a_move_that_fails_ends_the_plan_and_another_is_tried(tmp_path: Path) ->
         time = await fragmented(w)
         w.pool.faults = [Fault("move.send", "before")]
         await look(w, 1)
-        assert await waiting(w) == ["s"] and w.coordinator.desk.reserved == {}
+        assert await waiting(w) == ["s"] and w.coordinator.records.reserved == {}
         await look(w, 1)
         assert await waiting(w) == ["s"], "not at once"
         time.now += 10
@@ -169,7 +169,7 @@ def test_a_leader_dies_while_room_is_made(tmp_path: Path, at: int, side: str, ha
             await ask(w, order("s", 8))
         for name in ("s", "x", "y", "z"):
             await w.pool.owned_once(name)
-        assert await waiting(w) == [] and w.coordinator.desk.reserved == {}
+        assert await waiting(w) == [] and w.coordinator.records.reserved == {}
 
     run(tmp_path, test)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rgpu.migrate.leader.silence import SETTLE_SECONDS, Quiet, Verdict, decide
+from rgpu.migrate.leader.silence import FIRST_AGENT_SECONDS, Quiet, Verdict, decide
 from rgpu.migrate.records.schema import SessionRecord, Wants
 
 NOW = 10_000.0
@@ -29,7 +29,7 @@ def record(since: float = 0.0, grace: float = 0.0) -> SessionRecord:
     # The record's word counts where the worker never had an agent, and only there.
     (record(NOW - 700), Quiet(100, True), Verdict("note", NOW - 100, 60.0)),
     (record(NOW - 700), Quiet(100, False), Verdict("end", NOW - 700)),
-    (record(NOW - 700), Quiet(SETTLE_SECONDS - 6, False), Verdict("none", NOW - 700, 6.0)),
+    (record(NOW - 700), Quiet(FIRST_AGENT_SECONDS - 6, False), Verdict("none", NOW - 700, 6.0)),
     (record(NOW - 590), Quiet(100, False), Verdict("none", NOW - 590, 10.0)),
     (record(), Quiet(600, False), Verdict("end", NOW - 600)),
 ])

@@ -59,8 +59,8 @@ def test_who_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         await members.invite(second.name, second.public)
         with pytest.raises(AlreadyExists, match="another key"):
             await members.join(second.public, "x", OTHER.public)
-        now = world.coordinator.desk.clock.wall()
-        monkeypatch.setattr(world.coordinator.desk.clock, "wall", lambda: now + 61)
+        now = world.coordinator.term.clock.wall()
+        monkeypatch.setattr(world.coordinator.term.clock, "wall", lambda: now + 61)
         third = new_pair()
         with pytest.raises(AuthenticationFailed, match="expired"):
             await members.join(PAIR.public, "x", NODE.public)

@@ -16,7 +16,7 @@ from rgpu.migrate.move.forecast import (
     repair_fits,
     replaying,
 )
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.sampling import Sampled
 from rgpu.session.errors import UsageError
 
@@ -89,14 +89,15 @@ def test_repairs_fit_or_not() -> None:
 
 
 def test_wishes_are_checked() -> None:
-    assert Wishes.from_options({}) == Wishes() and Wishes.from_options({"max_downtime": "2"}).limit == 2.0
-    assert "pages" not in Wishes().as_dict(), "a worker of an earlier version does not know it"
-    assert Wishes(**Wishes(pages="stream").as_dict()).pages == "stream"
-    assert Wishes(on_timeout="freeze").limit > 60 and not Wishes(on_timeout="freeze").abort_on_timeout
+    assert MoveOptions.from_options({}) == MoveOptions()
+    assert MoveOptions.from_options({"max_downtime": "2"}).limit == 2.0
+    assert "pages" not in MoveOptions().as_dict(), "a worker of an earlier version does not know it"
+    assert MoveOptions(**MoveOptions(pages="stream").as_dict()).pages == "stream"
+    assert MoveOptions(on_timeout="freeze").limit > 60 and not MoveOptions(on_timeout="freeze").abort_on_timeout
     for options in ({"mode": "fast"}, {"max_slowdown": 1.0}, {"max_downtime": 0}, {"max_downtime": []},
                     {"on_timeout": "shrug"}, {"max_slowdown": -0.1}, {"mismatched": 1.5}, {"pages": "pigeon"}):
         with pytest.raises(UsageError):
-            Wishes.from_options(options)
+            MoveOptions.from_options(options)
 
 
 def reason(sampled: Sampled, behind: float, *, limit: float = 10.0, asked: bool = False,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rgpu.migrate.leader.mover import Mover
+from rgpu.migrate.leader.moving.mover import Mover
 from rgpu.migrate.move import coordinator, destination, diagram, forecast, source
 from rgpu.migrate.move.forecast import Measured
 from rgpu.migrate.move.machine import Event, Machine
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.sampling import Sampled
 from rgpu.migrate.move.source import SOURCE, Compared, Round, Shipped, SourceRole, role_for
 from rgpu.server.worker.move.arrival import Arrival
@@ -81,7 +81,7 @@ def after(role: SourceRole, state: str, kind: str, found: Any = None, now: float
 
 
 def test_rounds_end_when_they_gain_nothing() -> None:
-    role = role_for(Wishes(mode="copy", max_downtime=5.0))
+    role = role_for(MoveOptions(mode="copy", max_downtime=5.0))
     role = after(role, "copying", "round_done", Round(100_000, sent=100_000 << 16, seconds=10.0))
     assert (role.state, role.rounds, role.speed) == ("copying", 1, 100_000 * 65536 / 10)
     role = after(role, "copying", "round_done", Round(50_000))
@@ -95,29 +95,29 @@ def test_rounds_end_when_they_gain_nothing() -> None:
 
 
 def test_a_stop_that_would_be_too_long_does_not_begin() -> None:
-    role = role_for(Wishes(mode="copy", max_downtime=0.5))
+    role = role_for(MoveOptions(mode="copy", max_downtime=0.5))
     role = after(role, "copying", "round_done", Round(20_000, sent=20_000 << 16, seconds=2.0))
     ended = after(role, "copying", "round_done", Round(19_000))
     assert ended.state == "running" and "1.90 s, more than the 0.50 s allowed" in ended.reason
-    patient = role_for(Wishes(mode="copy", max_downtime=0.5, on_timeout="freeze"))
+    patient = role_for(MoveOptions(mode="copy", max_downtime=0.5, on_timeout="freeze"))
     patient = after(patient, "copying", "round_done", Round(20_000, sent=20_000 << 16, seconds=2.0))
     assert after(patient, "copying", "round_done", Round(19_000)).state == "pausing"
 
 
 def test_auto_chooses_and_says_why() -> None:
     busy = Measured(pages=100_000, differing=20_000, changed=((0.1, 15_000),), speed=SECOND, free_pages=100_000)
-    role = after(SourceRole(wishes=Wishes(max_downtime=0.5), rounds=1), "choosing", "measured", busy)
+    role = after(SourceRole(wishes=MoveOptions(max_downtime=0.5), rounds=1), "choosing", "measured", busy)
     assert (role.state, role.mode) == ("tapping", "replay") and "only the replay keeps" in role.reason
-    stuck = after(SourceRole(wishes=Wishes(max_downtime=0.5), rounds=1), "choosing", "measured",
+    stuck = after(SourceRole(wishes=MoveOptions(max_downtime=0.5), rounds=1), "choosing", "measured",
                   replace(busy, replay_refused="pinned memory"))
     assert stuck.state == "running" and "cannot be kept" in stuck.reason and "pinned memory" in stuck.reason
-    asked = after(role_for(Wishes(mode="replay", max_downtime=0.5)), "choosing", "measured", busy)
+    asked = after(role_for(MoveOptions(mode="replay", max_downtime=0.5)), "choosing", "measured", busy)
     assert (asked.state, asked.why) == ("tapping", "replay was asked for")
 
 
 def test_a_replay_is_followed_until_it_is_close_and_was_sampled() -> None:
     measured = Measured(pages=1000, differing=100, changed=((0.1, 10),), speed=SECOND, free_pages=1000)
-    role = SourceRole(wishes=Wishes(mode="replay", max_downtime=2.0), mode="replay", measured=measured, heard=1.0,
+    role = SourceRole(wishes=MoveOptions(mode="replay", max_downtime=2.0), mode="replay", measured=measured, heard=1.0,
                       better_at=1.0, began=1.0)
 
     def shipped(now: float, **values: Any) -> SourceRole:
@@ -151,7 +151,7 @@ def test_what_differs_is_repaired_if_there_is_time() -> None:
 
 
 def test_the_source_waits_no_longer_than_was_promised() -> None:
-    role = after(role_for(Wishes(mode="copy", max_downtime=0.5)), "pausing", "drained", now=10.0)
+    role = after(role_for(MoveOptions(mode="copy", max_downtime=0.5)), "pausing", "drained", now=10.0)
     assert (role.paused_at, role.deadline) == (10.0, 10.5)
     assert after(role, "sending", "verified", now=10.49).state == "offering"
     late = after(role, "sending", "verified", now=10.6)
@@ -161,5 +161,6 @@ def test_the_source_waits_no_longer_than_was_promised() -> None:
     assert role.state == "withdrawing" and role.reason == "no commit came within the promised 0.50 s"
     assert role.deadline == 10.5 + source.ASK_AGAIN_SECONDS
     assert SOURCE.step(role, Event("tick", 10.6)).stale and after(role, "withdrawing", "tick", now=11.1).deadline > 11.1
-    frozen = after(role_for(Wishes(mode="copy", max_downtime=0.5, on_timeout="freeze")), "pausing", "drained", now=10.0)
+    freeze = MoveOptions(mode="copy", max_downtime=0.5, on_timeout="freeze")
+    frozen = after(role_for(freeze), "pausing", "drained", now=10.0)
     assert frozen.deadline > 3000

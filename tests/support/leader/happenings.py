@@ -66,7 +66,7 @@ def interrupted(world: World, at: int, side: str, happening: Happening, times: i
     between = Interrupted(world, at, side, happening, times)
     registry: Any = between
     commands: Any = between
-    world.coordinator = Coordinator(registry, commands, world.coordinator.desk.leader, node_ttl=0.02)
+    world.coordinator = Coordinator(registry, commands, world.coordinator.term.leader, node_ttl=0.02)
     return between
 
 

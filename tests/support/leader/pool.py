@@ -294,9 +294,9 @@ class World:
         values.setdefault("quota", GIB)
         return await self.coordinator.create_session(name, agent="key", host=host, **values)
 
-    async def another_leader(self, host: str = "other") -> Coordinator:
+    async def another_leader(self, host: str = "other", node_ttl: float = 0.05) -> Coordinator:
         leader = await elect(self.registry, host)
-        return Coordinator(self.registry, self.pool, leader, node_ttl=0.05)
+        return Coordinator(self.registry, self.pool, leader, node_ttl=node_ttl)
 
     async def take_over(self) -> None:
         """The next leader finishes what is unfinished."""

@@ -41,7 +41,7 @@ async def look(world: World, times: int = 2) -> None:
     coordinator = world.coordinator
     for _ in range(times):
         await coordinator.rebalancing.tick(await coordinator.admission.tick())
-        await coordinator._watching.idle()
+        await coordinator.tasks.idle()
 
 
 async def deaths(world: World) -> None:
@@ -61,10 +61,10 @@ async def crashing(world: World) -> None:
     loop.set_exception_handler(lambda _, context: crashed.append(context.get("exception")))  # type: ignore[arg-type]
     try:
         await coordinator.rebalancing.tick(await coordinator.admission.tick())
-        await coordinator._watching.idle()
+        await coordinator.tasks.idle()
     except (Crash, RgpuError):
         pass
-    await coordinator._watching.idle()
+    await coordinator.tasks.idle()
 
 
 async def waiting(world: World) -> list[str]:
@@ -75,7 +75,7 @@ async def waiting(world: World) -> list[str]:
 def clock(world: World, time: Time | None = None) -> Time:
     """Time by hand, for this leader."""
     time = time or Time()
-    world.coordinator.desk.clock = time
+    world.coordinator.term.clock = time
     world.coordinator.rebalancing.patience = 0.0
     return time
 

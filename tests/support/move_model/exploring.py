@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rgpu.migrate.move.machine import Event, Row
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.source import role_for
 from tests.support.move_model.model import (
     CLOCK,
@@ -143,7 +143,7 @@ WITNESSES = 12  #: of each row
 
 def begin(mode: str = "auto", **budget: int) -> World:
     """A world before a move. ``budget``: what may go wrong in it, see :class:`World`."""
-    return World(source=Source(role=role_for(Wishes(mode=mode))), **budget)
+    return World(source=Source(role=role_for(MoveOptions(mode=mode))), **budget)
 
 
 def explore(*starts: World, most: int = 10**9, continuations: int = 2_000) -> tuple[list[World], int, Witnesses]:

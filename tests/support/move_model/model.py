@@ -20,7 +20,7 @@ from rgpu.migrate.move.coordinator import COORDINATOR, CoordinatorRole
 from rgpu.migrate.move.destination import DESTINATION, DestinationRole
 from rgpu.migrate.move.forecast import Measured
 from rgpu.migrate.move.machine import Event, Machine
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.sampling import Sampled
 from rgpu.migrate.move.source import PROMISED, SOURCE, STANDING, Compared, Round, Shipped, SourceRole, role_for
 from rgpu.migrate.records.reconcile import EVENTS, Holding, settle
@@ -101,7 +101,7 @@ class Leader:
 class Source:
     """The worker that has the session. ``asked``: of its daemon: abort, read, or nothing."""
 
-    role: SourceRole = role_for(Wishes())
+    role: SourceRole = role_for(MoveOptions())
     todo: tuple[str, ...] = ()
     sent: bool = False  #: the first command of ``todo`` has sent what it sends
     pauses: int = 0

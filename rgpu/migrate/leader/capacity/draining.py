@@ -11,20 +11,21 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from rgpu.link.faults import fault
-from rgpu.migrate.leader.hosts import host_records
+from rgpu.migrate.leader.hosts import Hosts
+from rgpu.migrate.leader.moving.moves import Moves
+from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.pool_records import PoolRecords
+from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.records.ownership import Held
 from rgpu.migrate.records.schema import HostRecord, SessionRecord
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.migrate.scheduling.placement import request_for
 from rgpu.session.errors import Fenced, RgpuError
-
-if TYPE_CHECKING:
-    from rgpu.migrate.leader.coordinator import Coordinator
 
 log = structlog.get_logger(__name__)
 
@@ -60,33 +61,32 @@ class Blocked:
 class Draining:
     """See the module docstring. :meth:`tick` is called about once a second by the leader's loop."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.coordinator = coordinator
-        self.desk = coordinator.desk
+    def __init__(self, term: Term, records: PoolRecords, tasks: TermTasks, hosts: Hosts, moves: Moves) -> None:
+        self.term, self.records, self.tasks, self.hosts, self.moves = term, records, tasks, hosts, moves
         self.blocked: dict[str, Blocked] = {}
         self._moving: set[str] = set()
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOVES_AT_ONCE))
 
     async def tick(self, sessions: list[Held]) -> None:
         """Begin what can be begun. Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`."""
-        hosts = [record for record in await host_records(self.desk.registry) if record.state == "draining"]
+        hosts = [record for record in await self.hosts.all() if record.state == "draining"]
         left = {record.name for host in hosts for record in to_move(sessions, host.host)}
         self.blocked = {name: why for name, why in self.blocked.items() if name in left}
-        pause = await self.desk.paused() if hosts else None
+        pause = await self.records.paused() if hosts else None
         for host in hosts:
             records = to_move(sessions, host.host)
             if not records:
-                self.coordinator.spawn(self._finish(host), f"end of the drain of {host.host}")
+                self.tasks.spawn(self._finish(host), f"end of the drain of {host.host}")
             for record in records:
                 if pause is not None:
                     self._block(record.name, pause)
                 elif waits_for(record) is None and record.name not in self._moving and self._due(record.name):
                     self._moving.add(record.name)
-                    self.coordinator.spawn(self._move(record, host), f"drain of {record.name}")
+                    self.tasks.spawn(self._move(record, host), f"drain of {record.name}")
 
     def status(self, host: HostRecord, sessions: list[Held], node: bool) -> dict[str, Any]:
         """What ``rgpu drain`` shows: {host, state, reason, alive, drained, sessions: [{session, …, blocked}]}."""
-        moves = self.coordinator.moves()
+        moves = self.moves.under_way()
         rows = []
         for record in to_move(sessions, host.host):
             stuck = self.blocked.get(record.name)
@@ -101,13 +101,13 @@ class Draining:
     # -- parts ------------------------------------------------------------------
     def _due(self, name: str) -> bool:
         stuck = self.blocked.get(name)
-        return stuck is None or self.desk.clock.monotonic() >= stuck.not_before
+        return stuck is None or self.term.clock.monotonic() >= stuck.not_before
 
     def _block(self, name: str, reason: str) -> bool:
         """Whether that is news."""
         known = self.blocked.get(name)
         wait = FIRST_RETRY if known is None or known.reason != reason else min(2 * known.wait, LONGEST_RETRY)
-        self.blocked[name] = Blocked(reason, wait, self.desk.clock.monotonic() + wait)
+        self.blocked[name] = Blocked(reason, wait, self.term.clock.monotonic() + wait)
         return known is None or known.reason != reason
 
     async def _move(self, record: SessionRecord, host: HostRecord) -> None:
@@ -119,21 +119,21 @@ class Draining:
 
     async def _move_now(self, name: str, record: SessionRecord, host: str) -> None:
         """Nothing is moved for a drain that was called off while it waited for its turn."""
-        if (await self.coordinator.hosts.find(host)).state != "draining" or await self.desk.paused() is not None:
+        if (await self.hosts.find(host)).state != "draining" or await self.records.paused() is not None:
             return
         try:
-            choice = place(await self.desk.snapshot(), request_for(record, avoid_hosts={host}))
+            choice = place(await self.records.snapshot(), request_for(record, avoid_hosts={host}))
             fault("drain.move")
-            await self.coordinator.migrate(name, choice.host)
+            await self.moves.migrate(name, choice.host)
             fault("drain.move.done")
             self.blocked.pop(name, None)
         except Fenced:
             raise
         except RgpuError as error:
             if self._block(name, error.message):
-                await self.desk.note("drain_blocked", f"{host} is drained, but {error.message}", session=name)
+                await self.term.note("drain_blocked", f"{host} is drained, but {error.message}", session=name)
 
     async def _finish(self, host: HostRecord) -> None:
         fault("drain.finish")
         why = f"drained; {host.reason}" if host.reason else "drained"
-        await self.coordinator.hosts.set_state(host.host, "cordoned", why, only="draining", decision="drained")
+        await self.hosts.set_state(host.host, "cordoned", why, only="draining", decision="drained")

@@ -12,13 +12,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
-from rgpu.migrate.leader.checks import MoveCheck
-from rgpu.migrate.leader.hosts import pool_record
-from rgpu.migrate.registry.embedded import EmbeddedRegistry
+from rgpu.migrate.leader.capacity.admission import Admission
+from rgpu.migrate.leader.capacity.parking import Parking
+from rgpu.migrate.leader.hosts import Hosts
+from rgpu.migrate.leader.moving.moves import Moves
+from rgpu.migrate.leader.request_queue import RequestQueue
+from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.pool_records import PoolRecords
+from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.scheduling.adapter import View
 from rgpu.migrate.scheduling.costs import Costs, Limits
 from rgpu.migrate.scheduling.placement import Claim, alike, claims_on, device_refuses, request_for
@@ -30,14 +35,12 @@ from rgpu.migrate.scheduling.views import Views
 from rgpu.migrate.scheduling.waiting import Entry, Served, Waiting
 from rgpu.session.errors import Conflict, Fenced, MoveFailed, RgpuError
 
-if TYPE_CHECKING:
-    from rgpu.migrate.leader.coordinator import Coordinator
-
 log = structlog.get_logger(__name__)
 
 PATIENCE = 1.0  #: seconds that the head of the queue waits before anything is moved or parked for it
 STUCK_SECONDS = 60.0  #: a session that could not be moved or parked is left out of plans for so long
 PAUSE_SECONDS = 5.0  #: after a plan that failed
+LOOK_AGAIN_SECONDS = 1.0  #: between two looks at the queue, at most
 LOOK_SECONDS = 10.0  #: between two looks at the pool's fragmentation
 
 
@@ -58,13 +61,14 @@ class Prepared:
 
 
 class Rebalancing:
-    """See the module docstring. :meth:`tick` is called by the leader's loop after each look at the queue."""
+    """See the module docstring. :meth:`run` is one of the leader's loops."""
 
-    def __init__(self, coordinator: Coordinator, limits: Limits | None = None, costs: Costs | None = None) -> None:
-        self.coordinator = coordinator
-        self.desk = coordinator.desk
-        self.admission = coordinator.admission
-        self.limits, self.costs = limits or Limits(), costs or Costs()
+    def __init__(self, term: Term, records: PoolRecords, tasks: TermTasks, hosts: Hosts, queue: RequestQueue,
+                 moves: Moves, admission: Admission, parking: Parking, by_default: bool) -> None:
+        """``by_default``: sessions are moved without being asked for where no operator has said otherwise."""
+        self.term, self.records, self.tasks, self.hosts, self.queue = term, records, tasks, hosts, queue
+        self.moves, self.admission, self.parking, self._by_default = moves, admission, parking, by_default
+        self.limits, self.costs = Limits(), Costs()
         self.patience = PATIENCE
         self.alarm = Alarm()
         self.share = 0.0  #: fragmentation as a share of the pool, as last seen
@@ -73,22 +77,34 @@ class Rebalancing:
         self._not_before = self._looked = float("-inf")
         self._views = Views()
 
+    async def run(self) -> None:
+        """Let in what waits whenever there is a place; where there is none, make room if that is worth it."""
+        while True:
+            await self.queue.woken(LOOK_AGAIN_SECONDS)
+            try:
+                await self.tick(await self.admission.tick())
+            except Fenced:
+                raise
+            except RgpuError as error:
+                log.info("nobody was let in", reason=error.message)
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+
     async def auto(self) -> bool:
-        """Whether sessions are moved without being asked for: as set, or by default where the registry is etcd."""
-        setting = (await pool_record(self.desk.registry)).rebalance
-        return setting if setting is not None else not isinstance(self.desk.registry, EmbeddedRegistry)
+        """Whether sessions are moved without being asked for: as set, or by default."""
+        setting = (await self.hosts.settings()).rebalance
+        return setting if setting is not None else self._by_default
 
     async def tick(self, served: Served) -> None:
         """Begin what is worth it. Raises :class:`PoolUnavailable`, :class:`UnknownOutcome`."""
-        now = self.desk.clock.monotonic()
+        now = self.term.clock.monotonic()
         head = served.head
         if self.doing or now < self._not_before or (head is None and now - self._looked < LOOK_SECONDS):
             return
-        if await self.desk.paused() is not None:
+        if await self.records.paused() is not None:
             return
         auto = await self.auto()
         if head is not None:
-            if self.desk.clock.wall() - head.entry.arrived >= self.patience:
+            if self.term.clock.wall() - head.entry.arrived >= self.patience:
                 await self._help(head, auto)
         elif auto:
             self._looked = now
@@ -99,16 +115,16 @@ class Rebalancing:
         if auto:
             prepared = await self._prepare(head.entry)
             if prepared is not None:
-                self.coordinator.spawn(self._automatic(prepared), f"room for {head.entry.name}")
+                self.tasks.spawn(self._automatic(prepared), f"room for {head.entry.name}")
                 return
-        async with self.desk.placing:
+        async with self.records.placing:
             seen = await self._view()
             preemption = None if self.doing else await asyncio.to_thread(self._preemption, seen, head.entry)
             if preemption is None:
                 return
             self.doing = preemption.reason
-            self.desk.reserved[head.entry.name, "room"] = _room(seen, head.entry, preemption.room)
-        self.coordinator.spawn(self._clear(preemption, head.entry), f"room for {head.entry.name}")
+            self.records.reserved[head.entry.name, "room"] = _room(seen, head.entry, preemption.room)
+        self.tasks.spawn(self._clear(preemption, head.entry), f"room for {head.entry.name}")
 
     async def _tidy(self, now: float) -> None:
         """Moves where fragmentation has been too high for long enough."""
@@ -118,19 +134,19 @@ class Rebalancing:
         if self.alarm.on:
             prepared = await self._prepare(None)
             if prepared is not None:
-                self.coordinator.spawn(self._automatic(prepared), "rebalancing")
+                self.tasks.spawn(self._automatic(prepared), "rebalancing")
 
     # -- planning -----------------------------------------------------------------
     async def _view(self) -> View:
-        now = self.desk.clock.monotonic()
+        now = self.term.clock.monotonic()
         self._stuck = {name: stuck for name, stuck in self._stuck.items() if now < stuck[0]}
         # In a thread: the first look at ten thousand sessions takes a third of a second.
-        return await asyncio.to_thread(self._views.view, await self.desk.snapshot(),
+        return await asyncio.to_thread(self._views.view, await self.records.snapshot(),
                                        {name: why for name, (_, why) in self._stuck.items()})
 
     def _plan(self, seen: View, head: Entry | None, moves: dict[str, dict[str, Any]]) -> Plan | None:
         """``moves``: those under way."""
-        now = self.desk.clock.wall()
+        now = self.term.clock.wall()
         busy = Counter(str(side) for move in moves.values() for side in (move["from"], move["to"]))
         rest = self.limits.per_pool - len(moves)
         if rest <= 0:
@@ -145,15 +161,15 @@ class Rebalancing:
     async def _prepare(self, head: Entry | None, begin: bool = True) -> Prepared | None:
         """A plan, if there is one worth it and none under way; ``begin``: with its places reserved, to be carried out.
         """
-        async with self.desk.placing:
+        async with self.records.placing:
             seen = await self._view()
-            plan = None if self.doing else await asyncio.to_thread(self._plan, seen, head, self.coordinator.moves())
+            plan = None if self.doing else await asyncio.to_thread(self._plan, seen, head, self.moves.under_way())
             if plan is None:
                 return None
             prepared = Prepared(plan, seen, head, _claims(seen, plan, head))
             if begin:
                 self.doing = plan.reason
-                self.desk.reserved.update(prepared.claims)
+                self.records.reserved.update(prepared.claims)
             return prepared
 
     def _preemption(self, seen: View, head: Entry) -> Preemption | None:
@@ -177,9 +193,9 @@ class Rebalancing:
         head, plan = prepared.head, prepared.plan
         try:
             if head is not None:
-                self.admission.doing[head.name] = f"room is being made: {plan.reason}"
+                self.queue.doing[head.name] = f"room is being made: {plan.reason}"
             await self._check(prepared)
-            await self.desk.note("rebalance", plan.reason, session=head.name if head else "")
+            await self.term.note("rebalance", plan.reason, session=head.name if head else "")
             results = await self._move_all(prepared)
             if head is not None:
                 await self.admission.turn(head)
@@ -187,7 +203,7 @@ class Rebalancing:
         except Fenced:
             raise
         except RgpuError:
-            self._not_before = self.desk.clock.monotonic() + PAUSE_SECONDS
+            self._not_before = self.term.clock.monotonic() + PAUSE_SECONDS
             raise
         finally:
             self._release(prepared.claims, head)
@@ -195,7 +211,7 @@ class Rebalancing:
     async def _check(self, prepared: Prepared) -> None:
         """Every check of every move, before anything is changed. Raises :class:`MoveFailed`."""
         for move in prepared.moves():
-            check = MoveCheck(self.desk, move["session"], move["to"], move["device"])
+            check = self.moves.check(move["session"], move["to"], move["device"])
             try:
                 await check.run()
             except Fenced:
@@ -205,7 +221,7 @@ class Rebalancing:
                 raise MoveFailed(f"not one session is moved: {error.message}", session=move["session"]) from error
 
     async def _move_all(self, prepared: Prepared) -> list[dict[str, Any]]:
-        tasks = {move["session"]: asyncio.ensure_future(self.coordinator.migrate(
+        tasks = {move["session"]: asyncio.ensure_future(self.moves.migrate(
             move["session"], move["to"], device=move["device"], why=move["reason"])) for move in prepared.moves()}
         try:
             done, pending = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
@@ -213,7 +229,7 @@ class Rebalancing:
             if failed is not None:
                 for name, task in tasks.items():
                     if task in pending:
-                        await self.coordinator.move_abort(name, reason=f"another move of its plan failed: {failed}")
+                        await self.moves.abort(name, reason=f"another move of its plan failed: {failed}")
             results = await asyncio.gather(*tasks.values(), return_exceptions=True)
         finally:
             for task in tasks.values():
@@ -231,11 +247,11 @@ class Rebalancing:
     async def _clear(self, preemption: Preemption, head: Entry) -> None:
         """Park one after the other; then the one that is more important gets in."""
         try:
-            self.admission.doing[head.name] = f"room is being made: {preemption.reason}"
-            await self.desk.note("preempt", preemption.reason, session=head.name)
+            self.queue.doing[head.name] = f"room is being made: {preemption.reason}"
+            await self.term.note("preempt", preemption.reason, session=head.name)
             for session in preemption.park:
                 try:
-                    await self.coordinator.parking.park(session.name, head.name, (
+                    await self.parking.park(session.name, head.name, (
                         f"parked for {head.name} (priority {head.priority} over {session.priority}); it is brought "
                         "back when there is room"))
                 except Fenced:
@@ -243,7 +259,7 @@ class Rebalancing:
                 except RgpuError as error:
                     log.warning("not parked", session=session.name, reason=error.message)
                     self._is_stuck(session.name, error.message)
-                    self._not_before = self.desk.clock.monotonic() + PAUSE_SECONDS
+                    self._not_before = self.term.clock.monotonic() + PAUSE_SECONDS
                     return
             await self.admission.turn(head)
         finally:
@@ -251,14 +267,14 @@ class Rebalancing:
 
     def _release(self, claims: Any, head: Entry | None) -> None:
         for key in claims:
-            self.desk.reserved.pop(key, None)
+            self.records.reserved.pop(key, None)
         if head is not None:
-            self.admission.doing.pop(head.name, None)
+            self.queue.doing.pop(head.name, None)
         self.doing = ""
-        self.admission.wake()
+        self.queue.wake()
 
     def _is_stuck(self, name: str, why: str) -> None:
-        self._stuck[name] = self.desk.clock.monotonic() + STUCK_SECONDS, why
+        self._stuck[name] = self.term.clock.monotonic() + STUCK_SECONDS, why
 
     # -- what people ask --------------------------------------------------------------
     async def show(self, apply: bool = False) -> dict[str, Any]:
@@ -269,7 +285,7 @@ class Rebalancing:
         served = await self.admission.tick()
         head = served.head.entry if served.head is not None else None
         found: dict[str, Any] = {
-            "auto": await self.auto(), "paused": await self.desk.paused() or "", "for": head.name if head else None,
+            "auto": await self.auto(), "paused": await self.records.paused() or "", "for": head.name if head else None,
             "doing": self.doing, "moves": [], "cost_gpu_seconds": 0.0, "applied": False}
         prepared = await self._prepare(head, begin=apply)
         seen = await self._view() if prepared is None else prepared.view

@@ -7,17 +7,18 @@ again. The program notices nothing but time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import structlog
 
 from rgpu.link.faults import fault
+from rgpu.migrate.leader.checkpoints import Checkpoints
+from rgpu.migrate.leader.request_queue import RequestQueue
+from rgpu.migrate.leader.term.commands import FencedCommands
+from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.locks import SessionLocks
+from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records import ownership
 from rgpu.migrate.records.ownership import Held
 from rgpu.session.errors import Refused
-
-if TYPE_CHECKING:
-    from rgpu.migrate.leader.coordinator import Coordinator
 
 log = structlog.get_logger(__name__)
 
@@ -27,9 +28,10 @@ FORGET_SECONDS = 10.0  #: for a node to end the worker of a session that was par
 class Parking:
     """See the module docstring."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self.coordinator = coordinator
-        self.desk = coordinator.desk
+    def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
+                 queue: RequestQueue, checkpoints: Checkpoints) -> None:
+        self.term, self.records, self.commands = term, records, commands
+        self.locks, self.queue, self.checkpoints = locks, queue, checkpoints
 
     async def park(self, name: str, favour: str, why: str) -> Held:
         """Take an image of a running session, then its place.
@@ -37,22 +39,22 @@ class Parking:
         Raises :class:`Refused` (it does not run, nothing of it is kept, it was moved meanwhile) and what
         taking an image raises; the session runs on then.
         """
-        async with self.coordinator.session_lock(name):
-            held = await self.desk.held(name)
+        async with self.locks.session(name):
+            held = await self.records.held(name)
             record = held.record
             if record.state != "running" or not record.recover:
                 raise Refused(f"{name} cannot be parked: it is {record.state}"
                               + ("" if record.recover else " with --recover off"), session=name)
             fault("park.image")
-            await self.coordinator.checkpoint_now(name)
+            await self.checkpoints.write_locked(name)
             fault("park.write")
             epoch, owner = record.epoch, record.owner
-            node = await self.desk.node(owner)
+            node = await self.records.node(owner)
             store = node.record.store if node is not None else ""
-            held = await self.desk.change(name, lambda h: ownership.park(
-                h, epoch=epoch, favour=favour, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why,
+            held = await self.term.change(name, lambda h: ownership.park(
+                h, epoch=epoch, favour=favour, leader=self.term.leader, now=self.term.clock.wall(), reason=why,
                 store=store))
-            self.coordinator.admission.any_parked = True
+            self.queue.any_parked = True
             fault("park.forget")
             await self.forget(held, str(owner))
             return held
@@ -62,6 +64,6 @@ class Parking:
         parked = held.record.parked
         if parked is None:
             return True
-        return await self.desk.suggest(host or parked.host, "worker.forget", {
+        return await self.commands.suggest(host or parked.host, "worker.forget", {
             "session": held.record.name, "epoch": parked.epoch, "reason": held.record.reason},
             epoch=parked.epoch, timeout=FORGET_SECONDS)

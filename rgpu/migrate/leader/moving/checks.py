@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rgpu.migrate.leader.desk import Desk
 from rgpu.migrate.leader.nodes import ASK_SECONDS
+from rgpu.migrate.leader.term.commands import FencedCommands
+from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records.ownership import FROM, Held, Node
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.migrate.scheduling.placement import request_for
@@ -15,13 +16,13 @@ from rgpu.session.errors import NotFound, Refused, RgpuError
 class MoveCheck:
     """After :meth:`run`: ``held``, ``node``, ``device`` and ``reason`` are what the move begins with."""
 
-    def __init__(self, desk: Desk, name: str, host: str, device: str | None = None, *, forecast: bool = False,
-                 why: str = "") -> None:
+    def __init__(self, records: PoolRecords, commands: FencedCommands, name: str, host: str,
+                 device: str | None = None, *, forecast: bool = False, why: str = "") -> None:
         """``forecast``: have the source say what the move would cost. ``why``: what the move is for."""
         self.why = why
         self.forecast = forecast
         self.found: dict[str, Any] = {}  #: what the source says of the session
-        self.desk = desk
+        self.records, self.commands = records, commands
         self.name = name
         self.host = host
         self.wanted = device
@@ -32,7 +33,7 @@ class MoveCheck:
 
     async def run(self) -> None:
         """Raises :class:`NotFound` (session, host) or :class:`Refused`; nothing was changed then."""
-        self.held = await self.desk.held(self.name)
+        self.held = await self.records.held(self.name)
         self._check_state()
         await self._check_destination()
         await self._check_source()
@@ -55,8 +56,8 @@ class MoveCheck:
     async def _check_destination(self) -> None:
         """Known, ready, of the right kind, new enough, with room."""
         record = self.held.record
-        choice = place(await self.desk.snapshot(), request_for(record, host=self.host, device=self.wanted))
-        node = await self.desk.node(self.host)
+        choice = place(await self.records.snapshot(), request_for(record, host=self.host, device=self.wanted))
+        node = await self.records.node(self.host)
         if node is None:
             raise NotFound(f"{self.host} has just left the pool", host=self.host)
         self.node, self.device = node, choice.device
@@ -65,10 +66,10 @@ class MoveCheck:
     async def _check_source(self) -> None:
         """There, and nothing pins the session to it."""
         record = self.held.record
-        if await self.desk.node(record.owner) is None:
+        if await self.records.node(record.owner) is None:
             raise Refused(f"{record.owner}, which has {self.name}, is not in the pool at the moment")
         try:
-            seen = await self.desk.tell(str(record.owner), "worker.describe",
+            seen = await self.commands.tell(str(record.owner), "worker.describe",
                                         {"session": self.name, "forecast": self.forecast, "moving": True},
                                         epoch=record.epoch, timeout=ASK_SECONDS * (6 if self.forecast else 1))
         except RgpuError as error:

@@ -14,12 +14,14 @@ import structlog
 
 from rgpu.checkpoint.phases import Phases
 from rgpu.link.faults import fault
-from rgpu.migrate.leader.checks import MoveCheck
-from rgpu.migrate.leader.desk import Desk
+from rgpu.migrate.leader.moving.checks import MoveCheck
 from rgpu.migrate.leader.nodes import ASK_SECONDS, MOVE_SECONDS, START_SECONDS, Progress
+from rgpu.migrate.leader.term.commands import FencedCommands
+from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.move.coordinator import COORDINATOR, CoordinatorRole
 from rgpu.migrate.move.machine import Command, Event
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.records import ownership
 from rgpu.migrate.records.ownership import Decision, Held
 from rgpu.session.errors import (
@@ -44,15 +46,16 @@ STATISTICS = ("rounds", "pages_total", "pages_sent", "bytes_sent", "bytes_pulled
 class Mover:
     """A move of one session. Make one for each; :meth:`run` it once."""
 
-    def __init__(self, desk: Desk, name: str, *, check: MoveCheck | None = None, move: str = "",
-                 wishes: Wishes | None = None, on_progress: Progress | None = None) -> None:
+    def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, name: str, *,
+                 check: MoveCheck | None = None, move: str = "", options: MoveOptions | None = None,
+                 on_progress: Progress | None = None) -> None:
         """``check``: of a move that begins; without it ``move`` is an unfinished one to be finished or undone."""
-        self.desk = desk
+        self.term, self.records, self.commands = term, records, commands
         self.name = name
         self.role = CoordinatorRole()
-        self.move = move or f"move-{desk.new_id()}"
+        self.move = move or f"move-{term.new_id()}"
         self.check = check
-        self.wishes = wishes or Wishes()
+        self.options = options or MoveOptions()
         self.progress: dict[str, Any] = {}  #: what the source said last
         self._on_progress = on_progress
         self._cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -62,8 +65,8 @@ class Mover:
         self._statistics: dict[str, Any] = {}
         self._epoch = 0
         self._source = self._destination = ""
-        self._began = desk.clock.monotonic()
-        self._phases = Phases(desk.clock.monotonic)
+        self._began = term.clock.monotonic()
+        self._phases = Phases(term.clock.monotonic)
         self._offered_at = self._settled_at = 0.0
 
     def cancel(self, reason: str) -> None:
@@ -117,15 +120,15 @@ class Mover:
     async def do_write_begin(self, command: Command) -> Event:
         assert self.check is not None
         check = self.check
-        async with self.desk.placing:
+        async with self.records.placing:
             try:
                 await check.still_fits()
             except RgpuError as error:
                 self._error = error
                 return Event("refused", reason=error.message)
             return await self._write(lambda held: ownership.begin_move(
-                held, epoch=self._epoch, move=self.move, node=check.node, device=check.device, leader=self.desk.leader,
-                now=self.desk.clock.wall(), reason=command.reason))
+                held, epoch=self._epoch, move=self.move, node=check.node, device=check.device, leader=self.term.leader,
+                now=self.term.clock.wall(), reason=command.reason))
 
     async def do_command_receive(self, command: Command) -> Event:
         assert self.check is not None
@@ -134,10 +137,10 @@ class Mover:
         return await self._command(self._destination, "move.receive", args, "received", START_SECONDS)
 
     async def do_command_send(self, command: Command) -> Event:
-        args = {"session": self.name, "move": self.move, "wishes": self.wishes.as_dict(),
+        args = {"session": self.name, "move": self.move, "wishes": self.options.as_dict(),
                 "host": self._destination, **{key: self._receiver.get(key) for key in ("address", "ticket", "secret")}}
         event = await self._command(self._source, "move.send", args, "offered", MOVE_SECONDS)
-        self._offered_at = self.desk.clock.monotonic()
+        self._offered_at = self.term.clock.monotonic()
         return event
 
     @property
@@ -156,31 +159,31 @@ class Mover:
 
     async def do_write_ready(self, command: Command) -> Event:
         return await self._write(lambda held: ownership.move_ready(
-            held, epoch=self._epoch, move=self.move, leader=self.desk.leader, now=self.desk.clock.wall(),
+            held, epoch=self._epoch, move=self.move, leader=self.term.leader, now=self.term.clock.wall(),
             reason=command.reason))
 
     async def do_write_commit(self, command: Command) -> Event:
         try:
-            node = await self.desk.node(self._destination)
+            node = await self.records.node(self._destination)
         except RgpuError as error:
             return Event("unknown", reason=error.message)
         if node is None:
             return Event("refused", reason=f"the lease of {self._destination} has ended")
         self._why = f"every page was verified on {self._destination}"
         return await self._write(lambda held: ownership.commit(
-            held, epoch=self._epoch, move=self.move, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
+            held, epoch=self._epoch, move=self.move, node=node, leader=self.term.leader, now=self.term.clock.wall(),
             reason=f"moved from {self._source} to {self._destination}{self._how()}: {command.reason}"))
 
     async def do_write_abort(self, command: Command) -> Event:
         self._why = command.reason
         return await self._write(lambda held: ownership.abort(
-            held, epoch=self._epoch, move=self.move, leader=self.desk.leader, now=self.desk.clock.wall(),
+            held, epoch=self._epoch, move=self.move, leader=self.term.leader, now=self.term.clock.wall(),
             reason=command.reason))
 
     async def do_read_record(self, command: Command) -> Event:
         """What the record says of this move; waits a little when the registry does not answer."""
         try:
-            held = await self.desk.held(self.name)
+            held = await self.records.held(self.name)
         except NotFound:
             return Event("says_over", reason="the session is gone")
         except RgpuError as error:
@@ -205,9 +208,9 @@ class Mover:
 
     async def _settle_one(self, host: str) -> bool:
         try:
-            if await self.desk.node(host) is None:
+            if await self.records.node(host) is None:
                 return True
-            await self.desk.tell(host, "move.settle", {"session": self.name, "move": self.move}, epoch=self._epoch,
+            await self.commands.tell(host, "move.settle", {"session": self.name, "move": self.move}, epoch=self._epoch,
                                  timeout=ASK_SECONDS, tries=SETTLE_TRIES)
         except NotFound:
             pass  # it has nothing of the session, so there is nothing to settle
@@ -216,14 +219,14 @@ class Mover:
             return False
         # The side that serves now ends the downtime, whoever it is.
         if host == (self._destination if self.role.state == "settling" else self._source):
-            self._settled_at = self.desk.clock.monotonic()
+            self._settled_at = self.term.clock.monotonic()
         return True
 
     async def do_write_clear(self, command: Command) -> None:
         epoch = self._epoch + (self.role.state == "committed")
         try:
-            await self.desk.change(self.name, lambda held: ownership.clear_move(
-                held, epoch=epoch, move=self.move, leader=self.desk.leader, now=self.desk.clock.wall(),
+            await self.term.change(self.name, lambda held: ownership.clear_move(
+                held, epoch=epoch, move=self.move, leader=self.term.leader, now=self.term.clock.wall(),
                 reason=command.reason))
         except RgpuError as error:  # the next leader, or the next tick, clears it
             log.info("a settled move stays on record", session=self.name, move=self.move, reason=error.message)
@@ -232,7 +235,7 @@ class Mover:
     async def _write(self, decide: Callable[[Held], Decision]) -> Event:
         """A decision as an event."""
         try:
-            await self.desk.change(self.name, decide)
+            await self.term.change(self.name, decide)
             return Event("written")
         except Conflict as error:
             self._error = self._error or error
@@ -249,17 +252,14 @@ class Mover:
 
     async def _leads_still(self) -> bool:
         """A decision may be fenced by the session's epoch, or by another leader."""
-        from rgpu.migrate.membership.election import current_leader
-
         try:
-            found = await current_leader(self.desk.registry)
+            return await self.term.leads()
         except RgpuError:
             return True  # not known: the role reads the record, and is fenced there if it must
-        return found is not None and found[1].revision == self.desk.leader.revision
 
     async def _command(self, host: str, verb: str, args: dict[str, Any], done: str, timeout: float) -> Event:
         """A command to a node, given up when the move is cancelled."""
-        tell = asyncio.ensure_future(self.desk.tell(host, verb, args, epoch=self._epoch, timeout=timeout,
+        tell = asyncio.ensure_future(self.commands.tell(host, verb, args, epoch=self._epoch, timeout=timeout,
                                                     on_progress=self._progress))
         either: list[asyncio.Future[Any]] = [tell, self._cancelled]
         try:
@@ -327,10 +327,10 @@ class Mover:
             "session": self.name, "move": self.move, "outcome": self.role.state,
             "reason": self._why or self.role.reason,
             "from": self._source, "to": self._destination, "epoch": self._epoch + committed,
-            "mode": str(found.get("mode") or self.wishes.mode), "why": str(found.get("why") or ""),
+            "mode": str(found.get("mode") or self.options.mode), "why": str(found.get("why") or ""),
             "expected": dict(found.get("expected") or {}),
             "downtime_ms": round(downtime, 3), "brownout_ms": round(float(found.get("brownout_ms", 0.0)), 3),
-            "total_ms": round((self.desk.clock.monotonic() - self._began) * 1000, 3),
+            "total_ms": round((self.term.clock.monotonic() - self._began) * 1000, 3),
             **{key: int(found.get(key, 0)) for key in STATISTICS}, "verified": bool(found.get("verified", False)),
             "pages_by": str(found.get("pages_by") or "stream"), "pages_why": str(found.get("pages_why") or ""),
             "spare": bool(self._receiver.get("spare")), "phases_ms": self._phases_ms(),

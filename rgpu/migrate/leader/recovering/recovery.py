@@ -8,8 +8,10 @@ from typing import Any
 import structlog
 
 from rgpu.link.faults import fault
-from rgpu.migrate.leader.desk import Desk
 from rgpu.migrate.leader.nodes import ASK_SECONDS, IMAGE_SECONDS
+from rgpu.migrate.leader.term.commands import FencedCommands
+from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records import losses, ownership
 from rgpu.migrate.records.ownership import Decision, Held, Node
 from rgpu.migrate.records.schema import MAX_TEXT, Failure, ImageName
@@ -56,8 +58,8 @@ class Attempt:
 class Recovery:
     """Recovers one session at a time; the caller holds the session's lock."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands) -> None:
+        self.term, self.records, self.commands = term, records, commands
 
     async def run(self, name: str, why: str, failure: Failure | None = None, *, host: str | None = None,
                   device: str | None = None, image: ImageName | None = None, asked: bool = False) -> Held | None:
@@ -70,7 +72,7 @@ class Recovery:
         """
         attempt = Attempt(why, failure, host, device, image)
         for _ in range(START_TRIES):
-            held = await self.desk.held(name)
+            held = await self.records.held(name)
             if not held.record.live and held.record.parked is None:
                 return None
             if attempt.failure is not None and losses.on_record(held.record, attempt.failure):
@@ -82,7 +84,7 @@ class Recovery:
                 await self._give_up(held, losses.why_not(held.record, attempt.failure))
                 return None
             try:
-                if not asked and (pause := await self.desk.paused()) is not None:
+                if not asked and (pause := await self.records.paused()) is not None:
                     await self._wait(held, attempt, f"{why}; {pause}")
                     return None
                 placed = await self._place(held, attempt)
@@ -93,21 +95,21 @@ class Recovery:
             running = await self._start(*placed, attempt)
             if running is not None:
                 return running
-        held = await self.desk.held(name)
+        held = await self.records.held(name)
         if held.record.parked is None:
             await self._wait(held, attempt, f"{why}; no node could start it")
         return None
 
     async def returned(self, name: str) -> Held | None:
         """The session, if its owner is back and still has it (it was only out of reach)."""
-        held = await self.desk.held(name)
-        node = await self.desk.node(held.record.owner)
+        held = await self.records.held(name)
+        node = await self.records.node(held.record.owner)
         record = held.record
         if record.state not in ownership.FROM["started"] or node is None \
                 or node.record.incarnation != record.incarnation:
             return None
         try:
-            seen = await self.desk.tell(node.record.host, "worker.describe", {"session": name}, epoch=record.epoch,
+            seen = await self.commands.tell(node.record.host, "worker.describe", {"session": name}, epoch=record.epoch,
                                         timeout=ASK_SECONDS)
         except Fenced:
             raise
@@ -115,28 +117,36 @@ class Recovery:
             return None
         if int(seen.get("epoch", 0)) != record.epoch or seen.get("state") not in ("running", "paused"):
             return None
-        now = self.desk.clock.wall()
-        held = await self.desk.change(name, lambda h: ownership.started(
-            h, epoch=record.epoch, node=node, leader=self.desk.leader, now=now,
+        now = self.term.clock.wall()
+        held = await self.term.change(name, lambda h: ownership.started(
+            h, epoch=record.epoch, node=node, leader=self.term.leader, now=now,
             reason=f"{node.record.host} is back and still has it"))
         if held.record.move is not None or seen.get("state") == "paused":
             move = held.record.move.id if held.record.move else ""
-            await self.desk.suggest(node.record.host, "move.settle", {"session": name, "move": move},
+            await self.commands.suggest(node.record.host, "move.settle", {"session": name, "move": move},
                                     epoch=record.epoch)
         return held
+
+    async def go_on(self, held: Held) -> None:
+        """Finish a start or a recovery that nobody finished; its owner may have done it after all."""
+        name, record = held.record.name, held.record
+        if await self.returned(name) is None:
+            # Why it was lost, not why it waits: that is said anew by each attempt.
+            why = record.failures[-1].reason if record.failures else "its start was interrupted"
+            await self.run(name, why, asked=record.state == "starting")
 
     # -- one start ----------------------------------------------------------------
     async def _place(self, held: Held, attempt: Attempt) -> tuple[Held, Node, Choice] | None:
         """The record names another owner at epoch + 1, or the session waits."""
         old = held.record
-        async with self.desk.placing:
+        async with self.records.placing:
             try:
                 choice = await self._choose(held, attempt)
-                node = await self.desk.node(choice.host)
+                node = await self.records.node(choice.host)
                 if node is None:
                     raise Refused(f"{choice.host} has just left the pool")
                 fault("recovery.place")
-                held = await self.desk.apply(self._decide(held, node, choice, attempt))
+                held = await self.term.apply(self._decide(held, node, choice, attempt))
             except Fenced:
                 raise
             except (Refused, NotFound) as error:
@@ -148,12 +158,12 @@ class Recovery:
         attempt.failure = None  # it is on record now
         before = old.parked.host if old.parked else old.owner
         if before not in (None, choice.host):
-            await self.desk.suggest(before, "worker.forget", {"session": old.name, "epoch": old.epoch,
+            await self.commands.suggest(before, "worker.forget", {"session": old.name, "epoch": old.epoch,
                                     "reason": attempt.why}, epoch=held.record.epoch, timeout=2.0)
         return held, node, choice
 
     def _decide(self, held: Held, node: Node, choice: Choice, attempt: Attempt) -> Decision:
-        leader, now, reason = self.desk.leader, self.desk.clock.wall(), f"{attempt.why}; {choice.reason}"
+        leader, now, reason = self.term.leader, self.term.clock.wall(), f"{attempt.why}; {choice.reason}"
         if held.record.parked is not None:
             return ownership.resume(held, epoch=held.record.epoch, node=node, device=choice.device, leader=leader,
                                     now=now, reason=reason)
@@ -162,7 +172,7 @@ class Recovery:
 
     async def _choose(self, held: Held, attempt: Attempt) -> Choice:
         """The same device again if that is allowed and it has it; the best one otherwise."""
-        record, snapshot = held.record, await self.desk.snapshot()
+        record, snapshot = held.record, await self.records.snapshot()
         failures = losses.count_failure(record, attempt.failure) if attempt.failure else record.failures
         forbidden = losses.barred(record, failures)
         avoid: set[Place] = {(forbidden[0], one) for one in parts(forbidden[1])} if forbidden else set()
@@ -191,8 +201,8 @@ class Recovery:
                 "image": record.image.name if record.image else None, "recover": record.recover}
         fault("recovery.start")
         try:
-            result = await self.desk.tell(choice.host, "worker.start", args, epoch=record.epoch, timeout=IMAGE_SECONDS,
-                                          tries=2)
+            result = await self.commands.tell(choice.host, "worker.start", args, epoch=record.epoch,
+                                              timeout=IMAGE_SECONDS, tries=2)
         except Fenced as error:
             if await self._over(record.name, record.epoch):
                 return None
@@ -201,22 +211,22 @@ class Recovery:
             log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
             attempt.failed_hosts.add(choice.host)
         except CONTENT_ERRORS as error:
-            attempt.failure = Failure(host=choice.host, device=choice.device, when=self.desk.clock.wall(),
+            attempt.failure = Failure(host=choice.host, device=choice.device, when=self.term.clock.wall(),
                                       reason=f"its start failed: {error.message}"[:MAX_TEXT], epoch=record.epoch)
         except (LinkError, TimedOut, RgpuError) as error:
             log.warning("a start failed", session=record.name, host=choice.host, reason=error.message)
             attempt.failed_hosts.add(choice.host)
         else:
             fault("recovery.start.done")
-            return await self.desk.change(record.name, lambda h: ownership.started(
-                h, epoch=record.epoch, node=node, leader=self.desk.leader, now=self.desk.clock.wall(),
+            return await self.term.change(record.name, lambda h: ownership.started(
+                h, epoch=record.epoch, node=node, leader=self.term.leader, now=self.term.clock.wall(),
                 reason=f"{attempt.why}; on {choice.host} from position {result.get('position', 0)}{_warned(result)}"))
         attempt.why = f"{attempt.why}; {choice.host} could not start it"
         return None
 
     async def _over(self, name: str, epoch: int) -> bool:
         """Whether a node's refusal only says that the session moved on."""
-        held = await self.desk.find(name)
+        held = await self.records.find(name)
         return held is None or held.record.epoch != epoch
 
     # -- no start -------------------------------------------------------------------
@@ -224,17 +234,17 @@ class Recovery:
         """Nothing is lost while it waits: the epoch stays, and a returning owner goes on."""
         if held.record.state == "recovering" and attempt.failure is None and held.record.reason == why:
             return
-        await self.desk.change(held.record.name, lambda h: ownership.lost(
-            h, epoch=held.record.epoch, failure=attempt.failure, leader=self.desk.leader,
-            now=self.desk.clock.wall(), reason=why))
+        await self.term.change(held.record.name, lambda h: ownership.lost(
+            h, epoch=held.record.epoch, failure=attempt.failure, leader=self.term.leader,
+            now=self.term.clock.wall(), reason=why))
         attempt.failure = None
 
     async def _give_up(self, held: Held, why: str) -> None:
         log.error("given up", session=held.record.name, why=why)
         owner, epoch = held.record.owner, held.record.epoch
-        await self.desk.change(held.record.name, lambda h: ownership.fail(
-            h, epoch=epoch, leader=self.desk.leader, now=self.desk.clock.wall(), reason=why))
-        await self.desk.suggest(owner, "session.drop", {"session": held.record.name, "reason": why}, epoch=epoch)
+        await self.term.change(held.record.name, lambda h: ownership.fail(
+            h, epoch=epoch, leader=self.term.leader, now=self.term.clock.wall(), reason=why))
+        await self.commands.suggest(owner, "session.drop", {"session": held.record.name, "reason": why}, epoch=epoch)
 
 
 def _warned(result: dict[str, Any]) -> str:

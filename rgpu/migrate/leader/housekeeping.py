@@ -1,0 +1,40 @@
+"""Records that nobody needs any more: the oldest history, long ended sessions, expired invitations."""
+
+from __future__ import annotations
+
+from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.pool_records import PoolRecords
+from rgpu.migrate.membership.members import Members
+from rgpu.migrate.records.ownership import Held
+from rgpu.migrate.records.schema import HISTORY, LEADER, session_key
+from rgpu.migrate.registry.base import Delete, Registry, created
+
+KEEP_HISTORY = 2000
+KEEP_ENDED = 500
+PRUNE_TICKS = 60
+
+
+class Housekeeping:
+    """See the module docstring."""
+
+    def __init__(self, registry: Registry, term: Term, records: PoolRecords, members: Members) -> None:
+        self._registry, self.term, self.records, self.members = registry, term, records, members
+        self._ticks = 0
+
+    async def tick(self, sessions: list[Held]) -> None:
+        """:meth:`prune`, with each :data:`PRUNE_TICKS`-th call."""
+        self._ticks += 1
+        if self._ticks % PRUNE_TICKS == 0:
+            await self.prune()
+
+    async def prune(self) -> None:
+        """Forget the oldest history, the records of long ended sessions, and invitations that have expired."""
+        await self.members.prune()
+        registry, fence = self._registry, created(LEADER, self.term.leader.revision)
+        stories = sorted((await registry.list(HISTORY)).entries, key=lambda entry: entry.mod_revision)
+        ended = sorted((h for h in await self.records.sessions() if h.record.state == "ended"),
+                       key=lambda h: h.revision)
+        old = [entry.key for entry in stories[:-KEEP_HISTORY]]
+        old += [session_key(held.record.name) for held in ended[:-KEEP_ENDED]]
+        for at in range(0, len(old), 100):
+            await registry.txn([fence], [Delete(key) for key in old[at:at + 100]])

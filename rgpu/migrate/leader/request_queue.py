@@ -1,0 +1,188 @@
+"""The queue: requests that wait for a place (``queue/NAME``), in which order, and what their clients are told.
+
+A client that waits asks again and again; one that was not heard of for :data:`CLIENT_GRACE` has gone, and its request
+with it. When it asked last is in memory: after an election everybody has the grace anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import structlog
+
+from rgpu.migrate.leader.requests import Order
+from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.pool_records import PoolRecords
+from rgpu.migrate.records.schema import (
+    MAX_TEXT,
+    QUEUE,
+    HistoryRecord,
+    QueueRecord,
+    SessionRecord,
+    decode,
+    encode,
+    queue_key,
+    session_key,
+)
+from rgpu.migrate.registry.base import Delete, Put, Registry, absent, unchanged
+from rgpu.migrate.registry.base import Entry as Stored
+from rgpu.migrate.scheduling.waiting import Entry, Served, Waiting, parked, queued, row
+from rgpu.session.errors import AlreadyExists, Conflict, Corrupt, RgpuError
+
+log = structlog.get_logger(__name__)
+
+CLIENT_GRACE = 30.0  #: seconds without a word of a client that waits
+FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0  #: seconds until a start that failed is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A queue record as it was read."""
+
+    record: QueueRecord
+    revision: int  #: mod revision
+
+
+class RequestQueue:
+    """See the module docstring."""
+
+    def __init__(self, registry: Registry, term: Term, records: PoolRecords) -> None:
+        self._registry, self.term, self.records = registry, term, records
+        self.seen: dict[str, float] = {}  #: when a waiting client asked last (monotonic)
+        self.lines: dict[str, Waiting] = {}  #: what those that wait were told last
+        self.doing: dict[str, str] = {}  #: what is being done for one that waits
+        self.any_parked = True  #: whether there may be parked sessions: to be looked for
+        self._retry: dict[str, tuple[float, float, str]] = {}  #: name: (not before, waited so long, why)
+        self._wake = asyncio.Event()
+        self._news = asyncio.Event()
+
+    # -- the records --------------------------------------------------------------
+    async def find(self, name: str) -> Queued | None:
+        """A request that waits."""
+        entry = await self._registry.get(queue_key(name))
+        return None if entry is None else _queued(entry)
+
+    async def requests(self) -> list[Queued]:
+        """All that can be read."""
+        found = []
+        for entry in (await self._registry.list(QUEUE)).entries:
+            try:
+                found.append(_queued(entry))
+            except RgpuError as error:
+                log.error("a request's record cannot be read", key=entry.key, reason=error.message)
+        return found
+
+    async def add(self, order: Order, why: str, arrived: float | None = None) -> None:
+        """Have an order wait; ``arrived``: Unix time, s, of one that has waited before.
+
+        Raises :class:`AlreadyExists`, :class:`Conflict`, :class:`Fenced`.
+        """
+        now, key = self.term.clock.wall(), queue_key(order.name)
+        record = QueueRecord(name=order.name, quota=order.quota or 0, wants=order.wants, host=order.host or "",
+                             agent=order.agent, program=order.program, recover=order.recover,
+                             arrived=now if arrived is None else arrived, reason=why[:MAX_TEXT])
+        held = await self.records.find(order.name)
+        story = HistoryRecord(when=now, session=order.name, decision="queue", reason=why[:MAX_TEXT],
+                              leader=self.term.leader.revision)
+        compares = [absent(key), unchanged(session_key(order.name), held.revision if held else 0)]
+        if held is not None and held.record.state != "ended":
+            raise AlreadyExists(f"there is a session {order.name} already, it is {held.record.state}",
+                                session=order.name)
+        if not await self.term.write(order.name, story, compares, [Put(key, encode(record))]):
+            raise Conflict(f"the record of {order.name} changed meanwhile: try again")
+
+    async def leave(self, name: str, why: str) -> bool:
+        """Take a request out of the queue; whether it was there. Raises :class:`Fenced`."""
+        while (found := await self.find(name)) is not None:
+            story = HistoryRecord(when=self.term.clock.wall(), session=name, decision="unqueue",
+                                  reason=why[:MAX_TEXT], leader=self.term.leader.revision)
+            key = queue_key(name)
+            if await self.term.write(name, story, [unchanged(key, found.revision)], [Delete(key)]):
+                self.seen.pop(name, None)
+                self.served(name)
+                self.tell()
+                return True
+        return False
+
+    async def drop_silent(self, names: set[str]) -> None:
+        """Take out the requests, of these, whose clients were not heard of for :data:`CLIENT_GRACE`."""
+        now = self.term.clock.monotonic()
+        for name in names:
+            silent = now - self.seen.setdefault(name, now)
+            if silent > CLIENT_GRACE:
+                await self.leave(name, f"its client was not heard of for {silent:.0f} s")
+        for name in set(self.seen) - names:
+            if now - self.seen[name] > CLIENT_GRACE:
+                del self.seen[name]
+
+    # -- the order ----------------------------------------------------------------
+    async def entries(self, sessions: tuple[SessionRecord, ...]) -> list[Entry]:
+        """All that wait. Bringing a parked session back is automation: not while that is paused."""
+        back = [record for record in sessions if record.state == "parked"]
+        pause = await self.records.paused() if back else None
+        return [*(queued(found.record, self._hold(found.record.name)) for found in await self.requests()),
+                *(parked(record, pause or self._hold(record.name)) for record in back)]
+
+    def _hold(self, name: str) -> str:
+        not_before, _, why = self._retry.get(name, (0.0, 0.0, ""))
+        return why if self.term.clock.monotonic() < not_before else ""
+
+    def put_off(self, name: str, why: str) -> None:
+        """Try one that could not be started again later, ever more rarely."""
+        _, before, _ = self._retry.get(name, (0.0, FIRST_RETRY / 2, ""))
+        wait = min(2 * before, LONGEST_RETRY)
+        self._retry[name] = self.term.clock.monotonic() + wait, wait, f"{why}; tried again in {wait:.0f} s"
+
+    def served(self, name: str) -> None:
+        """Forget what was remembered of one that waits no more."""
+        self.lines.pop(name, None)
+        self._retry.pop(name, None)
+
+    # -- telling ------------------------------------------------------------------
+    def wake(self) -> None:
+        """Have the queue looked at: something changed that may let somebody in."""
+        self._wake.set()
+
+    async def woken(self, seconds: float) -> None:
+        """Wait for :meth:`wake`, so long at most."""
+        try:
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def publish(self, served: Served) -> None:
+        """Tell those that wait how they stand, if that is another thing than before."""
+        lines = {waiting.entry.name: replace(waiting, reason=self.doing.get(waiting.entry.name, waiting.reason))
+                 for waiting in served.waiting}
+        for entry, choice in served.placed:
+            lines[entry.name] = Waiting(entry, 1, f"its turn has come: {choice.reason}")
+        if {name: (w.position, w.reason) for name, w in lines.items()} != \
+                {name: (w.position, w.reason) for name, w in self.lines.items()}:
+            self.lines = lines
+            self.tell()
+
+    def tell(self) -> None:
+        """Have every client that waits for an answer look again."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set with the next :meth:`tell`."""
+        return self._news
+
+    async def rows(self) -> list[dict[str, object]]:
+        """The line, as people see it."""
+        waiting: list[QueueRecord | SessionRecord] = [found.record for found in await self.requests()]
+        waiting += [held.record for held in await self.records.sessions() if held.record.state == "parked"]
+        found = [row(record, self.lines.get(record.name), self.term.clock.wall()) for record in waiting]
+        return sorted(found, key=lambda one: (one["position"] is None, one["position"] or 0, str(one["name"])))
+
+
+def _queued(entry: Stored) -> Queued:
+    record = decode(entry.value, QueueRecord, entry.key)
+    if queue_key(record.name) != entry.key:
+        raise Corrupt(f"{entry.key} holds the request of {record.name}", offset=0, reason="name")
+    return Queued(record, entry.mod_revision)

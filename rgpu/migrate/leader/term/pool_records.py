@@ -1,0 +1,89 @@
+"""The registry's records as the leader reads them, and the places that it keeps for sessions about to come."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rgpu.migrate.records.decoded import Decoded
+from rgpu.migrate.records.ownership import Held, Node
+from rgpu.migrate.records.schema import (
+    NODES,
+    POOL,
+    SESSIONS,
+    NodeRecord,
+    PoolRecord,
+    SessionRecord,
+    decode,
+    node_key,
+    session_key,
+)
+from rgpu.migrate.registry.base import Entry, Registry
+from rgpu.migrate.scheduling.following.kept import Kept
+from rgpu.migrate.scheduling.placement import Claim, Snapshot
+from rgpu.session.errors import Corrupt, NotFound
+
+
+class PoolRecords:
+    """Reads of sessions, nodes and the pool's settings. Each raises :class:`PoolUnavailable`."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        #: Held from the snapshot that a place is chosen by until the record that promises it.
+        self.placing = asyncio.Lock()
+        #: Places kept for sessions that are about to come, by (session, for what). In memory: only the leader places,
+        #: and what a next leader finds is on record (moves that have begun) or is planned anew.
+        self.reserved: dict[tuple[str, str], tuple[Claim, ...]] = {}
+        self._sessions = Decoded("a session's", _held)
+        self._nodes = Decoded("a node's", lambda entry: decode(entry.value, NodeRecord, entry.key))
+        self._records: tuple[tuple[Held, ...], tuple[SessionRecord, ...]] = ((), ())
+        self._kept = Kept()
+
+    async def held(self, name: str) -> Held:
+        """A session's record. Raises :class:`NotFound`, :class:`Corrupt`."""
+        found = await self.find(name)
+        if found is None:
+            raise NotFound(f"no session is called {name}", session=name)
+        return found
+
+    async def find(self, name: str) -> Held | None:
+        """A session's record, if there is one. Raises :class:`Corrupt`."""
+        entry = await self._registry.get(session_key(name))
+        return None if entry is None else _held(entry)
+
+    async def node(self, host: str | None) -> Node | None:
+        """A living node; None when no lease holds its record."""
+        entry = await self._registry.get(node_key(host)) if host else None
+        return None if entry is None else Node(decode(entry.value, NodeRecord, entry.key), entry.create_revision)
+
+    async def sessions(self) -> list[Held]:
+        """All that can be read; one damaged record does not stop the others."""
+        return list(await self._all_sessions())
+
+    async def _all_sessions(self) -> tuple[Held, ...]:
+        return self._sessions.read((await self._registry.list(SESSIONS)).entries)
+
+    async def _all_nodes(self) -> tuple[NodeRecord, ...]:
+        return self._nodes.read((await self._registry.list(NODES)).entries)
+
+    async def snapshot(self) -> Snapshot:
+        """The pool now. What is asked about it is answered from what was remembered of the pool before."""
+        nodes, sessions = await self._all_nodes(), await self._all_sessions()
+        if self._records[0] is not sessions:
+            self._records = sessions, tuple(held.record for held in sessions)
+        reserved = tuple(claim for claims in self.reserved.values() for claim in claims)
+        return Snapshot(nodes, self._records[1], reserved, decider=self._kept)
+
+    async def paused(self) -> str | None:
+        """Why automation begins nothing now; None while it may."""
+        entry = await self._registry.get(POOL)
+        if entry is None:
+            return None
+        record = decode(entry.value, PoolRecord, POOL)
+        return f"automation is paused ({record.reason}); `rgpu pool resume`" if record.paused else None
+
+
+def _held(entry: Entry) -> Held:
+    record = decode(entry.value, SessionRecord, entry.key)
+    if session_key(record.name) != entry.key:
+        raise Corrupt(f"{entry.key} holds the record of {record.name}", offset=0, reason="name")
+    return Held(record, entry.mod_revision)
