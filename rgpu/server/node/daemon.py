@@ -167,7 +167,8 @@ class Daemon:
         options, host = self.options, self.identity.host
         self.port = DataPort((options.listen, options.data_port), options.files.secret(), self.held, self.deadline,
                              options.advertised)
-        self.adopting = AdoptCommands(self.identity, self.held, self.memory, self.trust, self._count_leaders_anew)
+        self.adopting = AdoptCommands(self.identity, self.held, self.memory, self.trust, self.fence,
+                                      self._believed_again)
         self.entrance = CommandEntrance(self._commands(), self.fence, self.progress, self.metrics.command)
         commander = NodeCommander(host, self.entrance.perform, self.records, self.peers, options.lease)
         self.candidacy = Candidacy(self.local, commander, options.lease, options.client_grace, self.metrics.leader)
@@ -263,13 +264,14 @@ class Daemon:
             await self.trust.wait_believed(self.options.registry_address, self.authorized, self.background.stopping,
                                            self._answer)
 
-    async def _count_leaders_anew(self) -> None:
-        """The registry is believed again. Its leaders have other revisions: those seen before would bar every new one
-        for ever."""
-        if self.registration.joined:
-            self.fence.highest = await self.records.leader_revision()
-            self.keyring.again()
-            self.background.spawn(self.reconciler.reconcile_all())
+    async def _believed_again(self) -> int | None:
+        """Read everything anew; gives the revision of who leads by the registry, None before this node has joined."""
+        if not self.registration.joined:
+            return None
+        revision = await self.records.leader_revision()
+        self.keyring.again()
+        self._returned()
+        return revision
 
     async def _answer(self) -> None:
         """Open the control port: at the start's end, or before, where `rgpu pool adopt` has to be answered first."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rgpu.migrate.records.repair import Holding, Report
+from rgpu.server.node.commands.fence import LeaderFence
 from rgpu.server.node.identity import Identity
 from rgpu.server.node.pool.memory import RecordMemory
 from rgpu.server.node.pool.trust import RegistryTrust
@@ -16,13 +17,14 @@ from rgpu.server.node.sessions.transitions import Transitions
 
 
 class AdoptCommands:
-    """``believed``: called once the registry is believed again, whose leaders have other revisions."""
+    """``believed``: called once the registry is believed again; gives the revision of who leads by it, None while this
+    node is not in the pool."""
 
     def __init__(self, identity: Identity, held: HeldSessions, memory: RecordMemory, trust: RegistryTrust,
-                 believed: Callable[[], Awaitable[None]]) -> None:
+                 fence: LeaderFence, believed: Callable[[], Awaitable[int | None]]) -> None:
         self._identity, self._held, self._memory, self._trust = identity, held, memory, trust
         self._transitions = Transitions(held)
-        self._believed = believed
+        self._fence, self._believed = fence, believed
 
     async def holdings(self, **_: Any) -> dict[str, Any]:
         """This node's :class:`Report`."""
@@ -56,5 +58,7 @@ class AdoptCommands:
         if cluster:
             self._trust.believe(cluster, revision)
             self._memory.clear()
-            await self._believed()
+            leader = await self._believed()
+            if leader is not None:  # those seen before would bar every new one for ever
+                self._fence.highest = leader
         return {"host": self._identity.host}
