@@ -55,8 +55,9 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
     other nodes; killed, its workers live on and a restarted daemon adopts them.
     """
-    from rgpu.server.node.daemon import Options, run
+    from rgpu.server.node.daemon import run
     from rgpu.server.node.metrics import parse_address
+    from rgpu.server.node.options import Options
 
     settings = common.settings(pool=pool, registry=registry, store=store, store_credentials=store_credentials,
                                keep_images=keep_images, spares=spares,

@@ -1,1 +1,1 @@
-"""The node daemon: ports, membership, the sessions that it holds, what it tells. It runs no CUDA call."""
+"""The node daemon: its parts put together, its ports, what its workers and its figures say. It runs no CUDA call."""

@@ -1,8 +1,7 @@
-"""The node daemon: ports, workers, membership, and (when elected) the coordinator.
+"""The node daemon: makes the parts of a node, gives each what it uses, and sees to their order from start to end.
 
-One asyncio loop. Blocking work (workers' sockets, the store, the registry's
-SQLite) runs in threads. Verbs are handled in :mod:`rgpu.server.node.verbs.pool_verbs` (what users and
-agents ask) and :mod:`rgpu.server.node.verbs.node_verbs` (what a coordinator commands).
+One asyncio loop. Blocking work (workers' sockets, the store, the registry's SQLite) runs in threads. Nothing imports
+this module but what starts the daemon.
 """
 
 from __future__ import annotations
@@ -11,366 +10,300 @@ import asyncio
 import contextlib
 import os
 import signal
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import socket
 
 import structlog
 
 from rgpu import __version__
 from rgpu.checkpoint.blobs import places
-from rgpu.checkpoint.device import DeviceFacts
 from rgpu.checkpoint.store import retention
-from rgpu.link.control import AsyncControlClient, ControlServer
-from rgpu.link.keys import Endpoint, PoolFiles
+from rgpu.link.control import ControlServer
+from rgpu.link.keys import Endpoint
 from rgpu.link.logging import configure_logging
-from rgpu.migrate.leader.silence import AGENT_GRACE
-from rgpu.migrate.records.schema import NodeRecord, SessionRecord
-from rgpu.server.module_cache import DEFAULT_SIZE
-from rgpu.server.node.commanding import unless_gone
+from rgpu.migrate.membership.registration import new_incarnation
+from rgpu.server.node.background import Background
+from rgpu.server.node.commands.adopting import AdoptCommands
+from rgpu.server.node.commands.checkpoints import CheckpointCommand
+from rgpu.server.node.commands.entrance import Command, CommandEntrance
+from rgpu.server.node.commands.fence import LeaderFence
+from rgpu.server.node.commands.moves import MoveCommands
+from rgpu.server.node.commands.starts import SessionStarts
+from rgpu.server.node.commands.workers import WorkerCommands
 from rgpu.server.node.data_port import DataPort
-from rgpu.server.node.devices import driver
 from rgpu.server.node.devices.examining import Examining
+from rgpu.server.node.devices.look import device_records, device_slot
+from rgpu.server.node.devices.slots import DeviceSlots
 from rgpu.server.node.endings import Endings
-from rgpu.server.node.leadership import Leadership
+from rgpu.server.node.identity import Identity
 from rgpu.server.node.metrics import Metrics
-from rgpu.server.node.sessions import END_SECONDS, DeviceSlot, Node
+from rgpu.server.node.node_state import NodeState
+from rgpu.server.node.options import Options
+from rgpu.server.node.pool.candidacy import Candidacy
+from rgpu.server.node.pool.commanding import NodeCommander
+from rgpu.server.node.pool.keyring import Keyring
+from rgpu.server.node.pool.leader_link import LeaderLink
+from rgpu.server.node.pool.leader_reports import LeaderReports
+from rgpu.server.node.pool.local_leader import LocalLeader
+from rgpu.server.node.pool.memory import RecordMemory
+from rgpu.server.node.pool.peers import Peers
+from rgpu.server.node.pool.reconciler import Reconciler
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.server.node.pool.registration import Registration
+from rgpu.server.node.pool.taking_back import TakingBack
+from rgpu.server.node.pool.trust import RegistryTrust
+from rgpu.server.node.sessions.deadline import Deadline
+from rgpu.server.node.sessions.device_room import DeviceRoom
+from rgpu.server.node.sessions.held import HeldSessions
+from rgpu.server.node.sessions.move_progress import MoveProgress
 from rgpu.server.node.state_file import hold_name, update_endpoint, write_state
+from rgpu.server.node.store.checkpoints import Checkpoints
 from rgpu.server.node.store.images import NodeImages
+from rgpu.server.node.verbs.attachments import Attachments
 from rgpu.server.node.verbs.image_verbs import ImageVerbs
+from rgpu.server.node.verbs.leader_verbs import LeaderRequests, LeaderVerbs
+from rgpu.server.node.verbs.member_verbs import MemberVerbs
 from rgpu.server.node.verbs.node_verbs import NodeVerbs
-from rgpu.server.node.verbs.operator_verbs import OperatorVerbs
-from rgpu.server.node.verbs.pool_verbs import PoolVerbs
-from rgpu.server.node.verbs.registry_repair import Adopting
-from rgpu.server.node.workers import handles as workers
+from rgpu.server.node.verbs.operator_verbs import HostVerbs, PoolVerbs
+from rgpu.server.node.verbs.registry_repair import RegistryRepair
+from rgpu.server.node.verbs.session_verbs import OwnerVerbs, SessionVerbs
+from rgpu.server.node.verbs.views import LastWords, NodeViews
+from rgpu.server.node.worker_events import WorkerDeaths, WorkerEvents
+from rgpu.server.node.workers import handles
 from rgpu.server.node.workers.compute import ComputeShares
+from rgpu.server.node.workers.logs import WorkerLogs
 from rgpu.server.node.workers.spares import Spares
-from rgpu.session.devices import parts
-from rgpu.session.errors import DeviceError, NotFound, PoolUnavailable, RgpuError, UsageError
+from rgpu.server.node.workers.starter import WorkerStarter
+from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
 
-#: What a worker says of a move under way, and who asked for it may know.
-PROGRESS = frozenset({"phase", "round", "pages_sent", "pages_total", "pages_left", "bytes_sent", "mode", "why",
-                      "expected", "behind_ms", "waiting_bytes"})
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `rgpu server` was told. Sizes in bytes, lease in seconds."""
-
-    files: PoolFiles
-    host: str
-    devices: tuple[str, ...]
-    device_memory: int
-    listen: str
-    control_port: int
-    data_port: int
-    lease: float
-    coordinator: bool
-    log_level: str
-    module_cache_size: int = DEFAULT_SIZE  #: bytes of images kept on disk; 0: none
-    registry: str = ""  #: etcd://…; "": the embedded one, in the pool's directory
-    store: str = ""  #: where images are; the pool's directory if empty
-    store_credentials: Path | None = None
-    keep_images: int = 3  #: newest images of each session that stay; 0: all
-    checkpoint_bandwidth: int = 0  #: bytes/s for all checkpoints together; 0: no limit
-    enforce_compute: str = "shared"  #: when sessions are held to their shares (:mod:`rgpu.server.node.workers.compute`)
-    spares: int = 0  #: workers that stand ready for each device
-    advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
-    client_grace: float = AGENT_GRACE  #: s that a client's host may be silent, where its session does not say
-    metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
-
-
-def device_slot(spec: str, host: str, cpu_memory: int) -> DeviceSlot:
-    """Look at a device. Raises :class:`UsageError`, :class:`DeviceError` with what to do."""
-    kind, _, ordinal = spec.partition(":")
-    if kind not in ("cpu", "cuda") or (ordinal and not ordinal.isdigit()):
-        raise UsageError(f"unknown device {spec!r}: use cpu, cpu:N or cuda:N")
-    number = int(ordinal or 0)
-    facts: DeviceFacts
-    if kind == "cpu":
-        from rgpu.server.device.cpu.facts import make_facts
-
-        facts = make_facts(number, cpu_memory, host)
-        return DeviceSlot(f"cpu:{number}", facts, cpu_memory)
-    try:
-        from rgpu.server.device.cuda.facts import facts as cuda_facts
-
-        facts = cuda_facts(number)
-    except (ImportError, RuntimeError, DeviceError) as error:  # RuntimeError: the bindings found no libcuda
-        raise DeviceError(driver.explain(error, f"cuda:{number}"), getattr(error, "result", 999)) from error
-    # Contexts and modules need room that no session's quota counts.
-    return DeviceSlot(f"cuda:{number}", facts, facts.total_memory - (2 << 30))
+LEAVE_SECONDS = 5.0
 
 
 class Daemon:
-    """One node of the pool."""
+    """One node of the pool. Make it in the loop that runs it."""
 
     def __init__(self, options: Options) -> None:
+        """Raises :class:`AlreadyExists` where a daemon of that name runs on this host, and what its devices raise."""
         self.options = options
-        self.files = options.files
-        self.host = options.host
-        self.directory = self.files.node_directory(options.host)
-        self.keys = self.files.add_node(options.host)
-        self._name = hold_name(self.directory, options.host)  # kept open: the lock is the proof
-        slots = [device_slot(spec, options.host, options.device_memory) for spec in options.devices]
-        place = places.parse(options.store or str(self.files.root / "images"))
-        self.images = NodeImages(
-            places.connect(place, places.credentials(options.store_credentials, os.environ)), self.files.secret(),
-            self._record, self._records, retention.Policy(options.keep_images or None))
-        self.node = Node(host=self.host, directory=self.directory, images=self.images,
-                         pool_secret=self.files.secret(), slots={slot.spec: slot for slot in slots},
-                         on_event=self.worker_event, log_level=options.log_level, deadline=self.deadline_fd,
-                         module_cache_size=options.module_cache_size,
-                         in_time=self.in_time, watch_move=self.watch_move,
-                         checkpoint_bandwidth=options.checkpoint_bandwidth)
-        self.spares = self.node.spares = Spares(
-            self.directory, options.spares, spawn=workers.spawn, room=self.node.free,
-            options=workers.common_options(self.directory, options.log_level, options.module_cache_size))
-        self.authorized = self.files.authorized
-        self.control = ControlServer(self.keys, self.authorized,
+        directory = options.files.node_directory(options.host)
+        self.identity = Identity(options.host, new_incarnation(), options.files.add_node(options.host), directory)
+        self._name = hold_name(directory, options.host)  # kept open: the lock is the proof
+        self.background = Background()
+        self.authorized = options.files.authorized
+        self.control = ControlServer(self.identity.keys, self.authorized,
                                      f"tcp://{options.listen}:{options.control_port or '*'}")
-        self.metrics = Metrics(self)
+        self.metrics = Metrics()
         self.control.observe = lambda verb, outcome: self.metrics.count("rgpu_requests_total", verb, outcome)
-        self.leadership = Leadership(self)
-        self.adopting = Adopting(self)
-        self.node_verbs = NodeVerbs(self)
-        self.operator_verbs = OperatorVerbs(self)
-        self.pool_verbs = PoolVerbs(self)
-        self.image_verbs = ImageVerbs(self)
-        self.compute = ComputeShares(options.enforce_compute, lambda: list(self.node.running.values()), self._record)
-        self.endings = Endings(self)
-        self.examining = Examining(self.node.slots, self.leadership.tell_devices, self.spawn)
-        self.node.suspect = lambda device, why: self.spawn(self.examining.suspect(device, why))
-        self.stopping = asyncio.Event()
-        self._peers: dict[Endpoint, AsyncControlClient] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._answers = False
-        self._faults: dict[int, str] = {}  #: pid of a worker: what of its device is to be reported with its end
+        self._make_sessions()
+        self._make_pool()
+        self._make_verbs_of_the_leader()
+        self._make_reports()
+        self._make_commands()
 
-    async def _record(self, session: str) -> SessionRecord:
-        return (await self.leadership.session(session)).record
+    # -- parts ------------------------------------------------------------------
+    def _make_sessions(self) -> None:
+        """Devices, and the sessions that are held on them."""
+        options, host, directory = self.options, self.identity.host, self.identity.directory
+        slots = [device_slot(spec, host, options.device_memory) for spec in options.devices]
+        self.held = HeldSessions(host)
+        self.devices = DeviceSlots(host, {slot.spec: slot for slot in slots}, self.held.handles,
+                                   lambda spec: self.spares.memory(spec))
+        self.spares = Spares(
+            directory, options.spares, spawn=handles.spawn, room=self.devices.free,
+            options=handles.common_options(directory, options.log_level, options.module_cache_size))
+        self.shares = Checkpoints(options.checkpoint_bandwidth, self.devices.free)
+        self.room = DeviceRoom(self.devices, self.held.leaving, self.shares)
+        self.progress = MoveProgress()
+        self.logs = WorkerLogs(host, directory)
 
-    async def _records(self) -> list[SessionRecord]:
-        return await self.leadership.sessions()
+    def _make_pool(self) -> None:
+        """The registry, the store, the other nodes, and this node's place among them."""
+        options, host = self.options, self.identity.host
+        self.memory = RecordMemory(host, self.identity.directory, self.held.here)
+        self.records = PoolRecords(self.memory.remember)
+        self.trust = RegistryTrust(self.records)
+        self.peers = Peers(self.identity.keys)
+        self.local = LocalLeader(host)
+        self.fence = LeaderFence(host)
+        own = options.files.root / "images"
+        self.images = NodeImages(
+            places.connect(places.parse(options.store or str(own)),
+                           places.credentials(options.store_credentials, os.environ)),
+            options.files.secret(), self.records.record, self.records.sessions,
+            retention.Policy(options.keep_images or None))
+        self.compute = ComputeShares(options.enforce_compute, lambda: list(self.held.running.values()),
+                                     self.records.record)
+        self.registration = Registration(self.identity, lambda: device_records(self.devices), options.lease,
+                                         options.store or f"{socket.gethostname()}:{own.resolve()}")
+        self.deadline = Deadline(host, self.registration.in_time, lambda: self.registration.keeper.page.fd)
 
-    # -- life -----------------------------------------------------------------
+    def _make_verbs_of_the_leader(self) -> None:
+        """What is done here while this node leads, and the way to the node that does."""
+        options = self.options
+        words = LastWords()
+        self.views = NodeViews(self.held, self.local, words, self.records, self.peers)
+        self.attachments = Attachments(self.records, options.files.secret())
+        self.members = MemberVerbs(self.local, self.records, options.files, self.authorized, options.registry_address)
+        sessions = LeaderVerbs(self.local, self.records, self.attachments, self.views, words, self.images,
+                               self.background)
+        self.leader_verbs = {**sessions.table, **HostVerbs(self.local).table, **self.members.table}
+        self.link = LeaderLink(self.local, self.leader_verbs, self.records, self.peers, options.lease)
+
+    def _make_reports(self) -> None:
+        """What follows from the records and from what workers say."""
+        self.reports = LeaderReports(self.identity.host, self.link.ask, self.background.stopping)
+        self.reconciler = Reconciler(self.identity, self.records, self.held, self.trust, self.reports,
+                                     self.background.spawn)
+        self.taking_back = TakingBack(self.identity, self.held, self.records, self.reconciler)
+        self.examining = Examining(self.devices.slots, self.registration.tell_devices, self.background.spawn)
+        self.endings = Endings(self.identity.directory, self.held, self.link.ask, self.memory.recall, self.background)
+        deaths = WorkerDeaths(self.held, self.reports, self.background, self.metrics, self.examining)
+        self.events = WorkerEvents(deaths, self.reconciler, self.endings, self.progress, self.background)
+
+    def _make_commands(self) -> None:
+        """What the leader commands of this node, and this node of others while it leads."""
+        options, host = self.options, self.identity.host
+        self.port = DataPort((options.listen, options.data_port), options.files.secret(), self.held, self.deadline,
+                             options.advertised)
+        self.adopting = AdoptCommands(self.identity, self.held, self.memory, self.trust, self.fence,
+                                      self._believed_again)
+        self.entrance = CommandEntrance(self._commands(), self.fence, self.progress, self.metrics.command)
+        commander = NodeCommander(host, self.entrance.perform, self.records, self.peers, options.lease)
+        self.candidacy = Candidacy(self.local, commander, options.lease, options.client_grace, self.metrics.leader)
+
+    def _commands(self) -> dict[str, Command]:
+        """Each command of the leader, and what does it."""
+        options, spawn = self.options, self.background.spawn
+        starter = WorkerStarter(self.identity.directory, self.events.hear, options.log_level,
+                                options.module_cache_size, self.spares)
+        starts = SessionStarts(self.held, self.room, starter, self.images, self.deadline, self.reconciler.watch,
+                               lambda device, why: spawn(self.examining.suspect(device, why)))
+        moves = MoveCommands(self.held, self.room, starter, self.deadline, self.reconciler.watch, self.port.admit)
+        workers = WorkerCommands(self.held, lambda session: spawn(self.records.session(session)))
+        checkpoints = CheckpointCommand(self.held, self.images, self.shares, self.deadline)
+        return {
+            "worker.start": starts.start, "worker.describe": workers.describe, "worker.forget": workers.forget,
+            "move.receive": moves.receive, "move.send": moves.send, "move.settle": self.reconciler.reconcile,
+            "session.image": checkpoints.checkpoint, "session.notice": workers.notice, "session.drop": workers.drop,
+            "session.logs": self.logs.newest, "node.holdings": self.adopting.holdings,
+            "node.adopt": self.adopting.adopt}
+
+    def _register(self) -> None:
+        """What the control port answers: users' and operators' verbs, and commands by their own entrance."""
+        requests = LeaderRequests(self.link, self.local, self.leader_verbs, self.background)
+        for verbs in (
+                requests, self.members,
+                NodeVerbs(self.identity.host, self.records, self.views, self.attachments, self.background.stopping),
+                OwnerVerbs(self.records, self.attachments, self.memory),
+                SessionVerbs(self.records, self.views, self.logs, self.peers, self.options.client_grace),
+                PoolVerbs(self.records, self.views),
+                ImageVerbs(self.images, self.identity.directory / "imports"),
+                RegistryRepair(self.identity.host, self.options.registry_address, self.adopting, self.peers,
+                               self.records.endpoints, self.options.files)):
+            verbs.register(self.control)
+        self.entrance.register(self.control, self.background.reporter, dict.fromkeys(self.leader_verbs, requests.take))
+
+    # -- life -------------------------------------------------------------------
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
+        """Serve until a signal, or `pool.stop`. Raises what opening the registry, joining and listening raise."""
+        loop, stopping = asyncio.get_running_loop(), self.background.stopping
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stopping.set)
-        port = DataPort(self.options.listen, self.options.data_port, self.node.pool_secret, self.node.find, loop)
-        self.node.data_address = advertised(self.options.advertise_data) or port.address
+            loop.add_signal_handler(number, stopping.set)
         try:
-            await self._adopt()
-            await self.leadership.open()
-            self.pool_verbs.register(self.control)
-            self.image_verbs.register(self.control)
-            if self.leadership.mistrust():
-                await self.leadership.wait_believed()
-            await self.leadership.join()
-            await self.answer()
-            port.start()
-            if self.options.metrics:
-                self.metrics.serve(self.options.metrics, loop)
-            await self.leadership.announce(self.control.address, self.node.data_address)
+            await self.taking_back.connect(self.events.hear)
+            await self.records.open(self.options.registry_address, self.identity.directory / "registry.json", stopping)
+            self._register()
+            await self._wait_believed()
+            await self._join(loop)
             self._write_state(ready=True)
-            log.info("node is ready", host=self.host, control=self.control.address, data=address(port.address),
-                     devices=list(self.node.slots), version=__version__)
-            self.leadership.start()
-            self.spawn(self._tell_agents(list(self.node.running.values())))
-            self.spares.start(list(self.node.slots))
-            self.spawn(self.compute.run())
-            self.endings.left_behind()
-            self.spawn(self.endings.run())
-            self.examining.watch()
-            await self.stopping.wait()
-            log.info("node stops", host=self.host)
+            log.info("node is ready", host=self.identity.host, control=self.control.address,
+                     data=address(self.port.bound), devices=list(self.devices.slots), version=__version__)
+            self._work()
+            await stopping.wait()
+            log.info("node stops", host=self.identity.host)
         finally:
-            await self._stop(port)
+            await self._stop()
 
-    async def answer(self) -> None:
+    async def _join(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take back what adopted workers say they hold, answer, and register."""
+        self.registration.keep(self.options.registry_address)
+        self.keyring = Keyring(self.authorized, self.records.registry)
+        await self.keyring.start()
+        # A leader that was deposed while this daemon was down must not be obeyed (OWNERSHIP 6).
+        self.fence.highest = await self.records.leader_revision()
+        await self.taking_back.take_back(self.deadline.descriptor(), self._wait_believed, self.background.stopping)
+        await self._answer()
+        self.port.start()
+        if self.options.metrics:
+            state = NodeState(self.held, self.devices, self.fence, self.registration.in_time, self.local, self.records)
+            self.metrics.serve(self.options.metrics, loop, state.read)
+        await self.registration.join(self.records.registry, self.control.address, self.port.address, self._returned)
+
+    def _returned(self) -> None:
+        self.background.spawn(self.reconciler.reconcile_all())
+
+    def _work(self) -> None:
+        """Begin what a node does of itself."""
+        spawn = self.background.spawn
+        if self.options.coordinator:
+            spawn(self.candidacy.run(self.records.registry, self.identity, self.registration))
+        spawn(self.keyring.run())
+        spawn(self.registration.refresh())
+        spawn(self.taking_back.tell_agents(self.control.address, list(self.held.running.values())))
+        self.spares.start(list(self.devices.slots))
+        spawn(self.compute.run())
+        self.endings.left_behind()
+        spawn(self.endings.run())
+        self.examining.watch()
+
+    async def _wait_believed(self) -> None:
+        """Until the registry is believed, if it is not."""
+        if self.trust.mistrust():
+            await self.trust.wait_believed(self.options.registry_address, self.authorized, self.background.stopping,
+                                           self._answer)
+
+    async def _believed_again(self) -> int | None:
+        """Read everything anew; gives the revision of who leads by the registry, None before this node has joined."""
+        if not self.registration.joined:
+            return None
+        revision = await self.records.leader_revision()
+        self.keyring.again()
+        self._returned()
+        return revision
+
+    async def _answer(self) -> None:
         """Open the control port: at the start's end, or before, where `rgpu pool adopt` has to be answered first."""
         if not self._answers:
             self._answers = True
             await self.control.start()
-            update_endpoint(self.files, Endpoint(self.control.address, self.keys.public, self.host))
+            update_endpoint(self.options.files,
+                            Endpoint(self.control.address, self.identity.keys.public, self.identity.host))
 
     def _write_state(self, ready: bool) -> None:
-        write_state(self.files, self.host, {
-            "ready": ready, "control": self.control.address, "data": address(self.node.data_address),
-            "devices": list(self.node.slots), "metrics": self.metrics.port})
+        write_state(self.options.files, self.identity.host, {
+            "ready": ready, "control": self.control.address, "data": address(self.port.address),
+            "devices": list(self.devices.slots), "metrics": self.metrics.port})
 
-    async def _adopt(self) -> None:
-        """Take over the workers of an earlier daemon of this node; the registry decides about each later."""
-        for handle in await workers.adopt(self.directory, self.worker_event):
-            view = handle.view
-            handle.device, handle.quota = view.get("device", ""), int(view.get("quota", 0))
-            if view["state"] in ("running", "paused"):
-                self.node.running[handle.session] = handle
-                self.node.epochs[handle.session] = int(view["epoch"])
-                log.info("adopted a worker", session=handle.session, epoch=view["epoch"], pid=handle.pid)
-            else:
-                handle.kill()
-
-    async def _tell_agents(self, adopted: list[workers.WorkerHandle]) -> None:
-        """Have the adopted workers tell their agents where this node answers now: it may be at another port.
-
-        An agent that is not attached now learns it when it attaches: it has to ask the pool first.
-        """
-        values = {"address": self.control.address, "public": self.keys.public}
-        await asyncio.gather(*(handle.request("notice", kind="control", values=values) for handle in adopted),
-                             return_exceptions=True)
-
-    async def _stop(self, port: DataPort) -> None:
-        port.close()
+    async def _stop(self) -> None:
+        self.port.close()
         self.examining.close()
         self.spares.close()
         await asyncio.to_thread(self.metrics.close)
-        for task in list(self._tasks):
-            task.cancel()
+        self.background.cancel()
         with contextlib.suppress(RgpuError, asyncio.TimeoutError):
-            await asyncio.wait_for(self.leadership.leave(), 5)
-        for session in list(self.node.running) + list(self.node.incoming):
+            await asyncio.wait_for(self._leave(), LEAVE_SECONDS)
+        for session in list(self.held.running) + list(self.held.incoming):
             with contextlib.suppress(RgpuError):
-                await self.node.session_end(session=session, reason="the node stops")
+                await self.held.end(session, "the node stops")
         await self.control.stop()
-        for peer in self._peers.values():
-            await peer.close()
+        await self.peers.close()
         self._write_state(ready=False)
 
-    def spawn(self, work: Any) -> asyncio.Task[Any]:
-        """A task that is cancelled with the daemon; its failure is logged."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-
-        def done(finished: asyncio.Task[Any]) -> None:
-            self._tasks.discard(finished)
-            if not finished.cancelled() and finished.exception() is not None:
-                log.error("a task failed", error=repr(finished.exception()))
-
-        task.add_done_callback(done)
-        return task
-
-    def deadline_fd(self) -> int:
-        """The page that says until when this node may begin anything (OWNERSHIP 4)."""
-        return self.leadership.keeper.page.fd
-
-    def watch_move(self, session: str, move: str) -> None:
-        self.leadership.watch_move(session, move)
-
-    def in_time(self) -> bool:
-        return self.leadership.joined and self.leadership.membership.in_time()
-
-    # -- workers ----------------------------------------------------------------
-    async def worker_event(self, session: str, event: str, values: dict[str, Any]) -> None:
-        """What a worker reports."""
-        if event == "died":
-            was, of = self.node.died(session, int(values["pid"])), self._faults.pop(int(values["pid"]), "")
-            if was:
-                self.metrics.count("rgpu_worker_deaths_total")
-                log.warning("a worker died", session=session, pid=values["pid"], was=was,
-                            position=values.get("position"))
-                if was == "running":
-                    self.report_death(session, self.node.epochs.get(session, 0),
-                                      f"its worker (pid {values['pid']}) on {self.host} died{of}",
-                                      {name: values.get(name) for name in ("position", "begun", "complete")})
-        elif event == "fault":
-            await self._hardware_failed(session, int(values["pid"]), str(values["reason"]))
-        elif event == "progress":
-            tell = self.node.listeners.get(session)
-            if tell is not None:
-                tell({key: value for key, value in values.items() if key in PROGRESS})
-        elif event in ("withdraw", "read_record"):  # of a move's source, whose promised downtime has run out
-            self.spawn(self.leadership.withdraw(session, str(values["move"]), str(values.get("reason", "")))
-                       if event == "withdraw" else self.leadership.read_for(session, str(values["move"])))
-        elif event == "bye":
-            reason = str(values.get("reason") or "the program ended")
-            self.endings.ended(session, reason)
-
-    async def _hardware_failed(self, session: str, pid: int, why: str) -> None:
-        """A worker has nothing more to say: it is ended, and its device examined before anybody goes there again."""
-        handle = self.node.handle(session)
-        if handle is None or handle.pid != pid:
-            return  # it is on its way out
-        devices = parts(handle.device)
-        for device in devices:
-            self.metrics.count("rgpu_hardware_faults_total", device)
-        self._faults[pid] = f" of {why} of {handle.device}"
-        handle.kill()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(handle.closed.wait(), END_SECONDS)
-        await asyncio.gather(*(self.examining.suspect(device, f"{why} in session {session}") for device in devices))
-        handle.give_up()  # a driver that hangs may hold the process for good, not the session
-
-    def report_death(self, session: str, epoch: int, reason: str, place: dict[str, Any] | None = None) -> None:
-        """A session that this node owns at ``epoch`` has no worker any more: the leader decides what follows.
-
-        ``place``: how far its work came: {position, begun, complete}, as far as it is known.
-        """
-        self.spawn(self._report_death(session, {"session": session, "host": self.host, "epoch": epoch,
-                                                "reason": reason, **(place or {})}))
-
-    async def _report_death(self, session: str, args: dict[str, Any]) -> None:
-        """Tell the leader until one has taken it: the session waits for that."""
-        while not self.stopping.is_set():
-            try:
-                await self.pool_verbs.ask_leader("worker.died", args)
-                return
-            except RgpuError as error:
-                if error.code in ("not_found", "fenced", "refused") and error.detail.get("reason") != "not leading":
-                    log.info("nothing to recover", session=session, reason=error.message)
-                    return
-                log.warning("the leader was not told of a dead worker yet", session=session, reason=error.message)
-                await asyncio.sleep(0.5)
-
-    # -- other nodes ----------------------------------------------------------------
-    def peer(self, endpoint: Endpoint) -> AsyncControlClient:
-        """A client to another node's control port, kept."""
-        found = self._peers.get(endpoint)
-        if found is None:
-            found = self._peers[endpoint] = AsyncControlClient(self.keys, endpoint)
-        return found
-
-    async def _living(self, host: str) -> NodeRecord:
-        """Raises :class:`NotFound`, :class:`PoolUnavailable`."""
-        node = (await self.leadership.nodes()).get(host)
-        if node is None:
-            raise NotFound(f"no node is called {host}, or it is down", host=host)
-        if not node.control:
-            raise PoolUnavailable(f"{host} is still starting")
-        return node
-
-    async def endpoint_of(self, host: str) -> Endpoint:
-        """Raises :class:`NotFound`, :class:`PoolUnavailable`."""
-        node = await self._living(host)
-        return Endpoint(node.control, node.public_key, host)
-
-    async def command(self, host: str, verb: str, args: dict[str, Any], *, leader: int, epoch: int, command_id: str,
-                      timeout: float = 30.0, on_progress: Any = None) -> dict[str, Any]:
-        """Command a node (:class:`rgpu.migrate.leader.coordinator.NodeCommands`): this one directly, others over
-        control."""
-        if host == self.host:
-            return await self.node_verbs.perform(verb, args, leader=leader, command_id=command_id,
-                                                 on_progress=on_progress)
-        node = await self._living(host)
-        client = self.peer(Endpoint(node.control, node.public_key, host))
-        call = client.call("node.command", {"verb": verb, "args": args}, timeout=timeout, leader=leader,
-                           epoch=epoch, command=command_id, on_progress=on_progress)
-        result = await unless_gone(call, lambda: self.leadership.incarnation_of(host), node.incarnation,
-                                   self.options.lease, f"{verb} on {host}")
-        return dict(result or {})
-
-
-def advertised(text: str) -> tuple[str, int] | None:
-    """``HOST:PORT`` as a pair; None for an empty text. Raises :class:`UsageError`."""
-    if not text:
-        return None
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"{text!r} is no HOST:PORT")
-    return host, int(port)
+    async def _leave(self) -> None:
+        await self.registration.leave()
+        await self.records.close()
 
 
 def address(pair: tuple[str, int]) -> str:

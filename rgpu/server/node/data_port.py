@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable
+from typing import Any
 
 import structlog
 
+from rgpu.link.data import tickets
 from rgpu.link.data.frames import Handover, server_preamble
 from rgpu.link.data.tickets import Ticket
+from rgpu.server.node.sessions.deadline import Deadline
+from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.workers.handles import WorkerHandle
 from rgpu.session.errors import RgpuError
 
@@ -23,20 +26,28 @@ log = structlog.get_logger(__name__)
 
 #: Peers that may be in the middle of a preamble at once; more wait in the backlog.
 CONCURRENT_PREAMBLES = 32
+MOVE_TICKET_SECONDS = 600
 
 
 class DataPort:
-    """Listens; ``find(ticket)`` names the worker and its epoch or raises what the peer shall be told."""
+    """Listens at ``bound``; ``address`` is where others reach it. What ``held`` has nothing of is refused."""
 
-    def __init__(self, host: str, port: int, pool_secret: bytes, find: Callable[[Ticket], tuple[WorkerHandle, int]],
-                 loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, listen: tuple[str, int], pool_secret: bytes, held: HeldSessions, deadline: Deadline,
+                 advertised: tuple[str, int] | None = None) -> None:
+        """Bind. For use in a running event loop. ``advertised``: where others reach it, if not at ``listen``."""
         self._secret = pool_secret
-        self._find = find
-        self._loop = loop
+        self._held, self._deadline = held, deadline
+        self._loop = asyncio.get_running_loop()
         self._slots = threading.BoundedSemaphore(CONCURRENT_PREAMBLES)
-        self._socket = socket.create_server((host, port), backlog=128)
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._socket = socket.create_server(listen, backlog=128)
+        self.bound: tuple[str, int] = self._socket.getsockname()[:2]
+        self.address = advertised or self.bound
         self._thread = threading.Thread(target=self._accept, name="data-port", daemon=True)
+
+    def admit(self, session: str, move: str) -> dict[str, Any]:
+        """{address, ticket, secret} with which a move's source reaches the worker that receives the session here."""
+        granted = tickets.issue(self._secret, session, move, "pages", lifetime=MOVE_TICKET_SECONDS)
+        return {"address": list(self.address), "ticket": granted.ticket, "secret": granted.secret}
 
     def start(self) -> None:
         self._thread.start()
@@ -62,7 +73,8 @@ class DataPort:
             found: list[WorkerHandle] = []
 
             def lookup(ticket: Ticket) -> int:
-                handle, epoch = self._find(ticket)
+                self._deadline.check("an attachment")
+                handle, epoch = self._held.find(ticket)
                 found.append(handle)
                 return epoch
 

@@ -1,25 +1,27 @@
 """The node's part in the end of programs: those that said that they end, and those of whom nothing is heard.
 
 What a worker heard of the first while its daemon was away stands in a file (:mod:`rgpu.server.ended_mark`). Of the
-second the
-worker says for how long nothing was heard; what follows is the leader's to decide (:mod:`rgpu.migrate.leader.silence`).
+second the worker says for how long nothing was heard; what follows is the leader's to decide
+(:mod:`rgpu.migrate.leader.silence`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import structlog
 
+from rgpu.migrate.records.schema import SessionRecord
 from rgpu.server import ended_mark
-from rgpu.server.node.workers import handles as workers
+from rgpu.server.node.background import Background
+from rgpu.server.node.pool.leader_reports import Ask
+from rgpu.server.node.sessions.held import HeldSessions
+from rgpu.server.node.workers.handles import WorkerHandle, worker_folder
 from rgpu.session.errors import RgpuError
-
-if TYPE_CHECKING:
-    from rgpu.server.node.daemon import Daemon
-    from rgpu.server.node.workers.handles import WorkerHandle
 
 log = structlog.get_logger(__name__)
 
@@ -30,21 +32,23 @@ UNKNOWN = "the program ended"
 
 
 class Endings:
-    """See the module docstring."""
+    """``directory``: the node's own. ``ask``: of the leader. ``recall``: a session's record as it was read last."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self.daemon = daemon
+    def __init__(self, directory: Path, held: HeldSessions, ask: Ask, recall: Callable[[str], SessionRecord | None],
+                 background: Background) -> None:
+        self._directory, self._held, self._ask, self._recall = directory, held, ask, recall
+        self._background = background
         #: What the leader was told of a worker: whether it is quiet there, and when to say so again (monotonic).
         self._told: dict[WorkerHandle, tuple[bool, float]] = {}
 
     # -- programs that ended -------------------------------------------------------
     def ended(self, session: str, reason: str) -> None:
         """The program of a session here is over: the leader hears of it, however long there is none."""
-        self.daemon.spawn(self.report(session, reason))
+        self._background.spawn(self.report(session, reason))
 
     def left_behind(self) -> None:
         """Programs that ended while no daemon was here to hear of it. For a daemon that starts."""
-        for folder, reason in ended_mark.read(self.daemon.directory / "workers").items():
+        for folder, reason in ended_mark.read(self._directory / "workers").items():
             self.ended(folder.name.replace("@", "/"), reason or UNKNOWN)
 
     async def report(self, session: str, reason: str) -> None:
@@ -54,30 +58,30 @@ class Endings:
         the session may be taken for lost and given to another node, and its name be given to another program: so it
         says which one it means, by the time of its making.
         """
-        worker = self.daemon.node.running.get(session)
-        record = self.daemon.adopting.recall(session)
+        worker = self._held.running.get(session)
+        record = self._recall(session)
         args: dict[str, Any] = {"session": session, "reason": reason, **({"created": record.created} if record else {})}
-        while not self.daemon.stopping.is_set():
+        while not self._background.stopping.is_set():
             try:
-                await self.daemon.pool_verbs.ask_leader("session.end", args)
+                await self._ask("session.end", args)
                 break
             except RgpuError as error:
-                if error.code == "not_found" or record is None and self.daemon.node.running.get(session) is not worker:
+                if error.code == "not_found" or record is None and self._held.running.get(session) is not worker:
                     break
                 log.warning("the leader was not told of a session's end yet", session=session, reason=error.message)
                 await asyncio.sleep(AGAIN_SECONDS)
-                if record is None and self.daemon.node.running.get(session) is not worker:
+                if record is None and self._held.running.get(session) is not worker:
                     break  # it was told, and the name may be another's by now
         else:
             return
-        ended_mark.clear(workers.worker_folder(self.daemon.directory, session))
+        ended_mark.clear(worker_folder(self._directory, session))
 
     # -- programs of whom nothing is heard -------------------------------------------
     async def run(self) -> None:
         """Look after the agents of this node's sessions, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            handles = dict(self.daemon.node.running)
+            handles = dict(self._held.running)
             self._told = {handle: told for handle, told in self._told.items() if handle in handles.values()}
             await asyncio.gather(*(self._look(session, handle) for session, handle in handles.items()))
 
@@ -93,8 +97,8 @@ class Endings:
         if now < again if quiet else was is False or not had_agent:
             return
         try:
-            answer = await self.daemon.pool_verbs.ask_leader("agent.silent", {
-                "session": session, "host": self.daemon.host, "epoch": self.daemon.node.epochs.get(session, 0),
+            answer = await self._ask("agent.silent", {
+                "session": session, "host": self._held.host, "epoch": self._held.epochs.get(session, 0),
                 "seconds": float(seconds), "had_agent": had_agent})
         except RgpuError as error:
             log.info("the leader was not told whether a client is silent", session=session, reason=error.message)

@@ -1,27 +1,22 @@
 """What a daemon tells Prometheus: one table of metrics, counted and collected here (docs/operators/metrics.md).
 
 Served as plain HTTP on the address that ``--metrics`` names, by a thread of its
-own; what the daemon holds is read in the daemon's loop when somebody scrapes.
+own; what the daemon holds (:mod:`.node_state`) is read in the daemon's loop when somebody scrapes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rgpu import __version__
 from rgpu.session.errors import LinkError, UsageError
-
-if TYPE_CHECKING:
-    from rgpu.server.node.daemon import Daemon
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +25,8 @@ SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
 
 #: labels → value
 Samples = dict[tuple[str, ...], float]
+#: reads what a daemon holds, by metric; in its loop
+ReadState = Callable[[], Coroutine[Any, Any, dict[str, Samples]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +95,7 @@ def parse_address(text: str) -> tuple[str, int]:
 class Metrics:
     """Counters of one daemon, and its state when scraped. Without :meth:`serve` it only counts."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self.daemon = daemon
+    def __init__(self) -> None:
         self.port = 0  #: where it is served, once it is
         self._registry = CollectorRegistry()
         self._counters = {s.name: Counter(s.name, s.help, s.labels, registry=self._registry) for s in TABLE
@@ -136,10 +132,10 @@ class Metrics:
                 self.observe("rgpu_move_downtime_seconds", float(values.get("downtime_ms") or 0.0) / 1000)
 
     # -- serving ----------------------------------------------------------------------
-    def serve(self, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def serve(self, address: str, loop: asyncio.AbstractEventLoop, state: ReadState) -> None:
         """Answer scrapes at HOST:PORT. Raises :class:`UsageError`, :class:`LinkError` (the port is taken)."""
         host, port = parse_address(address)
-        self._registry.register(_State(self, loop))
+        self._registry.register(_State(state, loop))
         ProcessCollector(registry=self._registry)
         try:
             server, thread = start_http_server(port, host, registry=self._registry)
@@ -158,68 +154,19 @@ class Metrics:
     def close(self) -> None:
         self._stop()
 
-    # -- what is ------------------------------------------------------------------------
-    async def state(self) -> dict[str, Samples]:
-        """What the daemon holds, by metric; in its loop."""
-        daemon, node = self.daemon, self.daemon.node
-        leading = daemon.leadership.coordinator is not None
-        found: dict[str, Samples] = {
-            "rgpu_node_info": {(daemon.host, __version__): 1},
-            "rgpu_node_in_time": {(): float(daemon.in_time())},
-            "rgpu_leader": {(): float(leading)},
-            "rgpu_leader_revision": {(): daemon.node_verbs.highest_leader},
-            "rgpu_sessions": {("running",): len(node.running) - len(node.paused), ("paused",): len(node.paused),
-                              ("incoming",): len(node.incoming)},
-            "rgpu_device_memory_bytes": {(spec,): slot.memory for spec, slot in node.slots.items()},
-            "rgpu_device_promised_bytes": {(spec,): slot.memory - node.free(spec) for spec, slot in node.slots.items()},
-            "rgpu_device_healthy": {(spec,): float(slot.healthy) for spec, slot in node.slots.items()}}
-        found.update(await self._sessions())
-        if leading:
-            found.update(await self._pool())
-        return found
-
-    async def _sessions(self) -> dict[str, Samples]:
-        handles = list(self.daemon.node.running.items())
-        views = await asyncio.gather(*(handle.refresh() for _, handle in handles))
-        found: dict[str, Samples] = {name: {} for name in SPECS if name.startswith("rgpu_session_")}
-        for (session, _), view in zip(handles, views, strict=True):
-            stats, gpu = dict(view.get("stats") or {}), dict(view.get("gpu") or {})
-            values = {"gpu_seconds_total": gpu.get("busy_s"), "held_seconds_total": gpu.get("held_s"),
-                      "memory_bytes": view.get("memory_bytes"), "calls_total": stats.get("calls", view.get("position")),
-                      "awaited_calls_total": stats.get("awaited_calls"), "journal_bytes": stats.get("journal_bytes"),
-                      **{f"{key}_total": (view.get("catch_up") or {}).get(name)
-                         for key, name in (("catch_ups", "catch_ups"), ("catch_up_stalls", "stalls"))}}
-            for name, value in values.items():
-                if isinstance(value, int | float):  # an agent's figures may be anything
-                    found[f"rgpu_session_{name}"][session,] = float(value)
-        return found
-
-    async def _pool(self) -> dict[str, Samples]:
-        from rgpu.migrate.leader.hosts import pool_record
-        from rgpu.migrate.records.schema import QUEUE
-
-        leadership = self.daemon.leadership
-        nodes = Tally(node.state for node in (await leadership.nodes()).values())
-        sessions = Tally(record.state for record in await leadership.sessions())
-        waiting = len((await leadership.registry.list(QUEUE)).entries)
-        return {"rgpu_pool_nodes": {(state,): count for state, count in nodes.items()},
-                "rgpu_pool_sessions": {(state,): count for state, count in sessions.items()},
-                "rgpu_pool_queue": {("request",): waiting, ("parked",): sessions.get("parked", 0)},
-                "rgpu_pool_paused": {(): float((await pool_record(leadership.registry)).paused)}}
-
 
 class _State(Collector):
     """The daemon's state as Prometheus' registry asks for it, from the HTTP server's thread."""
 
-    def __init__(self, metrics: Metrics, loop: asyncio.AbstractEventLoop) -> None:
-        self._metrics, self._loop = metrics, loop
+    def __init__(self, state: ReadState, loop: asyncio.AbstractEventLoop) -> None:
+        self._state, self._loop = state, loop
 
     def describe(self) -> Iterable[Metric]:
         return []  # so that registering it asks for nothing
 
     def collect(self) -> Iterator[Metric]:
         try:
-            state = asyncio.run_coroutine_threadsafe(self._metrics.state(), self._loop).result(SCRAPE_SECONDS)
+            state = asyncio.run_coroutine_threadsafe(self._state(), self._loop).result(SCRAPE_SECONDS)
         except Exception as error:  # noqa: BLE001 - counters are told even where the registry is away
             log.warning("a scrape lacks the node's state", reason=repr(error))
             return

@@ -12,7 +12,7 @@ from rgpu.link.invitations import new_pair
 from rgpu.link.keys import AuthorizedKeys, KeyPair
 from rgpu.migrate.records.schema import HISTORY, INVITATIONS, KEYS, OF_HOST
 from rgpu.migrate.registry.base import Change, Delete
-from rgpu.server.node.keyring import Keyring
+from rgpu.server.node.pool.keyring import Keyring
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Fenced, NotFound, Refused, UsageError
 from tests.support.leader.pool import World, run
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.server.node import commanding
-from rgpu.server.node.commanding import unless_gone
+from rgpu.server.node.pool import commanding
+from rgpu.server.node.pool.commanding import unless_gone
 from rgpu.session.errors import LinkError, PoolUnavailable, Refused
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,9 @@ import msgspec
 import pytest
 
 from rgpu.migrate.records.schema import SessionRecord, encode
-from rgpu.server.node.leadership import Leadership
+from rgpu.server.node.pool.reconciler import Reconciler
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.server.node.pool.trust import RegistryTrust
 
 OWNED = SessionRecord(name="s", state="running", owner="node-a", incarnation=5, epoch=3, quota=1, agent="",
                       device="cpu:0")
@@ -25,20 +26,19 @@ class Registry:
 
     async def get(self, key: str) -> Any:
         self.meanwhile()
-        return SimpleNamespace(key=key, value=encode(self.record))
+        return SimpleNamespace(key=key, value=encode(self.record), mod_revision=1)
 
 
 def settle(record: SessionRecord, running: dict[str, Any], meanwhile: Any = lambda: None) -> tuple[str, list[Any]]:
     """(what was done, deaths that were reported) at a node whose workers are ``running``, none of them holding it."""
     deaths: list[Any] = []
-    node = Leadership.__new__(Leadership)
-    node.incarnation, node.registry = 5, Registry(record, meanwhile)  # type: ignore[assignment]
-    node._settle_locks = defaultdict(asyncio.Lock)
-    node.daemon = SimpleNamespace(  # type: ignore[assignment]
-        host="node-a", adopting=SimpleNamespace(remember=lambda record: None),
-        node=SimpleNamespace(running=running, holds=lambda session, move: None),
-        report_death=lambda *death: deaths.append(death))
-    return asyncio.run(node.settle("s", ""))["done"], deaths
+    records = PoolRecords(lambda record: None)
+    records.registry = Registry(record, meanwhile)  # type: ignore[assignment]
+    identity: Any = SimpleNamespace(host="node-a", incarnation=5)
+    held: Any = SimpleNamespace(running=running, holds=lambda session, move: None)
+    reports: Any = SimpleNamespace(worker_died=lambda *death: death)
+    node = Reconciler(identity, records, held, RegistryTrust(records), reports, deaths.append)
+    return asyncio.run(node.reconcile(session="s", move=""))["done"], deaths
 
 
 def test_a_session_of_ours_without_a_worker_is_lost() -> None:

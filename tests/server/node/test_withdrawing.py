@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,10 @@ import pytest
 from rgpu.migrate.records.schema import MoveRecord, SessionRecord, decode, encode, session_key
 from rgpu.migrate.registry.base import Put
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
-from rgpu.server.node.leadership import Leadership
+from rgpu.server.node.pool.reconciler import Reconciler
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.server.node.pool.trust import RegistryTrust
+from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.session.errors import PoolUnavailable, UnknownOutcome
 
 KEY = session_key("s")
@@ -53,25 +55,21 @@ class Host:
     def __init__(self, inner: EmbeddedRegistry) -> None:
         self.registry = Counting(inner)
         self.told: list[tuple[str, str]] = []
-        self.node = SimpleNamespace(running={"s": self}, epochs={"s": 1}, paused={"s": "m"}, holds=self.holds,
-                                    obey=self.obey)
-        self.leadership = Leadership.__new__(Leadership)
-        self.leadership.registry = self.registry  # type: ignore[assignment]
-        self.leadership.incarnation = 5
-        self.leadership._read, self.leadership._settling = {}, set()
-        self.leadership._settle_locks = defaultdict(asyncio.Lock)
-        self.leadership.daemon = SimpleNamespace(  # type: ignore[assignment]
-            host="a", node=self.node, adopting=SimpleNamespace(remember=lambda record: None),
-            spawn=lambda work: work.close())
-
-    def holds(self, session: str, move: str) -> tuple[str, int, str]:
-        return ("paused", 1, "m") if session in self.node.paused else ("running", 1, "")
+        self.closed, self.session, self.pid = asyncio.Event(), "s", 1
+        worker: Any = self
+        self.held = HeldSessions("a", running={"s": worker}, epochs={"s": 1}, paused={"s": "m"})
+        identity: Any = SimpleNamespace(host="a", incarnation=5)
+        records = PoolRecords(lambda record: None)
+        records.registry = self.registry  # type: ignore[assignment]
+        reports: Any = SimpleNamespace()
+        self.reconciler = Reconciler(identity, records, self.held, RegistryTrust(records), reports,
+                                     lambda work: work.close())
 
     async def request(self, do: str, **values: Any) -> None:
+        """The worker is told something; it goes when it is forgotten."""
         self.told.append((do, values.get("outcome", "")))
-
-    async def obey(self, session: str, move: str, action: str, epoch: int, still_open: str = "") -> None:
-        self.told.append((action, ""))
+        if do == "forget":
+            self.closed.set()
 
     async def put(self, record: SessionRecord) -> None:
         await self.registry.inner.txn([], [Put(KEY, encode(record))])
@@ -84,7 +82,7 @@ class Host:
     async def withdraw(self) -> list[tuple[str, str]]:
         self.told.clear()
         self.registry.asked.clear()
-        await self.leadership.withdraw("s", "m", "no commit came within the promised 0.50 s")
+        await self.reconciler.withdraw("s", "m", "no commit came within the promised 0.50 s")
         return list(self.told)
 
 
@@ -103,7 +101,7 @@ def run(folder: Path, test: Callable[[Host], Awaitable[None]]) -> None:
 def test_an_abort_before_any_commit_wins(state: str, tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         await host.put(moving(state))
-        assert await host.withdraw() == [("withdrawn", "won")] and host.node.paused == {}
+        assert await host.withdraw() == [("withdrawn", "won")] and host.held.paused == {}
         record = await host.record()
         assert (record.state, record.owner, record.epoch) == ("running", "a", 1) and record.move is not None
         assert record.move.state == "aborted" and record.move.reason == "no commit came within the promised 0.50 s"
@@ -115,7 +113,7 @@ def test_an_abort_before_any_commit_wins(state: str, tmp_path: Path) -> None:
 def test_one_round_trip_where_the_record_was_read_before(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         await host.put(moving("ready"))
-        await host.leadership.settle("s", "m")
+        await host.reconciler.reconcile(session="s", move="m")
         assert await host.withdraw() == [("withdrawn", "won")] and host.registry.asked == ["txn"]
 
     run(tmp_path, test)
@@ -124,7 +122,7 @@ def test_one_round_trip_where_the_record_was_read_before(tmp_path: Path) -> None
 def test_what_changed_since_is_read_and_compared_again(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         await host.put(moving("preparing"))
-        await host.leadership.settle("s", "m")
+        await host.reconciler.reconcile(session="s", move="m")
         await host.put(moving("ready"))
         assert await host.withdraw() == [("withdrawn", "won")] and host.registry.asked == ["txn", "get", "txn"]
 
@@ -134,12 +132,12 @@ def test_what_changed_since_is_read_and_compared_again(tmp_path: Path) -> None:
 def test_a_commit_that_came_first_is_obeyed(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         await host.put(moving("ready"))
-        await host.leadership.settle("s", "m")
+        await host.reconciler.reconcile(session="s", move="m")
         await host.put(moving("committed", "b", 2))
-        assert await host.withdraw() == [("withdrawn", "lost")] and host.node.paused == {"s": "m"}
+        assert await host.withdraw() == [("withdrawn", "lost")] and host.held.paused == {"s": "m"}
         assert (await host.record()).move.state == "committed"  # type: ignore[union-attr]
         host.told.clear()
-        await host.leadership.read_for("s", "m")
+        await host.reconciler.read_for("s", "m")
         assert host.told == [("forget", "")]
 
     run(tmp_path, test)
@@ -150,10 +148,10 @@ def test_an_unknown_outcome_is_told_as_such_and_read_back(applied: bool, tmp_pat
     async def test(host: Host) -> None:
         await host.put(moving("ready"))
         host.registry.deaf, host.registry.applied = UnknownOutcome("no answer"), applied
-        assert await host.withdraw() == [("withdrawn", "unknown")] and host.node.paused == {"s": "m"}
+        assert await host.withdraw() == [("withdrawn", "unknown")] and host.held.paused == {"s": "m"}
         host.registry.deaf = None
         host.told.clear()
-        await host.leadership.read_for("s", "m")
+        await host.reconciler.read_for("s", "m")
         assert host.told == [("resume" if applied else "undecided", "")]
 
     run(tmp_path, test)

@@ -1,1 +1,1 @@
-"""The health of a node's devices: examined by a process of its own. It knows nothing of sessions."""
+"""A node's devices: what of them is promised, and their health, examined by a process. They know no session."""

@@ -21,7 +21,7 @@ from rgpu.checkpoint.blobs.places import without_credentials
 from rgpu.server.device.hardware import suspicious
 from rgpu.server.node.devices import health
 from rgpu.server.node.devices.health import Health
-from rgpu.server.node.sessions import DeviceSlot
+from rgpu.server.node.devices.slots import DeviceSlot
 
 log = structlog.get_logger(__name__)
 

@@ -1,4 +1,1 @@
-"""What a node answers: users, operators, the leader's commands.
-
-Each verb asks the node, the leader or the store, no worker's inside.
-"""
+"""What a node answers to users, operators and agents. It knows no command of the leader, and no worker's inside."""

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -25,10 +25,8 @@ from rgpu.checkpoint.store.grants import Images
 from rgpu.checkpoint.store.images import ImageInfo, ImageStore
 from rgpu.checkpoint.store.reader import Image
 from rgpu.link.control import ControlServer, Request
+from rgpu.server.node.store.images import NodeImages
 from rgpu.session.errors import NotFound, Refused, RgpuError, UsageError
-
-if TYPE_CHECKING:
-    from rgpu.server.node.daemon import Daemon
 
 log = structlog.get_logger(__name__)
 
@@ -40,10 +38,10 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class ImageVerbs:
-    """See the module docstring."""
+    """``imports``: the folder that keeps the pieces of archives which are brought in."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self.daemon = daemon
+    def __init__(self, images: NodeImages, imports: Path) -> None:
+        self._images, self._imports = images, imports
         self._opened: OrderedDict[tuple[str, str], tuple[Image, bytes]] = OrderedDict()
 
     def register(self, control: ControlServer) -> None:
@@ -56,12 +54,11 @@ class ImageVerbs:
     # -- whose ---------------------------------------------------------------------
     async def _scopes(self, request: Request) -> list[tuple[str, Images]]:
         """(user's tag, images) that the asker may see."""
-        images = self.daemon.images
         if request.role != "operator":
-            tag = images.tag(request.public)
-            return [(tag, images.of_tag(tag))]
-        tags = await images.tags() or [images.tag(request.public)]
-        return [(tag, images.of_tag(tag)) for tag in tags]
+            tag = self._images.tag(request.public)
+            return [(tag, self._images.of_tag(tag))]
+        tags = await self._images.tags() or [self._images.tag(request.public)]
+        return [(tag, self._images.of_tag(tag)) for tag in tags]
 
     async def _find(self, request: Request) -> tuple[ImageStore, str]:
         """The namespace that holds the image asked about, and its user's tag. Raises :class:`NotFound`."""
@@ -80,12 +77,12 @@ class ImageVerbs:
             for info in await asyncio.to_thread(store.ls):
                 if session in (None, info.session) or info.error:
                     rows.append(_row(info, tag, named))
-        return {"images": rows, "store": self.daemon.images.blobs.where("")}
+        return {"images": rows, "store": self._images.blobs.where("")}
 
     async def _named_or_none(self) -> set[str] | None:
         """Names that count, or None while the registry does not answer."""
         try:
-            return await self.daemon.images.named()
+            return await self._images.named()
         except RgpuError:
             return None
 
@@ -106,7 +103,7 @@ class ImageVerbs:
         name = str(request.args["image"])
         if not store.prefix and request.role != "operator":
             raise Refused(f"image {name} was written by a version without users: an operator may remove it")
-        if name in await self.daemon.images.named():
+        if name in await self._images.named():
             raise Refused(f"image {name} is what its session would be recovered from: end the session, or take a "
                           "newer image first", image=name)
         freed = await asyncio.to_thread(store.forget, name)
@@ -124,12 +121,12 @@ class ImageVerbs:
         scopes = await self._scopes(request)
         for tag, images in scopes:
             if policy is not None:
-                removed += await self.daemon.images.retain(tag, policy, dry_run=dry_run)
+                removed += await self._images.retain(tag, policy, dry_run=dry_run)
             if ended is not None:
-                over = [name for name in await self.daemon.images.of_ended(tag, ended) if name not in removed]
+                over = [name for name in await self._images.of_ended(tag, ended) if name not in removed]
                 removed += over
                 if not dry_run:
-                    await self.daemon.images.forget(tag, over)
+                    await self._images.forget(tag, over)
             _add(total, await asyncio.to_thread(collect.collect, images.own, grace=grace, dry_run=dry_run))
         if request.role == "operator":
             _add(total, await asyncio.to_thread(collect.collect, scopes[0][1].earlier, grace=grace, dry_run=dry_run))
@@ -169,17 +166,17 @@ class ImageVerbs:
         args, number = request.args, str(request.args.get("id"))
         if not _ID.fullmatch(number):
             raise UsageError("an import needs an id of 32 hexadecimal digits")
-        path = self._spool() / f"{self.daemon.images.tag(request.public)}-{number}"
+        path = self._spool() / f"{self._images.tag(request.public)}-{number}"
         if not args.get("end"):
             return {"size": await asyncio.to_thread(_append, path, int(args["offset"]), bytes(args["data"]))}
         try:
-            own = self.daemon.images.of_user(request.public).own
+            own = self._images.of_user(request.public).own
             return await asyncio.to_thread(_take_in, path, own, str(args.get("name") or ""))
         finally:
             path.unlink(missing_ok=True)
 
     def _spool(self) -> Path:
-        folder = self.daemon.directory / "imports"
+        folder = self._imports
         folder.mkdir(mode=0o700, exist_ok=True)
         for path in folder.iterdir():
             with contextlib.suppress(OSError):

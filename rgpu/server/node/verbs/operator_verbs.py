@@ -1,73 +1,60 @@
 """What operators ask of the pool: its state, its history, and that hosts be emptied or automation stop.
 
-The leader's verbs are done where :class:`.pool_verbs.PoolVerbs` leads them; any
-node answers the others from the registry.
+The leader's verbs are done where this node leads; any node answers the others from the registry.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rgpu import __version__
 from rgpu.link.control import ControlServer, Request
-from rgpu.link.keys import check_name, check_public
 from rgpu.migrate.leader import history
+from rgpu.migrate.leader.coordinator import Coordinator
 from rgpu.migrate.leader.hosts import host_records, pool_record
 from rgpu.migrate.membership.election import current_leader
 from rgpu.migrate.records.schema import NodeRecord, check_host_name, check_session_name
-
-if TYPE_CHECKING:
-    from rgpu.server.node.daemon import Daemon
-    from rgpu.server.node.verbs.pool_verbs import LeaderVerb
+from rgpu.server.node.pool.leader_link import LeaderVerb, Progress
+from rgpu.server.node.pool.local_leader import LocalLeader
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.server.node.verbs.views import NodeViews
 
 LONGEST_WAIT = 30.0  #: seconds that one `pool.events` waits for news
 MOST_STORIES = 2000
 TELL_SECONDS = 1.0  #: between two words on how a plan goes
 
-Tell = Callable[[dict[str, Any]], None]
 
+class HostVerbs:
+    """What the leader does about hosts and automation."""
 
-class OperatorVerbs:
-    """See the module docstring."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.daemon = daemon
-        #: Joined to those of PoolVerbs, which passes them on to whoever leads.
-        self.for_the_leader: dict[str, LeaderVerb] = {
+    def __init__(self, local: LocalLeader) -> None:
+        self._local = local
+        self.table: dict[str, LeaderVerb] = {
             "node.cordon": self._cordon, "node.drain_status": self._drain_status, "pool.pause": self._pause,
-            "keys.invite": self._invite, "keys.revoke": self._revoke, "pool.join": self._join,
-            "node.remove": self._remove, "pool.rebalance": self._rebalance}
-
-    def register(self, control: ControlServer) -> None:
-        for verb, handler in {"pool.status": self._status, "pool.history": self._history,
-                              "pool.events": self._events, "keys.list": self._keys,
-                              "pool.adopt": self.daemon.adopting.asked}.items():
-            control.register(verb, handler)
+            "pool.rebalance": self._rebalance}
 
     @property
-    def _coordinator(self) -> Any:
-        return self.daemon.leadership.leading()
+    def _coordinator(self) -> Coordinator:
+        return self._local.leading()
 
-    # -- the leader's -------------------------------------------------------------
-    async def _cordon(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+    async def _cordon(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
         record = await self._coordinator.cordon(check_host_name(str(args["host"])), str(args["state"]),
                                                 str(args.get("reason") or ""))
         return {"host": record.host, "state": record.state, "reason": record.reason}
 
-    async def _drain_status(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+    async def _drain_status(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
         coordinator, host = self._coordinator, check_host_name(str(args["host"]))
         record = await coordinator.hosts.find(host)
         alive = await coordinator.desk.node(host) is not None
         return dict(coordinator.draining.status(record, await coordinator.desk.sessions(), alive))
 
-    async def _pause(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+    async def _pause(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
         record = await self._coordinator.pause(bool(args.get("paused")), str(args.get("reason") or ""))
         return {"paused": record.paused, "reason": record.reason}
 
-    async def _rebalance(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
+    async def _rebalance(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
         coordinator = self._coordinator
         if args.get("auto") is not None:
             await coordinator.hosts.set_rebalance(bool(args["auto"]))
@@ -78,36 +65,23 @@ class OperatorVerbs:
             progress({"doing": coordinator.rebalancing.doing, "moves": coordinator.moves()})
         return dict(shown.result())
 
-    async def _invite(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
-        record = await self._coordinator.members.invite(
-            check_name(str(args["name"])), check_public(str(args["public"])), host=str(args.get("host") or ""),
-            seconds=float(args.get("seconds") or 3600.0))
-        return {"name": record.name, "expires": record.expires, "pool": self.daemon.files.read_description().id}
 
-    async def _join(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
-        """``public``: the invitation's key, proven by the link; ``args["public"]``: the node's own."""
-        host = check_name(str(args["host"]), "host")
-        await self._coordinator.members.join(public, host, check_public(str(args["public"])))
-        files, nodes = self.daemon.files, await self.daemon.leadership.nodes()
-        return {"pool": files.read_description().id, "secret": self.daemon.node.pool_secret,
-                "registry": self.daemon.options.registry or files.registry_address(),
-                "cluster": self.daemon.leadership.registry.cluster_id,
-                "endpoints": [{"address": n.control, "public": n.public_key, "host": n.host}
-                              for n in nodes.values() if n.control]}
+class PoolVerbs:
+    """What any node answers about the pool."""
 
-    async def _revoke(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
-        await self._coordinator.members.revoke(check_name(str(args["name"])))
-        return {}
+    def __init__(self, records: PoolRecords, views: NodeViews) -> None:
+        self._records, self._views = records, views
 
-    async def _remove(self, args: dict[str, Any], public: str, progress: Tell) -> dict[str, Any]:
-        await self._coordinator.members.remove(check_host_name(str(args["host"])))
-        return {}
+    def register(self, control: ControlServer) -> None:
+        """Answer them."""
+        for verb, handler in {"pool.status": self._status, "pool.history": self._history,
+                              "pool.events": self._events}.items():
+            control.register(verb, handler)
 
-    # -- anybody's -----------------------------------------------------------------
     async def _status(self, request: Request) -> Any:
-        registry = self.daemon.leadership.registry
+        registry = self._records.registry
         leader, settings = await current_leader(registry), await pool_record(registry)
-        nodes, sessions = await self.daemon.leadership.nodes(), await self.daemon.leadership.sessions()
+        nodes, sessions = await self._records.nodes(), await self._records.sessions()
         about = await self._leader_says(leader[0].host if leader else None, nodes)
         decided = {record.host: record for record in await host_records(registry) if record.state != "ready"}
         return {
@@ -121,11 +95,7 @@ class OperatorVerbs:
 
     async def _leader_says(self, leader: str | None, nodes: dict[str, NodeRecord]) -> dict[str, Any]:
         """How far the moves are, and how the queue stands: only who drives them knows. Nothing while it is silent."""
-        return dict(await self.daemon.pool_verbs.info_of(nodes[leader])) if leader in nodes else {}
-
-    async def _keys(self, request: Request) -> Any:
-        keys = self.daemon.authorized.everybody()
-        return {"keys": [{"name": key.name, "role": key.role, "public": key.public} for key in keys]}
+        return dict(await self._views.of(nodes[leader])) if leader in nodes else {}
 
     async def _history(self, request: Request) -> Any:
         args = request.args
@@ -133,11 +103,11 @@ class OperatorVerbs:
         subject = history.subject_of(check_session_name(str(session)) if session else None,
                                      check_host_name(str(host)) if host else None)
         limit = max(0, min(int(args.get("limit") or 0), MOST_STORIES))
-        events, revision = await history.stories(self.daemon.leadership.registry, subject, limit)
+        events, revision = await history.stories(self._records.registry, subject, limit)
         return {"events": events, "revision": revision}
 
     async def _events(self, request: Request) -> Any:
         wait = max(0.0, min(float(request.args.get("wait") or 0.0), LONGEST_WAIT))
-        events, revision = await history.follow(self.daemon.leadership.registry, int(request.args.get("since") or 0),
+        events, revision = await history.follow(self._records.registry, int(request.args.get("since") or 0),
                                                 wait)
         return {"events": events, "revision": revision}

@@ -1,9 +1,7 @@
-"""`rgpu pool adopt` on the nodes: what each remembers and reports, and the mending of a registry that went back.
+"""`rgpu pool adopt`: the mending of a registry that went back, by the node that an operator asks for it.
 
-The decision is :mod:`rgpu.migrate.records.repair`. A node remembers, for each session
-that it holds, the record as it last read it, and for each agent the highest
-epoch that it named. Whichever node an operator asks gathers that from all,
-and carries the plan out: automation paused, workers raised to their new
+The decision is :mod:`rgpu.migrate.records.repair`. That node gathers what all remember
+(:mod:`rgpu.server.node.pool.memory`) and hold, and carries the plan out: automation paused, workers raised to their new
 epochs, records written by compare-and-swap, and only then the registry
 believed, by every node that answered. Broken off at any point it is simply
 done again: epochs only grow, and nothing is decided by a registry that no node believes.
@@ -12,26 +10,22 @@ done again: epochs only grow, and nothing is decided by a registry that no node 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections import OrderedDict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import msgspec
 import structlog
 
-from rgpu.link.control import Request
-from rgpu.link.keys import Endpoint
+from rgpu.link.control import ControlServer, Request
+from rgpu.link.keys import Endpoint, PoolFiles
 from rgpu.migrate.leader.hosts import pool_record
 from rgpu.migrate.records import repair as adopting
-from rgpu.migrate.records.repair import Answers, Holding, Plan, Report, Step
+from rgpu.migrate.records.repair import Answers, Plan, Report, Step
 from rgpu.migrate.records.schema import (
     KEYS,
     MAX_TEXT,
     NODES,
-    OF_POOL,
-    POOL,
     SESSIONS,
     HistoryRecord,
     KeyRecord,
@@ -41,146 +35,57 @@ from rgpu.migrate.records.schema import (
     encode,
     history_key,
     member_key,
-    note_key,
     session_key,
 )
 from rgpu.migrate.registry.base import Put, Registry, absent, txn_certain, unchanged
 from rgpu.migrate.registry.open import open_registry
-from rgpu.server.node.workers import handles as workers
+from rgpu.server.node.pool.peers import Peers
+from rgpu.server.node.pool.trust import pause
 from rgpu.session.errors import Conflict, Corrupt, PoolUnavailable, Refused, RgpuError
-
-if TYPE_CHECKING:
-    from rgpu.server.node.daemon import Daemon
 
 log = structlog.get_logger(__name__)
 
-SEEN_LIMIT = 4096  #: agents whose epochs a node remembers
 ASK_SECONDS = 8.0
 RETURN_SECONDS = 30.0  #: for the nodes to be in the pool again before automation goes on
-TRIES = 10
 #: action: how the history calls it
 DECISIONS = {"own": "adopt", "recover": "lost", "end": "end", "forget": "end"}
 
 
-class Adopting:
-    """See the module docstring."""
+class ThisNode(Protocol):
+    """What this node itself reports, and does (:class:`rgpu.server.node.commands.adopting.AdoptCommands`)."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self.daemon = daemon
-        self._records: dict[str, SessionRecord] = {}
-        self._seen: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._one = asyncio.Lock()
-
-    # -- what a node remembers --------------------------------------------------------
-    def remember(self, record: SessionRecord) -> None:
-        """A record that was read from a registry that is believed; kept while the session is here, over restarts."""
-        node = self.daemon.node
-        if record.name not in node.running and record.name not in node.incoming and record.owner != self.daemon.host:
-            self._records.pop(record.name, None)
-            return
-        known = self._records.get(record.name)
-        if known is None or (known.epoch <= record.epoch and known != record):
-            self._records[record.name] = record
-            path = self._path(record.name)
-            if path.parent.is_dir():  # else there is no worker yet; it is looked at again when there is
-                try:
-                    fresh = path.with_suffix(".new")
-                    fresh.write_bytes(encode(record))
-                    os.replace(fresh, path)
-                except OSError as error:  # a full disk must not stop what runs
-                    log.warning("cannot remember a record", session=record.name, reason=str(error))
-
-    def _path(self, session: str) -> Path:
-        return workers.worker_folder(self.daemon.directory, session) / "record"
-
-    def recall(self, session: str) -> SessionRecord | None:
-        """What is remembered of a session, by this daemon or the one before it."""
-        if session not in self._records:
-            try:
-                data = self._path(session).read_bytes()
-                self._records[session] = decode(data, SessionRecord, session_key(session))
-            except (OSError, RgpuError) as error:
-                log.info("nothing is remembered of a session", session=session, reason=str(error))
-        return self._records.get(session)
-
-    def saw(self, session: str, agent: str, epoch: Any) -> None:
-        """An agent named the highest epoch that it has seen; what is none is left out."""
-        if isinstance(epoch, int) and 0 < epoch <= adopting.MOST_EPOCH:
-            key = session, agent
-            self._seen[key] = max(epoch, self._seen.pop(key, 0))
-            while len(self._seen) > SEEN_LIMIT:
-                self._seen.popitem(last=False)
-
-    # -- what a node is asked and told by another --------------------------------------
-    async def holdings(self, **_: Any) -> dict[str, Any]:
-        """This node's :class:`Report`."""
-        node, leadership = self.daemon.node, self.daemon.leadership
-        try:
-            await leadership.registry.revision()
-        except RgpuError as error:
-            log.info("reports without the registry", reason=error.message)
-        held = []
-        for session, handle in list(node.running.items()):
-            view = await handle.refresh()
-            paused = session in node.paused or view.get("state") == "paused"
-            held.append(Holding(session=session, holds="paused" if paused else "running", epoch=node.epochs[session],
-                                record=self.recall(session), attached=bool(view.get("attached")),
-                                position=int(view.get("position") or 0)))
-        held += [Holding(session=session, holds="incoming", epoch=incoming.epoch, record=self.recall(session))
-                 for session, incoming in node.incoming.items()]
-        report = Report(
-            host=self.daemon.host, incarnation=leadership.incarnation, public_key=self.daemon.keys.public,
-            mistrust=getattr(leadership.registry, "mistrust", ""), holdings=held,
-            ended={name: int(view.get("epoch") or 0) for name, view in node.ended.items()},
-            seen=[(session, agent, epoch) for (session, agent), epoch in self._seen.items()])
-        return dict(msgspec.to_builtins(report, builtin_types=(bytes,)))
+    async def holdings(self) -> dict[str, Any]:
+        """Its :class:`Report`."""
 
     async def adopt(self, *, own: dict[str, int] | None = None, forget: list[str] | None = None, cluster: str = "",
-                    revision: int = 0, **_: Any) -> dict[str, Any]:
-        """Serve sessions at new epochs, forget others; then, with ``cluster``, believe the registry."""
-        node, leadership = self.daemon.node, self.daemon.leadership
-        for session, epoch in (own or {}).items():
-            await node.adopt(session, int(epoch))
-        for session in forget or []:
-            if session in node.running:
-                await node.obey(session, "", "forget", 0)
-        if cluster:
-            believe = getattr(leadership.registry, "believe", None)
-            if believe is not None:
-                believe(cluster, revision)
-            self._records.clear()
-            if leadership.joined:
-                # Its leaders have other revisions: those seen before would bar every new one for ever.
-                self.daemon.node_verbs.highest_leader = await leadership.leader_revision()
-                leadership.keyring.again()
-                self.daemon.spawn(leadership.settle_all())
-        return {"host": self.daemon.host}
+                    revision: int = 0) -> dict[str, Any]:
+        """Serve sessions at new epochs, forget others; believe the registry."""
 
-    async def doubt(self, reason: str) -> bool:
-        """The registry does not know an epoch that was seen: automation pauses, and this node believes it no more.
 
-        False for one that is never doubted: the embedded one.
-        """
-        distrust = getattr(self.daemon.leadership.registry, "distrust", None)
-        if distrust is None:
-            return False
-        try:
-            await pause(self.daemon.leadership.registry, True, f"{reason}; `rgpu pool adopt` mends it")
-        except RgpuError as error:
-            log.warning("automation could not be paused", reason=error.message)
-        distrust(reason)
-        return True
+class RegistryRepair:
+    """``address``: the registry's. ``endpoints``: where nodes were last known to answer, by host."""
 
-    # -- what an operator asks ------------------------------------------------------------
-    async def asked(self, request: Request) -> dict[str, Any]:
+    def __init__(self, host: str, address: str, this_node: ThisNode, peers: Peers, endpoints: Mapping[str, Endpoint],
+                 files: PoolFiles) -> None:
+        self._host, self._address, self._this_node, self._peers = host, address, this_node, peers
+        self._endpoints, self._files = endpoints, files
+        self._one = asyncio.Lock()
+
+    def register(self, control: ControlServer) -> None:
+        """Answer it."""
+        control.register("pool.adopt", self.adopt)
+
+    async def adopt(self, request: Request) -> dict[str, Any]:
         """`pool.adopt`. Raises :class:`Refused` with the problems where something is to be decided first."""
         args = request.args
         answers = Answers({str(name): str(host) for name, host in dict(args.get("keep") or {}).items()},
                           frozenset(map(str, args.get("without") or [])), frozenset(map(str, args.get("forget") or [])))
         async with self._one:
-            registry = await open_registry(self.daemon.options.registry or self.daemon.files.registry_address())
+            registry = await open_registry(self._address)
             try:
-                mending = Mending(self.daemon, registry, answers, args.get("endpoints"))
+                known = [*self._endpoints.values(), *_named(args.get("endpoints")),
+                         *self._files.read_description().endpoints]
+                mending = Mending(self._host, registry, answers, self._this_node, self._peers, known)
                 found = await mending.look()
                 if args.get("yes") and found.went_back:
                     if found.problems:
@@ -193,12 +98,15 @@ class Adopting:
 
 
 class Mending:
-    """One run. ``registry``: opened anew, so that it remembers nothing and believes what it reads."""
+    """One run. ``registry``: opened anew, so that it remembers nothing and believes what it reads.
 
-    def __init__(self, daemon: Daemon, registry: Registry, answers: Answers, endpoints: Any) -> None:
-        self.daemon, self.registry, self.answers = daemon, registry, answers
-        self._named = [Endpoint(str(e["address"]), str(e["public"]), str(e.get("host") or ""))
-                       for e in endpoints or [] if isinstance(e, dict) and "address" in e and "public" in e]
+    ``known``: where nodes may answer, the likeliest first.
+    """
+
+    def __init__(self, host: str, registry: Registry, answers: Answers, this_node: ThisNode, peers: Peers,
+                 known: list[Endpoint]) -> None:
+        self._host, self.registry, self.answers = host, registry, answers
+        self._this_node, self._peers, self._known = this_node, peers, known
         self._at: dict[str, Endpoint] = {}  #: where each host answered
         self._reports: list[Report] = []
         self._by_doubt = False  #: automation was paused by a node's doubt, or by a run that was broken off
@@ -224,21 +132,19 @@ class Mending:
 
     def _places(self, nodes: list[NodeRecord]) -> dict[str, list[Endpoint]]:
         """Where each host may answer: by what was known before, what the registry says, and what the asker knows."""
-        found: dict[str, list[Endpoint]] = {self.daemon.host: []}
-        known = [*self.daemon.leadership.endpoints.values(), *self._named,
-                 *self.daemon.files.read_description().endpoints,
-                 *(Endpoint(node.control, node.public_key, node.host) for node in nodes if node.control)]
+        found: dict[str, list[Endpoint]] = {self._host: []}
+        known = [*self._known, *(Endpoint(node.control, node.public_key, node.host) for node in nodes if node.control)]
         for endpoint in known:
             if endpoint.host and endpoint not in found.setdefault(endpoint.host, []):
                 found[endpoint.host].append(endpoint)
         return found
 
     async def _ask(self, host: str, places: list[Endpoint]) -> Report | None:
-        if host == self.daemon.host:
-            return _report(await self.daemon.adopting.holdings(), host)
+        if host == self._host:
+            return _report(await self._this_node.holdings(), host)
         for endpoint in places:
             try:
-                answer = await self.daemon.peer(endpoint).call(
+                answer = await self._peers.at(endpoint).call(
                     "node.command", {"verb": "node.holdings", "args": {}}, timeout=ASK_SECONDS)
             except RgpuError as error:
                 log.info("a node does not answer", host=host, address=endpoint.address, reason=error.message)
@@ -274,11 +180,11 @@ class Mending:
         return {"done": True, "away": away, "paused": bool(before or away), "revision": revision}
 
     async def _tell(self, host: str, args: dict[str, Any]) -> None:
-        if host == self.daemon.host:
-            await self.daemon.adopting.adopt(**args)
+        if host == self._host:
+            await self._this_node.adopt(**args)
         else:
-            await self.daemon.peer(self._at[host]).call("node.command", {"verb": "node.adopt", "args": args},
-                                                        timeout=30.0)
+            await self._peers.at(self._at[host]).call("node.command", {"verb": "node.adopt", "args": args},
+                                                      timeout=30.0)
 
     async def _write(self, step: Step) -> None:
         if step.record is None:
@@ -309,19 +215,10 @@ class Mending:
             await asyncio.sleep(0.3)
 
 
-async def pause(registry: Registry, paused: bool, reason: str) -> bool:
-    """Pause automation or let it go on; whether it was paused before. Raises :class:`Conflict`."""
-    for _ in range(TRIES):
-        entry, old = await registry.get(POOL), await pool_record(registry)
-        if old.paused == paused:
-            return old.paused
-        new = old.replace(paused=paused, reason=reason[:MAX_TEXT], changed=time.time())
-        story = HistoryRecord(when=time.time(), decision="pause" if paused else "resume", reason=new.reason)
-        note = note_key(OF_POOL, await registry.revision())
-        if (await txn_certain(registry, [unchanged(POOL, entry.mod_revision if entry else 0)],
-                              [Put(POOL, encode(new)), Put(note, encode(story))])).succeeded:
-            return old.paused
-    raise Conflict("the pool's settings change too fast")
+def _named(endpoints: Any) -> list[Endpoint]:
+    """Where whoever asked knows nodes to answer; what is no endpoint is left out."""
+    return [Endpoint(str(e["address"]), str(e["public"]), str(e.get("host") or ""))
+            for e in endpoints or [] if isinstance(e, dict) and "address" in e and "public" in e]
 
 
 def _report(answer: Any, host: str) -> Report:

@@ -15,7 +15,7 @@ from rgpu.server.device.cpu.facts import make_facts
 from rgpu.server.node.devices import examine, examining, health
 from rgpu.server.node.devices.examining import Examining
 from rgpu.server.node.devices.health import AGAIN, GOOD, LONGEST, Health, examined
-from rgpu.server.node.sessions import DeviceSlot
+from rgpu.server.node.devices.slots import DeviceSlot
 from rgpu.session.calls.types.results import RESULTS
 from rgpu.session.errors import DeviceError
 

@@ -14,7 +14,10 @@ import pytest
 from rgpu.checkpoint.store import collect, retention
 from rgpu.checkpoint.store.grants import Images
 from rgpu.checkpoint.store.images import DirectoryBlobs
-from rgpu.server.node.sessions import DeviceSlot, Node
+from rgpu.server.node.commands.checkpoints import CheckpointCommand
+from rgpu.server.node.sessions.deadline import Deadline
+from rgpu.server.node.sessions.held import HeldSessions
+from rgpu.server.node.store.checkpoints import Checkpoints
 from rgpu.server.node.store.images import FULL_GRACE, NodeImages
 from rgpu.session.errors import StoreFull
 from tests.support.checkpoint.store_helpers import PAGE, image_of, many_pages
@@ -55,19 +58,17 @@ class Here:
         async def bases(session: str, known: str | None) -> tuple[str, list[str], dict[str, Any]]:
             return "", [], {}
 
-        async def event(*values: Any) -> None: ...
-
         node_images = NodeImages(DirectoryBlobs(self.root), bytes(32), record, records, retention.Policy(2))
         monkeypatch.setattr(node_images, "bases", bases)
         monkeypatch.setattr(node_images, "written", lambda session, image: None)
         self.images = node_images.of_user("agent")
-        facts: Any = SimpleNamespace()
-        self.node = Node("a", tmp_path, node_images, bytes(32), {"cpu:0": DeviceSlot("cpu:0", facts, 100)}, event)
+        self.node_images, self.held = node_images, HeldSessions("a")
+        self.command = CheckpointCommand(self.held, node_images, Checkpoints(0, lambda spec: 99), Deadline("a"))
         self.worker: Any = Worker(self.root, self.images)
-        self.node.running["s"] = self.worker
+        self.held.running["s"] = self.worker
 
     def checkpoint(self, name: str) -> None:
-        asyncio.run(self.node.session_checkpoint(session="s", image=name))
+        asyncio.run(self.command.checkpoint(session="s", image=name))
 
     def forget(self, *names: str, seconds_ago: float) -> None:
         """Removed, and condemned by a collection so long ago."""
@@ -105,12 +106,12 @@ def test_a_full_store_of_images_that_count_says_so(tmp_path: Path, monkeypatch: 
         here.checkpoint("d")
     assert here.worker.asked == 5, "it is not tried again for nothing"
     assert here.names() == ["b", "c"] and len(list(here.root.rglob("*.pack"))) == 3
-    assert here.node.bases["s"] == "c"
+    assert here.held.bases["s"] == "c"
 
 
 def test_other_users_make_room_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Here(tmp_path, monkeypatch)
-    other = here.node.images.of_user("another agent")
+    other = here.node_images.of_user("another agent")
     image_of(other.own, "theirs", many_pages(PAGES, 99))
     image_of(other.own, "old", many_pages(PAGES, 98))
     here.checkpoint("a")

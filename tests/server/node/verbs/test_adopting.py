@@ -25,8 +25,16 @@ from rgpu.migrate.records.schema import (
 )
 from rgpu.migrate.registry.base import Put
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
-from rgpu.server.node.verbs import registry_repair as adopting
-from rgpu.server.node.verbs.registry_repair import Adopting
+from rgpu.server.node.commands.adopting import AdoptCommands
+from rgpu.server.node.commands.fence import LeaderFence
+from rgpu.server.node.identity import Identity
+from rgpu.server.node.pool import memory
+from rgpu.server.node.pool.memory import RecordMemory
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.server.node.pool.trust import RegistryTrust, pause
+from rgpu.server.node.sessions.held import HeldSessions
+from rgpu.server.node.verbs import registry_repair
+from rgpu.server.node.verbs.registry_repair import RegistryRepair
 from rgpu.session.errors import PoolUnavailable, Refused
 
 WENT_BACK = "the registry went back from revision 90 to 50"
@@ -54,25 +62,35 @@ class Registry:
         return getattr(self.inner, name)
 
 
+class Worker:
+    """The handle of one."""
+
+    def __init__(self, session: str, refresh: Any, request: Any) -> None:
+        self.session, self.pid, self.refresh, self.request, self.closed = session, 1, refresh, request, asyncio.Event()
+
+
 class Host:
-    """A daemon as :class:`Adopting` sees it. ``told``: what it did, in order, with all others'."""
+    """A node, and the repair that it is asked for. ``told``: what it did, in order, with all others'."""
 
     def __init__(self, name: str, number: int, files: PoolFiles, inner: EmbeddedRegistry, told: list[str]) -> None:
         self.host, self.files, self.told = name, files, told
         self.directory = files.root / "nodes" / name
-        self.options = SimpleNamespace(registry="")
-        self.keys = SimpleNamespace(public=f"{name:k<40s}")
         self.registry = Registry(inner)
         self.others: dict[str, Host] = {}
         self.silent = False
-        self.node = SimpleNamespace(running={}, incoming={}, paused={}, epochs={}, ended={}, adopt=self._adopt,
-                                    obey=self._obey)
-        self.node_verbs = SimpleNamespace(highest_leader=900)
-        self.leadership = SimpleNamespace(
-            registry=self.registry, incarnation=number, endpoints={}, joined=True,
-            leader_revision=self._leader_revision,
-            keyring=SimpleNamespace(again=lambda: None), settle_all=self._settle_all)
-        self.adopting = Adopting(self)  # type: ignore[arg-type]
+        self.held = HeldSessions(name)
+        self.memory = RecordMemory(name, self.directory, self.held.here)
+        self.records = PoolRecords(self.memory.remember)
+        self.records.registry = self.registry  # type: ignore[assignment]
+        self.trust = RegistryTrust(self.records)
+        self.fence = LeaderFence(name)
+        self.fence.highest = 900
+        keys: Any = SimpleNamespace(public=f"{name:k<40s}")
+        self.adopting = AdoptCommands(Identity(name, number, keys, self.directory), self.held, self.memory, self.trust,
+                                      self.fence, self._believed)
+        self.number, self.peers = number, SimpleNamespace(at=self.peer)
+        self.repair = RegistryRepair(name, files.registry_address(), self.adopting, self.peers,  # type: ignore[arg-type]
+                                     self.records.endpoints, files)
 
     def hold(self, record: SessionRecord, epoch: int | None = None) -> None:
         view = {"epoch": record.epoch, "state": "running", "attached": True, "position": 7}
@@ -80,30 +98,27 @@ class Host:
         async def refresh() -> dict[str, Any]:
             return view
 
-        self.node.running[record.name] = SimpleNamespace(refresh=refresh)
-        self.node.epochs[record.name] = record.epoch if epoch is None else epoch
-        self.adopting.remember(record)
+        async def request(do: str, **values: Any) -> dict[str, Any]:
+            """The worker is told something."""
+            if do == "adopt":
+                self.told.append(f"{self.host} raises {record.name} to {values['epoch']}")
+            else:
+                self.told.append(f"{self.host} {do}s {record.name}")
+                worker.closed.set()
+            return {}
 
-    async def _adopt(self, session: str, epoch: int) -> None:
-        self.told.append(f"{self.host} raises {session} to {epoch}")
-        self.node.epochs[session] = epoch
+        worker: Any = Worker(record.name, refresh, request)
+        self.held.running[record.name] = worker
+        self.held.epochs[record.name] = record.epoch if epoch is None else epoch
+        self.memory.remember(record)
 
-    async def _obey(self, session: str, move: str, action: str, epoch: int) -> None:
-        self.told.append(f"{self.host} {action}s {session}")
-        del self.node.running[session]
-
-    async def _leader_revision(self) -> int:
+    async def _believed(self) -> int:
+        """A node that believes again registers itself; who leads then has a lower revision."""
         assert not self.registry.mistrust
-        return 12
-
-    async def _settle_all(self) -> None:
-        """A node that believes again registers itself."""
-        record = NodeRecord(host=self.host, incarnation=self.leadership.incarnation, control="tcp://x", data="x:1")
+        record = NodeRecord(host=self.host, incarnation=self.number, control="tcp://x", data="x:1")
         await self.registry.inner.txn([], [Put(node_key(self.host), encode(record))])
         self.told.append(f"{self.host} believes")
-
-    def spawn(self, work: Awaitable[None]) -> None:
-        asyncio.ensure_future(work)
+        return 12
 
     def peer(self, endpoint: Endpoint) -> Any:
         other = self.others[endpoint.host]
@@ -121,7 +136,7 @@ class Host:
         async def nothing(values: dict[str, Any]) -> None: ...
 
         request = Request("pool.adopt", args, "operator", "operator", "key", 0, 0, "", nothing)
-        return await self.adopting.asked(request)
+        return await self.repair.adopt(request)
 
 
 def session(name: str, owner: str, incarnation: int, epoch: int, state: str = "running") -> SessionRecord:
@@ -153,7 +168,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[
     description = files.create()
     description.endpoints = [Endpoint("tcp://x", "k" * 40, name) for name in ("node-a", "node-b")]
     files.write_description(description)
-    monkeypatch.setattr(adopting, "RETURN_SECONDS", 3.0)
+    monkeypatch.setattr(registry_repair, "RETURN_SECONDS", 3.0)
 
     def go(test: Callable[[Pool], Awaitable[None]]) -> None:
         async def body() -> None:
@@ -186,12 +201,12 @@ def test_workers_first_then_records_then_belief(run: Any) -> None:
         assert done["done"] and done["away"] == [] and done["paused"] is False
         assert sorted(pool.told[:2]) == ["node-b raises moved to 5", "node-b raises new to 2"]
         assert {"node-a believes", "node-b believes"} == set(pool.told[2:])
+        assert all(host.fence.highest == 12 for host in pool.hosts.values())
         for name, epoch in (("moved", 5), ("new", 2)):
             record = await pool.get(name)
             assert (record.owner, record.incarnation, record.epoch, record.state) == ("node-b", 2, epoch, "running")
         assert await pool.get("stays") == session("stays", "node-a", 1, 2)
         assert (await pool_record(pool.inner)).paused is False
-        assert all(host.node_verbs.highest_leader == 12 for host in pool.hosts.values())
         assert await pool.inner.get(member_key("node-node-b")) is not None, "let in again"
         assert (await pool.b.ask(yes=True))["went_back"] == ""
 
@@ -230,18 +245,18 @@ def test_broken_off_it_is_done_again(run: Any, monkeypatch: pytest.MonkeyPatch) 
     async def test(pool: Pool) -> None:
         await pool.put(session("s", "node-a", 1, 3))
         pool.b.hold(session("s", "node-b", 2, 4))
-        write = adopting.Mending._write
+        write = registry_repair.Mending._write
 
         async def broken(self: Any, step: Any) -> None:
             raise PoolUnavailable("etcd went away")
 
-        monkeypatch.setattr(adopting.Mending, "_write", broken)
+        monkeypatch.setattr(registry_repair.Mending, "_write", broken)
         with pytest.raises(PoolUnavailable):
             await pool.a.ask(yes=True)
         assert (await pool_record(pool.inner)).paused is True and pool.b.registry.mistrust
-        monkeypatch.setattr(adopting.Mending, "_write", write)
+        monkeypatch.setattr(registry_repair.Mending, "_write", write)
         assert (await pool.a.ask(yes=True))["paused"] is False
-        assert pool.b.node.epochs["s"] == 6 == (await pool.get("s")).epoch
+        assert pool.b.held.epochs["s"] == 6 == (await pool.get("s")).epoch
         assert (await pool_record(pool.inner)).paused is False
 
     run(test)
@@ -249,7 +264,7 @@ def test_broken_off_it_is_done_again(run: Any, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_was_paused_stays_so_and_who_is_not_back_is_named(run: Any) -> None:
     async def test(pool: Pool) -> None:
-        await adopting.pause(pool.inner, True, "by hand")
+        await pause(pool.inner, True, "by hand")
         pool.b.hold(session("s", "node-b", 2, 4))
         assert (await pool.a.ask(yes=True))["paused"] is True
         assert (await pool_record(pool.inner)).reason == "by hand"
@@ -267,14 +282,16 @@ def test_a_record_is_remembered_over_a_restart(run: Any) -> None:
         folder = pool.b.directory / "workers" / "s@2"
         folder.mkdir(parents=True)
         pool.b.hold(session("s/2", "node-b", 2, 4))
-        pool.b.adopting.remember(session("s/2", "node-b", 2, 3))  # an older one changes nothing
+        pool.b.memory.remember(session("s/2", "node-b", 2, 3))  # an older one changes nothing
         again = Host("node-b", 9, pool.b.files, pool.inner, pool.told)
-        again.node.running, again.node.epochs = pool.b.node.running, pool.b.node.epochs
+        again.held.running.update(pool.b.held.running)
+        again.held.epochs.update(pool.b.held.epochs)
         (held,) = (await again.adopting.holdings())["holdings"]
         assert held["epoch"] == 4 and held["record"]["owner"] == "node-b" and held["attached"] is True
         (folder / "record").write_bytes(b"\xc1")
         third = Host("node-b", 9, pool.b.files, pool.inner, pool.told)
-        third.node.running, third.node.epochs = pool.b.node.running, pool.b.node.epochs
+        third.held.running.update(pool.b.held.running)
+        third.held.epochs.update(pool.b.held.epochs)
         assert (await third.adopting.holdings())["holdings"][0]["record"] is None
 
     run(test)
@@ -283,23 +300,23 @@ def test_a_record_is_remembered_over_a_restart(run: Any) -> None:
 def test_an_epoch_above_the_registry_s_own_pauses_automation(run: Any) -> None:
     async def test(pool: Pool) -> None:
         pool.a.registry.mistrust = ""
-        assert await pool.a.adopting.doubt("node-a holds s at epoch 4, and the registry says 3")
+        assert await pool.a.trust.doubt("node-a holds s at epoch 4, and the registry says 3")
         record = await pool_record(pool.inner)
         assert record.paused and "rgpu pool adopt" in record.reason and pool.a.registry.mistrust
-        pool.a.leadership.registry = pool.inner
-        assert not await pool.a.adopting.doubt("the embedded one"), "is never doubted"
+        pool.a.records.registry = pool.inner
+        assert not await pool.a.trust.doubt("the embedded one"), "is never doubted"
 
     run(test)
 
 
 def test_agents_words_are_bounded(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(pool: Pool) -> None:
-        monkeypatch.setattr(adopting, "SEEN_LIMIT", 3)
+        monkeypatch.setattr(memory, "SEEN_LIMIT", 3)
         for epoch in (4, 9, 6, True, "7", None, -1, 2**63, 2**41):
-            pool.a.adopting.saw("s", "agent", epoch)
+            pool.a.memory.saw("s", "agent", epoch)
         for number in range(5):
-            pool.a.adopting.saw(f"other-{number}", "agent", 1)
-        pool.a.adopting.saw("s", "agent", 2)
+            pool.a.memory.saw(f"other-{number}", "agent", 1)
+        pool.a.memory.saw("s", "agent", 2)
         seen = (await pool.a.adopting.holdings())["seen"]
         assert len(seen) == 3 and ["s", "agent", 2] in [list(row) for row in seen]
 

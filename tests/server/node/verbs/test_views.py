@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any
 
-from rgpu.server.node.verbs.pool_verbs import last_words, newest_views, views_of
+from rgpu.server.node.verbs.views import last_words, newest_views, views_of
 
 Views = dict[str, dict[str, Any]]
 

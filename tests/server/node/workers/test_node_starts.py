@@ -9,9 +9,18 @@ from typing import Any
 
 import pytest
 
-from rgpu.server.node import sessions as node
-from rgpu.server.node.sessions import DeviceSlot, Node
+from rgpu.server.node.commands.moves import MoveCommands
+from rgpu.server.node.commands.starts import SessionStarts
+from rgpu.server.node.commands.workers import WorkerCommands
+from rgpu.server.node.devices.slots import DeviceSlot, DeviceSlots
+from rgpu.server.node.sessions import worker_exits
+from rgpu.server.node.sessions.deadline import Deadline
+from rgpu.server.node.sessions.device_room import DeviceRoom
+from rgpu.server.node.sessions.held import HeldSessions
+from rgpu.server.node.sessions.transitions import Transitions
+from rgpu.server.node.store.checkpoints import Checkpoints
 from rgpu.server.node.workers import handles as workers
+from rgpu.server.node.workers.starter import WorkerStarter
 from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
 
 
@@ -66,7 +75,15 @@ class Here:
 
         images: Any = SimpleNamespace()
         facts: Any = SimpleNamespace()
-        self.node = Node("a", tmp_path, images, bytes(32), {"cpu:0": DeviceSlot("cpu:0", facts, 100)}, event)
+        self.held = HeldSessions("a")
+        self.devices = DeviceSlots("a", {"cpu:0": DeviceSlot("cpu:0", facts, 100)}, self.held.handles)
+        room = DeviceRoom(self.devices, self.held.leaving, Checkpoints(0, self.devices.free))
+        starter, deadline = WorkerStarter(tmp_path, event), Deadline("a")
+        self.starts = SessionStarts(self.held, room, starter, images, deadline, lambda session, move: None)
+        self.moves = MoveCommands(self.held, room, starter, deadline, lambda session, move: None,
+                                  lambda session, move: {})
+        self.workers = WorkerCommands(self.held, lambda session: None)
+        self.transitions = Transitions(self.held)
 
     def gate(self, name: str) -> asyncio.Event:
         return self.gates.setdefault(name, asyncio.Event())
@@ -75,7 +92,7 @@ class Here:
         return [handle.epoch for handle in self.made if not handle.closed.is_set()]
 
     def begin(self, epoch: int) -> asyncio.Task[dict[str, Any]]:
-        return asyncio.ensure_future(self.node.worker_start(session="s", epoch=epoch, quota=1))
+        return asyncio.ensure_future(self.starts.start(session="s", epoch=epoch, quota=1))
 
 
 async def settled() -> None:
@@ -101,8 +118,8 @@ def test_the_newer_start_wins_wherever_the_older_is(monkeypatch: pytest.MonkeyPa
         assert newer_gate.is_set() and (await newer)["worker_pid"] == 1003
         with pytest.raises(RgpuError):
             await older
-        assert here.alive() == [3] and here.node.running["s"].pid == 1003 and here.node.epochs["s"] == 3
-        assert here.node.claims == {}
+        assert here.alive() == [3] and here.held.running["s"].pid == 1003 and here.held.epochs["s"] == 3
+        assert here.held.claims == {}
 
     asyncio.run(test())
 
@@ -117,7 +134,7 @@ def test_an_older_start_is_refused_while_a_newer_one_is_at_it_and_so_is_the_same
         for epoch in (2, 3):
             with pytest.raises(Fenced, match="at epoch 3"):
                 await here.begin(epoch)
-        assert (await here.node.worker_forget(session="s", epoch=2)) == {"ended": False}
+        assert (await here.workers.forget(session="s", epoch=2)) == {"ended": False}
         gate.set()
         await newer
         assert here.alive() == [3]
@@ -133,12 +150,12 @@ def test_a_session_that_ends_while_its_worker_starts_leaves_none(monkeypatch: py
         gate = here.gate("start 2")
         started = here.begin(2)
         await settled()
-        await (here.node.worker_forget(session="s", epoch=2) if verb == "forget"
-               else here.node.session_end(session="s"))
+        await (here.workers.forget(session="s", epoch=2) if verb == "forget"
+               else here.workers.drop(session="s"))
         gate.set()
         with pytest.raises(Fenced):
             await started
-        assert here.alive() == [] and here.node.running == {}
+        assert here.alive() == [] and here.held.running == {}
 
     asyncio.run(test())
 
@@ -147,15 +164,15 @@ def test_of_two_moves_that_arrive_the_newer_is_received(monkeypatch: pytest.Monk
     async def test() -> None:
         here = Here(monkeypatch, tmp_path)
         gate = here.gate("start 2")
-        first = asyncio.ensure_future(here.node.move_receive(session="s", move="m1", epoch=2, quota=1))
+        first = asyncio.ensure_future(here.moves.receive(session="s", move="m1", epoch=2, quota=1))
         await settled()
-        second = asyncio.ensure_future(here.node.move_receive(session="s", move="m2", epoch=2, quota=1))
+        second = asyncio.ensure_future(here.moves.receive(session="s", move="m2", epoch=2, quota=1))
         await settled()
         gate.set()
         with pytest.raises(Fenced):
             await first
         await second
-        assert here.node.incoming["s"].move == "m2" and len(here.alive()) == 1
+        assert here.held.incoming["s"].move == "m2" and len(here.alive()) == 1
 
     asyncio.run(test())
 
@@ -167,32 +184,32 @@ def test_a_move_is_over_before_its_sources_process_has_gone(monkeypatch: pytest.
         await here.begin(2)
         (source,) = here.made
         source.quota, source.lingers = 80, True
-        await asyncio.wait_for(here.node.obey("s", "m", "forget", 2), 1.0)
-        assert "forget" in source.asked and not source.closed.is_set() and "s" not in here.node.running
-        assert here.node.free("cpu:0") == 20
-        small = await asyncio.wait_for(here.node.worker_start(session="small", epoch=1, quota=20), 1.0)
+        await asyncio.wait_for(here.transitions.obey("s", "m", "forget", 2), 1.0)
+        assert "forget" in source.asked and not source.closed.is_set() and "s" not in here.held.running
+        assert here.devices.free("cpu:0") == 20
+        small = await asyncio.wait_for(here.starts.start(session="small", epoch=1, quota=20), 1.0)
         assert small["device"] == "cpu:0", "what fits beside it does not wait"
-        large = asyncio.ensure_future(here.node.worker_start(session="large", epoch=1, quota=60))
+        large = asyncio.ensure_future(here.starts.start(session="large", epoch=1, quota=60))
         await settled()
         assert not large.done(), "it waits for the room, and is not refused"
         source.closed.set()
         await settled()
-        assert (await large)["device"] == "cpu:0" and here.node.ending == set()
+        assert (await large)["device"] == "cpu:0" and here.held.leaving.handles == set()
 
     asyncio.run(test())
 
 
 def test_a_process_that_does_not_go_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def test() -> None:
-        monkeypatch.setattr(node, "END_SECONDS", 0.05)
+        monkeypatch.setattr(worker_exits, "END_SECONDS", 0.05)
         here = Here(monkeypatch, tmp_path)
         await here.begin(2)
         (source,) = here.made
         source.lingers = True
-        await here.node.obey("s", "m", "forget", 2)
+        await here.transitions.obey("s", "m", "forget", 2)
         assert not source.closed.is_set()
         await asyncio.sleep(0.2)
-        assert source.closed.is_set() and here.node.ending == set()
+        assert source.closed.is_set() and here.held.leaving.handles == set()
 
     asyncio.run(test())
 
@@ -200,13 +217,13 @@ def test_a_process_that_does_not_go_is_ended(monkeypatch: pytest.MonkeyPatch, tm
 def test_several_devices_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = Here(monkeypatch, tmp_path)
     facts: Any = SimpleNamespace()
-    here.node.slots["cpu:1"] = DeviceSlot("cpu:1", facts, 60)
+    here.devices.slots["cpu:1"] = DeviceSlot("cpu:1", facts, 60)
     both = Handle(1, {})
     both.device, both.quota = "cpu:0+1", 50
-    here.node.running["s"] = both  # type: ignore[assignment]
-    assert (here.node.free("cpu:0"), here.node.free("cpu:1")) == (50, 10)
-    assert here.node.choose("cpu:0+1", 10) == "cpu:0+1" and here.node.choose(None, 30) == "cpu:0"
+    here.held.running["s"] = both  # type: ignore[assignment]
+    assert (here.devices.free("cpu:0"), here.devices.free("cpu:1")) == (50, 10)
+    assert here.devices.choose("cpu:0+1", 10) == "cpu:0+1" and here.devices.choose(None, 30) == "cpu:0"
     with pytest.raises(Refused, match="cpu:1 has 10 bytes free of the 20"):
-        here.node.choose("cpu:0+1", 20)
+        here.devices.choose("cpu:0+1", 20)
     with pytest.raises(Refused, match="no device cpu:2; it has cpu:0, cpu:1"):
-        here.node.choose("cpu:0+2", 1)
+        here.devices.choose("cpu:0+2", 1)

@@ -1,0 +1,70 @@
+"""The entrance of ``node.command``: which only nodes may send, and nothing but commands of the leader passes.
+
+Each is fenced by the leader's revision, and done once: a repeated command id returns the recorded result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from rgpu.link.control import CommandLog, ControlServer, Handler, Request
+from rgpu.migrate.leader.nodes import Progress
+from rgpu.server.node.commands.fence import LeaderFence
+from rgpu.server.node.sessions.move_progress import MoveProgress
+from rgpu.session.errors import Refused, RgpuError
+
+Command = Callable[..., Awaitable[dict[str, Any]]]
+
+#: Asked by an operator through any node, not by a leader.
+NO_LEADER = frozenset({"session.logs", "node.holdings", "node.adopt"})
+
+
+class CommandEntrance:
+    """``commands``: verb → what does it. ``observe``: told of each (verb, outcome, seconds)."""
+
+    def __init__(self, commands: Mapping[str, Command], fence: LeaderFence, progress: MoveProgress,
+                 observe: Callable[[str, str, float], None] = lambda verb, outcome, seconds: None) -> None:
+        self._commands, self._fence, self._progress, self._observe = commands, fence, progress, observe
+        self._done = CommandLog()
+
+    def register(self, control: ControlServer, reporter: Callable[[Request], Progress],
+                 to_leader: Mapping[str, Handler]) -> None:
+        """Answer ``node.command``, and no other verb.
+
+        ``reporter``: makes the function that tells a request's sender how far it is. ``to_leader``: what other nodes
+        pass on under the same name for this node to do while it leads.
+        """
+        async def answer(request: Request) -> Any:
+            verb = str(request.args.get("verb"))
+            if verb in to_leader:
+                return await to_leader[verb](request)
+            return await self.perform(verb, dict(request.args.get("args") or {}), leader=request.leader,
+                                      command_id=request.command, on_progress=reporter(request))
+
+        control.register("node.command", answer)
+
+    async def perform(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str,
+                      on_progress: Progress | None = None) -> dict[str, Any]:
+        """Do it, once. ``on_progress``: told how far a move's source is.
+
+        Raises :class:`Fenced` for an old leader, :class:`Refused` for an unknown command, and what the command raises.
+        """
+        began, outcome = time.monotonic(), "ok"
+        try:
+            if verb not in NO_LEADER:
+                self._fence.check(verb, leader)
+            self._fence.saw(leader)
+            command = self._commands.get(verb)
+            if command is None:
+                raise Refused(f"a node does not know the command {verb!r}")
+            with self._progress.listening(str(args.get("session")), on_progress if verb == "move.send" else None):
+                return dict(await self._done.run("leader", command_id or f"{verb}:{id(args)}",
+                                                 lambda: command(**args)) or {})
+        except RgpuError as error:
+            outcome = error.code
+            raise
+        finally:
+            if verb in self._commands:
+                self._observe(verb, outcome, time.monotonic() - began)

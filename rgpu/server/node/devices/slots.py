@@ -1,0 +1,68 @@
+"""The devices of a node, and what of their memory is promised to sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rgpu.checkpoint.device import DeviceFacts
+from rgpu.migrate.scheduling.placement import mebibytes
+from rgpu.server.node.devices.health import Health
+from rgpu.session.devices import parts
+from rgpu.session.errors import Refused
+
+
+@dataclass
+class DeviceSlot:
+    """A device of this node and what is promised of it."""
+
+    spec: str  #: cpu:0, cuda:1
+    facts: DeviceFacts
+    memory: int  #: bytes that sessions may use in all
+    health: Health = Health()
+
+    @property
+    def healthy(self) -> bool:
+        return self.health.healthy
+
+
+class Occupant(Protocol):
+    """What takes a part of one device or of several."""
+
+    device: str  #: several joined by ``+``
+    quota: int  #: bytes of each
+
+
+class DeviceSlots:
+    """``occupants``: all that have a part now. ``kept``: bytes of a device that warm workers take."""
+
+    def __init__(self, host: str, slots: dict[str, DeviceSlot], occupants: Callable[[], Sequence[Occupant]],
+                 kept: Callable[[str], int] = lambda spec: 0) -> None:
+        self.slots = slots
+        self._host, self._occupants, self._kept = host, occupants, kept
+
+    def free(self, spec: str) -> int:
+        """Bytes of the device that no session here was promised."""
+        used = sum(one.quota for one in self._occupants() if spec in parts(one.device))
+        return self.slots[spec].memory - used - self._kept(spec)
+
+    def choose(self, device: str | None, quota: int) -> str:
+        """A healthy device with room, or all that ``device`` names. Raises :class:`Refused` with the reason."""
+        for spec in parts(device) if device else ():
+            if spec not in self.slots:
+                raise Refused(f"{self._host} has no device {spec}; it has {', '.join(self.slots)}")
+        reasons = []
+        for name in [device] if device else list(self.slots):
+            against = [why for spec in parts(name) if (why := self._refuses(spec, quota))]
+            if not against:
+                return name
+            reasons += against
+        raise Refused(f"{self._host} is full: {'; '.join(reasons)}", host=self._host)
+
+    def _refuses(self, spec: str, quota: int) -> str:
+        if not self.slots[spec].healthy:
+            return f"{spec} is unhealthy: {self.slots[spec].health.reason}"
+        if self.free(spec) < quota:
+            return f"{spec} has {mebibytes(self.free(spec))} free of the {mebibytes(quota)} asked for"
+        return ""

@@ -1,0 +1,53 @@
+"""What a node daemon is told when it is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rgpu.link.keys import PoolFiles
+from rgpu.migrate.leader.silence import AGENT_GRACE
+from rgpu.server.module_cache import DEFAULT_SIZE
+from rgpu.session.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `rgpu server` was told. Sizes in bytes, lease in seconds."""
+
+    files: PoolFiles
+    host: str
+    devices: tuple[str, ...]
+    device_memory: int
+    listen: str
+    control_port: int
+    data_port: int
+    lease: float
+    coordinator: bool
+    log_level: str
+    module_cache_size: int = DEFAULT_SIZE  #: bytes of images kept on disk; 0: none
+    registry: str = ""  #: etcd://…; "": the embedded one, in the pool's directory
+    store: str = ""  #: where images are; the pool's directory if empty
+    store_credentials: Path | None = None
+    keep_images: int = 3  #: newest images of each session that stay; 0: all
+    checkpoint_bandwidth: int = 0  #: bytes/s for all checkpoints together; 0: no limit
+    enforce_compute: str = "shared"  #: when sessions are held to their shares (:mod:`rgpu.server.node.workers.compute`)
+    spares: int = 0  #: workers that stand ready for each device
+    advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
+    client_grace: float = AGENT_GRACE  #: s that a client's host may be silent, where its session does not say
+    metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
+
+    @property
+    def registry_address(self) -> str:
+        """Where the registry is. Raises :class:`NotFound`, :class:`Corrupt`."""
+        return self.registry or self.files.registry_address()
+
+    @property
+    def advertised(self) -> tuple[str, int] | None:
+        """Where others reach the data port, if that is not its own address. Raises :class:`UsageError`."""
+        if not self.advertise_data:
+            return None
+        host, _, port = self.advertise_data.rpartition(":")
+        if not host or not port.isdigit():
+            raise UsageError(f"{self.advertise_data!r} is no HOST:PORT")
+        return host, int(port)

@@ -1,0 +1,81 @@
+"""Commands from this node's coordinator to nodes, waited for while the node that has them lives, and no longer.
+
+A connection says nothing when its peer is gone for good, and a command to a
+node may take half an hour. The registry knows: a daemon that was started again
+has another incarnation and knows nothing of the command, and one whose record
+stays away for longer than its lease is not coming back as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from rgpu.link.keys import Endpoint
+from rgpu.migrate.leader.nodes import Progress
+from rgpu.server.node.pool.peers import Peers
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.session.errors import LinkError, RgpuError
+
+LOOK = 1.0  #: seconds between two looks at the node's record
+
+T = TypeVar("T")
+
+
+async def unless_gone(answer: Awaitable[T], incarnation: Callable[[], Awaitable[int | None]], asked: int,
+                      patience: float, what: str) -> T:
+    """What ``answer`` gives; :class:`LinkError` once the node that was asked cannot give it any more.
+
+    ``incarnation``: of the node as the registry has it now, None for none; what it raises says nothing of the node.
+    ``asked``: the incarnation that was asked. ``patience``: seconds that its record may be away: a daemon that lost
+    its place for a moment works on. ``what``: for the error.
+    """
+    task = asyncio.ensure_future(answer)
+    away = 0.0
+    try:
+        while not (await asyncio.wait([task], timeout=LOOK))[0]:
+            try:
+                now = await incarnation()
+            except RgpuError:
+                continue
+            away = away + LOOK if now is None else 0.0
+            if task.done():
+                break
+            if now not in (None, asked):
+                raise LinkError(f"{what}: the node was started again meanwhile and knows nothing of it")
+            if away > patience:
+                raise LinkError(f"{what}: the node has gone")
+        return task.result()
+    finally:
+        task.cancel()
+
+
+class Perform(Protocol):
+    """The command entrance of this node."""
+
+    async def __call__(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str,
+                       on_progress: Progress | None = None) -> dict[str, Any]: ...
+
+
+class NodeCommander:
+    """Commands of a coordinator here (:class:`rgpu.migrate.leader.nodes.NodeCommands`): to this node, and to others.
+
+    ``here``: what this node itself does. ``lease``: s that another's record may be away.
+    """
+
+    def __init__(self, host: str, here: Perform, records: PoolRecords, peers: Peers, lease: float) -> None:
+        self._host, self._here, self._records, self._peers, self._lease = host, here, records, peers, lease
+
+    async def command(self, host: str, verb: str, args: dict[str, Any], *, leader: int, epoch: int, command_id: str,
+                      timeout: float = 30.0, on_progress: Progress | None = None) -> dict[str, Any]:
+        """This node directly, others over control."""
+        if host == self._host:
+            return await self._here(verb, args, leader=leader, command_id=command_id, on_progress=on_progress)
+        node = await self._records.living(host)
+        client = self._peers.at(Endpoint(node.control, node.public_key, host))
+        call = client.call("node.command", {"verb": verb, "args": args}, timeout=timeout, leader=leader,
+                           epoch=epoch, command=command_id, on_progress=on_progress)
+        result = await unless_gone(call, lambda: self._records.incarnation_of(host), node.incarnation,
+                                   self._lease, f"{verb} on {host}")
+        return dict(result or {})

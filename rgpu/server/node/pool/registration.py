@@ -1,0 +1,74 @@
+"""This node's place in the pool: its record, and the lease that holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from rgpu import __version__
+from rgpu.migrate.membership.leases import LeaseKeeper
+from rgpu.migrate.membership.registration import Membership
+from rgpu.migrate.records.schema import DeviceRecord, NodeRecord
+from rgpu.migrate.registry.base import Registry
+from rgpu.server.node.identity import Identity
+from rgpu.session.errors import RgpuError
+
+REFRESH_SECONDS = 2.0
+
+
+class Registration:
+    """``keeper`` is set by :meth:`keep`, ``membership`` by :meth:`join`.
+
+    ``lease``: s. ``store``: where images lie, in words that only nodes which see the same ones share.
+    """
+
+    def __init__(self, identity: Identity, devices: Callable[[], list[DeviceRecord]], lease: float, store: str) -> None:
+        self._identity, self._devices, self._lease, self._store = identity, devices, lease, store
+        self.keeper: LeaseKeeper
+        self.membership: Membership
+        self.joined = False
+
+    def keep(self, address: str) -> None:
+        """Start the process that renews leases of the registry at ``address``."""
+        # A daemon frozen for longer than its lease is dead to the pool: the keeper must not renew for it.
+        self.keeper = LeaseKeeper(address, patience=2 * self._lease)
+
+    async def join(self, registry: Registry, control: str, data: tuple[str, int],
+                   on_return: Callable[[], None]) -> None:
+        """Register under the lease. ``control``, ``data``: where this node answers.
+
+        ``on_return`` is called when it is registered again after its lease was lost. Raises :class:`AlreadyExists`,
+        :class:`PoolUnavailable`.
+        """
+        await asyncio.to_thread(self.keeper.wait_started)
+        record = NodeRecord(
+            host=self._identity.host, incarnation=self._identity.incarnation, control=control,
+            data=f"{data[0]}:{data[1]}", public_key=self._identity.keys.public, devices=self._devices(), state="ready",
+            version=__version__, started=time.time(), store=self._store)
+        self.membership = Membership(registry, self.keeper, record, self._lease, take_over=True, on_return=on_return)
+        await self.membership.start()
+        self.joined = True
+
+    def in_time(self) -> bool:
+        """Whether this node may begin anything now (OWNERSHIP 3)."""
+        return self.joined and self.membership.in_time()
+
+    async def tell_devices(self) -> None:
+        """The pool is told now that a device is not what it was. What it does not hear is told with the next look."""
+        with contextlib.suppress(RgpuError):
+            await self.membership.update(devices=self._devices())
+
+    async def refresh(self) -> None:
+        """Keep the free memory in the node's record, until cancelled: for people; placement counts promises."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            await self.tell_devices()
+
+    async def leave(self) -> None:
+        """Out of the pool at once: the leases are revoked."""
+        if hasattr(self, "membership"):
+            await self.membership.stop()
+        if hasattr(self, "keeper"):
+            self.keeper.close()

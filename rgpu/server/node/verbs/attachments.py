@@ -1,0 +1,73 @@
+"""What an agent needs to attach to its session's owner: where, with which ticket, and the facts of the devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rgpu.link import versions
+from rgpu.link.data import tickets
+from rgpu.migrate.records.schema import NodeRecord, SessionRecord
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.session.addresses import device_base
+from rgpu.session.devices import parts
+from rgpu.session.errors import NotFound
+from rgpu.session.facts import PEER_ATOMICS, PEERS, SessionFacts
+
+JOURNAL_LIMIT = 256 << 20
+
+
+class Attachments:
+    """``secret``: the pool's, which signs tickets."""
+
+    def __init__(self, records: PoolRecords, secret: bytes) -> None:
+        self._records, self._secret = records, secret
+
+    async def of(self, record: SessionRecord, public: str, *, ticket: bool = True,
+                 with_facts: bool = False) -> dict[str, Any]:
+        """Of a session, for the agent with the key ``public``. Raises :class:`NotFound`."""
+        nodes = await self._records.nodes()
+        node = nodes.get(record.owner or "")
+        value: dict[str, Any] = {"session": record.name, "owner": record.owner, "epoch": record.epoch,
+                                 "state": record.state, "reason": record.reason, "alive": node is not None,
+                                 "recover": record.recover, "endpoints": await self.endpoints(nodes)}
+        if node is not None and record.state in ("running", "moving"):
+            host, _, port = node.data.rpartition(":")
+            value["address"] = [host, int(port)]
+        if ticket:
+            granted = tickets.issue(self._secret, record.name, public, "calls")
+            value.update(ticket=granted.ticket, secret=granted.secret, expires=granted.expires)
+        if with_facts and node is not None:
+            value.update(session_facts(node, record.device or "", record.quota, record.name, record.recover),
+                         versions=versions.ours())
+        return value
+
+    async def endpoints(self, nodes: dict[str, NodeRecord] | None = None) -> list[dict[str, str]]:
+        """Where the living nodes answer."""
+        nodes = nodes if nodes is not None else await self._records.nodes()
+        return [{"address": n.control, "public": n.public_key, "host": n.host} for n in nodes.values() if n.control]
+
+
+def session_facts(node: NodeRecord, name: str, quota: int, session: str = "",
+                  recover: bool = True) -> dict[str, Any]:
+    """What the program may know of its devices; fixed when the session is made."""
+    devices = [device.facts for device in node.all_of(name)]
+    if not devices:
+        raise NotFound(f"{node.host} has no device {name} any more")
+    told = SessionFacts.from_dict({
+        "name": session, "number": 1, "driver_version": int(devices[0].get("driver_version", 13000)), "quota": quota,
+        "journal_limit": JOURNAL_LIMIT, "recover": recover,
+        "devices": [as_session_sees(facts, index, name) for index, facts in enumerate(devices)]})
+    return {"facts": told.as_dict(), "driver_release": str(devices[0].get("driver_release") or "")}
+
+
+def as_session_sees(facts: dict[str, Any], index: int, name: str) -> dict[str, Any]:
+    """A node's device as the session's ``index``-th of those that ``name`` names: its range, and whom it reaches.
+
+    On the node it says by the node's ordinals whom its kernels reach; the program counts the session's.
+    """
+    attributes = {int(key): value for key, value in (facts.get("attributes") or {}).items()}
+    ordinals = [int(one.rpartition(":")[2]) for one in parts(name)]
+    for which in (PEERS, PEER_ATOMICS):
+        reached = attributes.get(which, 0)
+        attributes[which] = sum(1 << n for n, ordinal in enumerate(ordinals) if n != index and reached >> ordinal & 1)
+    return {**facts, "attributes": attributes, "range_base": device_base(index)}

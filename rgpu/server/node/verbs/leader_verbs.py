@@ -1,0 +1,139 @@
+"""What users, agents and nodes ask of the leader about sessions, done where this node leads.
+
+Any node passes it on to the leader (:class:`LeaderRequests`); the leader does it (:class:`LeaderVerbs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rgpu.link import versions
+from rgpu.link.control import ControlServer, Request
+from rgpu.migrate.leader.coordinator import Coordinator
+from rgpu.migrate.leader.requests import program_of, read_order
+from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.records.schema import SessionRecord
+from rgpu.server.node.background import Background
+from rgpu.server.node.pool.leader_link import LeaderLink, LeaderVerb
+from rgpu.server.node.pool.local_leader import LocalLeader
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.server.node.store.images import NodeImages
+from rgpu.server.node.verbs.attachments import Attachments
+from rgpu.server.node.verbs.views import LastWords, NodeViews
+
+#: Of the leader's: told by nodes, not by users.
+OF_NODES = frozenset({"worker.died", "agent.silent"})
+
+
+class LeaderRequests:
+    """Leader's verbs as any node is asked for them. ``verbs``: all of them."""
+
+    def __init__(self, link: LeaderLink, local: LocalLeader, verbs: Mapping[str, LeaderVerb],
+                 background: Background) -> None:
+        self._link, self._local, self._verbs, self._background = link, local, verbs, background
+
+    def register(self, control: ControlServer) -> None:
+        """Have them passed on to the leader, from wherever they come."""
+        for verb in self._verbs:
+            if verb not in OF_NODES:
+                control.register(verb, self._pass_on)
+
+    async def _pass_on(self, request: Request) -> Any:
+        return await self._link.ask(request.verb, request.args, request.public, self._background.reporter(request))
+
+    async def take(self, request: Request) -> Any:
+        """One that another node passes on to this one. Raises :class:`Fenced` if this one does not lead."""
+        verb, args = str(request.args.get("verb")), dict(request.args.get("args") or {})
+        self._local.leading()
+        return await self._verbs[verb](args, str(request.args.get("public") or ""),
+                                       self._background.reporter(request))
+
+
+class LeaderVerbs:
+    """What the leader does about sessions."""
+
+    def __init__(self, local: LocalLeader, records: PoolRecords, attachments: Attachments, views: NodeViews,
+                 words: LastWords, images: NodeImages, background: Background) -> None:
+        self._local, self._records, self._attachments, self._views = local, records, attachments, views
+        self._words, self._images, self._background = words, images, background
+        self.table: dict[str, LeaderVerb] = {
+            "session.create": self._create, "session.end": self._end, "session.kill": self._end,
+            "session.withdraw": self._withdraw,
+            "session.migrate": self._migrate, "session.move_abort": self._move_abort,
+            "session.checkpoint": self._checkpoint, "session.restore": self._restore,
+            "session.unreachable": self._unreachable, "worker.died": self._worker_died,
+            "agent.silent": self._agent_silent}
+
+    @property
+    def _coordinator(self) -> Coordinator:
+        return self._local.leading()
+
+    async def _create(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        versions.check(args.get("versions"), "the client")
+        order, admission = read_order(args, public), self._coordinator.admission
+        if not (args.get("options") or {}).get("queue"):
+            return await self._attachments.of(await admission.create(order), public, with_facts=True)
+        found = await admission.create_or_wait(order, known=str(args.get("known") or ""),
+                                               wait=float(args.get("wait") or 0.0))
+        if isinstance(found, SessionRecord):
+            return await self._attachments.of(found, public, with_facts=True)
+        return {"queued": {"position": found.position, "waiting": len(admission.lines), "reason": found.reason},
+                "versions": versions.ours(), "endpoints": await self._attachments.endpoints()}
+
+    async def _end(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        reason = str(args.get("reason") or "killed by its user")
+        await self._coordinator.end(str(args["session"]), reason, float(args.get("created") or 0.0))
+        self._words.keep(str(args["session"]), args.get("statistics"))
+        return {"session": args["session"], "reason": reason}
+
+    async def _withdraw(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        reason = str(args.get("reason") or "its client waits no more")
+        await self._coordinator.admission.withdraw(
+            str(args["session"]), agent=public, program=program_of(args.get("program")), reason=reason)
+        return {"session": args["session"], "reason": reason}
+
+    async def _migrate(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        options = dict(args.get("options") or {})
+        wishes = Wishes.from_options(options)
+        name, host = str(args["session"]), str(args["host"])
+        if options.get("dry_run"):
+            return dict(await self._coordinator.plan_move(name, host, wishes=wishes))
+        return dict(await self._coordinator.migrate(name, host, wishes=wishes, on_progress=progress))
+
+    async def _move_abort(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        await self._coordinator.move_abort(str(args["session"]), str(args.get("move") or ""))
+        return await self._views.move(str(args["session"]))
+
+    async def _checkpoint(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        session = str(args["session"])
+        if args.get("wait") is False:
+            await self._records.session(session)  # a wrong name is told at once
+            self._background.spawn(self._coordinator.checkpoint(session))
+            return {"session": session, "waited": False}
+        return dict(await self._coordinator.checkpoint(session))
+
+    async def _restore(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        name = str(args["image"])
+        images = await self._images.find(public, name)
+        about = await asyncio.to_thread(lambda: images.holding(name).summary(name))
+        return dict(await self._coordinator.restore(name, about.session, position=about.position,
+                                                    host=args.get("host")))
+
+    async def _unreachable(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        await self._coordinator.unreachable(str(args["session"]), epoch=int(args["epoch"]), reached=args.get("reached"),
+                                            seconds=float(args.get("seconds") or 0.0))
+        return {}
+
+    async def _worker_died(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        await self._coordinator.worker_died(str(args["session"]), str(args["host"]), epoch=int(args["epoch"]),
+                                            position=args.get("position"), begun=args.get("begun"),
+                                            complete=args.get("complete"),
+                                            reason=str(args.get("reason") or "its worker died"))
+        return {}
+
+    async def _agent_silent(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        return {"again": await self._coordinator.agent_silent(
+            str(args["session"]), str(args["host"]), epoch=int(args["epoch"]), seconds=float(args["seconds"]),
+            had_agent=bool(args.get("had_agent")))}

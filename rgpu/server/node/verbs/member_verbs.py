@@ -1,0 +1,61 @@
+"""Who belongs to the pool: keys that are invited, listed and revoked, hosts that join and are removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rgpu.link.control import ControlServer, Request
+from rgpu.link.keys import AuthorizedKeys, PoolFiles, check_name, check_public
+from rgpu.migrate.membership.members import Members
+from rgpu.migrate.records.schema import check_host_name
+from rgpu.server.node.pool.leader_link import LeaderVerb, Progress
+from rgpu.server.node.pool.local_leader import LocalLeader
+from rgpu.server.node.pool.records import PoolRecords
+
+
+class MemberVerbs:
+    """``authorized``: whom this node lets in. ``address``: the registry's, told to hosts that join."""
+
+    def __init__(self, local: LocalLeader, records: PoolRecords, files: PoolFiles, authorized: AuthorizedKeys,
+                 address: str) -> None:
+        self._local, self._records, self._files, self._authorized = local, records, files, authorized
+        self._address = address
+        self.table: dict[str, LeaderVerb] = {
+            "keys.invite": self._invite, "keys.revoke": self._revoke, "pool.join": self._join,
+            "node.remove": self._remove}
+
+    def register(self, control: ControlServer) -> None:
+        """Answer what any node knows: whom it lets in."""
+        control.register("keys.list", self._keys)
+
+    @property
+    def _members(self) -> Members:
+        return self._local.leading().members
+
+    async def _invite(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+        record = await self._members.invite(
+            check_name(str(args["name"])), check_public(str(args["public"])), host=str(args.get("host") or ""),
+            seconds=float(args.get("seconds") or 3600.0))
+        return {"name": record.name, "expires": record.expires, "pool": self._files.read_description().id}
+
+    async def _join(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+        """``public``: the invitation's key, proven by the link; ``args["public"]``: the node's own."""
+        host = check_name(str(args["host"]), "host")
+        await self._members.join(public, host, check_public(str(args["public"])))
+        nodes = await self._records.nodes()
+        return {"pool": self._files.read_description().id, "secret": self._files.secret(),
+                "registry": self._address, "cluster": self._records.registry.cluster_id,
+                "endpoints": [{"address": n.control, "public": n.public_key, "host": n.host}
+                              for n in nodes.values() if n.control]}
+
+    async def _revoke(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+        await self._members.revoke(check_name(str(args["name"])))
+        return {}
+
+    async def _remove(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+        await self._members.remove(check_host_name(str(args["host"])))
+        return {}
+
+    async def _keys(self, request: Request) -> Any:
+        keys = self._authorized.everybody()
+        return {"keys": [{"name": key.name, "role": key.role, "public": key.public} for key in keys]}

@@ -1,0 +1,82 @@
+"""The lines of `rgpu ps`: what a session's record and its worker's own words are to whoever looks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rgpu.migrate.leader.silence import AGENT_GRACE, grace_of
+from rgpu.migrate.records.schema import QueueRecord, SessionRecord
+
+
+def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The line of ``rgpu ps`` of a request that waits; ``lines``: what the leader says of the queue."""
+    line = lines.get(record.name, {})
+    return {"session": record.name, "state": "queued", "host": None, "epoch": 0, "memory_bytes": None, "calls": None,
+            "awaited_calls": None, "pid": record.program.pid, "worker_pid": None, "command": record.program.command,
+            "position": line.get("position"), "priority": record.wants.priority, "quota": record.quota,
+            "reason": str(line.get("reason") or record.reason), "note": _in_line(line) or record.reason,
+            "age_s": max(0.0, time.time() - record.arrived)}
+
+
+def _in_line(line: dict[str, Any] | None) -> str:
+    """Where it stands in the queue."""
+    return f"position {line['position']}: {line['reason']}" if line and line.get("position") else ""
+
+
+def _silence(record: SessionRecord, view: dict[str, Any], grace: float) -> tuple[float, float, str]:
+    """Since when its client's host is silent, when the session is ended for it (0: neither), and both in words."""
+    since, allowed = record.silent_since, grace_of(record, grace)
+    if not since or record.state != "running" or view.get("attached") and not view.get("silent_s"):
+        return 0.0, 0.0, ""
+    begun, over = (time.strftime("%H:%M:%S", time.localtime(when)) for when in (since, since + allowed))
+    return since, since + allowed, (f"its client host is silent since {begun} ({time.time() - since:.0f} s): "
+                                    f"checkpointed and ended at {over} if it does not come back")
+
+
+def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None = None,
+         grace: float = AGENT_GRACE) -> dict[str, Any]:
+    """One line of ``rgpu ps``; ``line``: where a parked one stands in the queue."""
+    stats, words, gpu = dict(view.get("stats") or {}), view.get("last_words") or {}, view.get("gpu") or {}
+    if record.state == "ended" and words.get("pid") == record.program.pid:  # and not of an earlier one of that name
+        stats.update(words)
+    catch_up = dict(view.get("catch_up") or {})
+    since, ends, silent = _silence(record, view, grace)
+    notes = [record.reason if record.state not in ("running",) else "", _in_line(line), silent,
+             str(stats.get("blocked_reason") or ""),
+             f"diverged: {stats['divergence']}" if stats.get("divergence") else "",
+             str(view.get("error_detail") or ""), _pinned(view.get("pins")),
+             f"catching up ({catch_up['state']}): {catch_up.get('reason')}"
+             if catch_up.get("state") in ("ordered", "overlapping") else ""]
+    return {"session": record.name, "state": record.state, "host": record.owner, "epoch": record.epoch,
+            "memory_bytes": view.get("memory_bytes"), "calls": stats.get("calls", view.get("position")),
+            "awaited_calls": stats.get("awaited_calls"), "bytes": stats.get("bytes"), "pid": record.program.pid,
+            "worker_pid": view.get("worker_pid"), "command": record.program.command, "attached": view.get("attached"),
+            "module_bytes": stats.get("module_bytes"), "module_bytes_saved": stats.get("module_bytes_saved"),
+            "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
+            "shared_bytes_to_device": stats.get("shared_bytes_to_device"),
+            "shared_bytes_from_device": stats.get("shared_bytes_from_device"),
+            "same_host": str(stats.get("same_host") or "")[:300],
+            "divergences": stats.get("divergences", 0), "exposure": stats.get("exposure"),
+            "unsupported_calls": _names(stats.get("unsupported_calls")), "compute": record.wants.compute or None,
+            "gpu_seconds": gpu.get("busy_s"), "gpu_share": gpu.get("recent"), "compute_limit": gpu.get("limit"),
+            "held_seconds": gpu.get("held_s"), "catch_up": catch_up.get("state"),
+            "catch_ups": catch_up.get("catch_ups"), "catch_up_stalls": catch_up.get("stalls"),
+            "priority": record.wants.priority, "position": line.get("position") if line else None,
+            "silent_since": since or None, "ends_at": ends or None,
+            "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
+
+
+def _pinned(pins: Any) -> str:
+    """Why a session cannot move, if anything keeps it."""
+    return f"cannot move: {'; '.join(_names(pins))}" if pins else ""
+
+
+def _names(value: Any) -> list[str]:
+    """Names of functions, from an agent, which may say anything."""
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def plain(record: Any) -> dict[str, Any] | None:
+    """A record's fields by name; None for none."""
+    return None if record is None else {name: getattr(record, name) for name in record.__struct_fields__}

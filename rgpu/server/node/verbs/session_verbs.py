@@ -1,0 +1,112 @@
+"""What users and agents ask about sessions, answered by any node from the registry and from what nodes say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rgpu.link import versions
+from rgpu.link.control import ControlServer, Request
+from rgpu.link.keys import Endpoint
+from rgpu.migrate.leader.capacity.admission import DEFAULT_QUOTA
+from rgpu.migrate.leader.requests import read_order
+from rgpu.migrate.records.schema import QUEUE, QueueRecord, decode
+from rgpu.migrate.scheduling import placement
+from rgpu.migrate.scheduling.adapter import place_by_fragmentation
+from rgpu.server.node.pool.memory import RecordMemory
+from rgpu.server.node.pool.peers import Peers
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.server.node.verbs.attachments import Attachments, session_facts
+from rgpu.server.node.verbs.rows import plain, row, waiting_row
+from rgpu.server.node.verbs.views import NodeViews, views_of
+from rgpu.server.node.workers.logs import WorkerLogs
+from rgpu.session.errors import Refused
+
+
+class OwnerVerbs:
+    """Where a session is, or would be, and how its agent gets there."""
+
+    def __init__(self, records: PoolRecords, attachments: Attachments, memory: RecordMemory) -> None:
+        self._records, self._attachments, self._memory = records, attachments, memory
+
+    def register(self, control: ControlServer) -> None:
+        """Answer them."""
+        for verb, handler in {"session.owner": self._owner, "session.candidate": self._candidate,
+                              "session.renew_ticket": self._renew}.items():
+            control.register(verb, handler)
+
+    async def _owner(self, request: Request) -> Any:
+        self._memory.saw(str(request.args["session"]), request.public, request.args.get("epoch"))
+        held = await self._records.session(str(request.args["session"]))
+        return await self._attachments.of(held.record, request.public, ticket=False)
+
+    async def _candidate(self, request: Request) -> Any:
+        """Where a session of that size would go: the placement's own answer, to nobody's favour."""
+        versions.check(request.args.get("versions"), "the client")
+        order = replace(read_order(request.args, request.public), name="a session")
+        nodes = await self._records.nodes()
+        snapshot = placement.Snapshot(tuple(nodes.values()), tuple(await self._records.sessions()))
+        wanted = placement.sized(snapshot, order.request(), order.share, DEFAULT_QUOTA)
+        quota = wanted.quota
+        try:
+            choice = place_by_fragmentation(snapshot, wanted)
+        except Refused:
+            if not (request.args.get("options") or {}).get("queue"):
+                raise
+            # It will wait for its place: what that may be, were the pool empty.
+            choice = place_by_fragmentation(placement.Snapshot(snapshot.nodes, ()), wanted)
+        return {"host": choice.host, "device": choice.device, "versions": versions.ours(),
+                **session_facts(nodes[choice.host], choice.device, quota)}
+
+    async def _renew(self, request: Request) -> Any:
+        held = await self._records.session(str(request.args["session"]))
+        if held.record.agent != request.public:
+            raise Refused(f"session {held.record.name} belongs to another agent")
+        return await self._attachments.of(held.record, request.public)
+
+
+class SessionVerbs:
+    """What sessions are. ``grace``: s that a client's host may be silent, where its session does not say."""
+
+    def __init__(self, records: PoolRecords, views: NodeViews, logs: WorkerLogs, peers: Peers, grace: float) -> None:
+        self._records, self._views, self._logs, self._peers, self._grace = records, views, logs, peers, grace
+
+    def register(self, control: ControlServer) -> None:
+        """Answer them."""
+        for verb, handler in {"session.list": self._list, "session.describe": self._describe,
+                              "session.logs": self._newest_logs, "session.move_status": self._move_status}.items():
+            control.register(verb, handler)
+
+    async def _list(self, request: Request) -> Any:
+        records = await self._records.sessions()
+        infos = await self._views.of_all()
+        views = views_of(infos)
+        lines = {str(line["name"]): line for info in infos for line in info.get("queue", [])}
+        shown = [r for r in records if request.args.get("all") or r.state not in ("ended", "failed")]
+        waiting = (await self._records.registry.list(QUEUE)).entries
+        return {"sessions": [row(record, views.get(record.name, {}), lines.get(record.name), self._grace)
+                             for record in shown],
+                "queue": [waiting_row(decode(entry.value, QueueRecord, entry.key), lines) for entry in waiting]}
+
+    async def _describe(self, request: Request) -> Any:
+        held = await self._records.session(str(request.args["session"]))
+        view = (await self._views.sessions()).get(held.record.name, {})
+        record = held.record
+        return {**row(record, view, grace=self._grace),
+                "quota": record.quota, "device": record.device,
+                "image": plain(record.image), "move": plain(record.move), "recover": record.recover,
+                "created": record.created, "changed": record.changed,
+                "worker": {key: value for key, value in view.items() if key != "last_words"}}
+
+    async def _newest_logs(self, request: Request) -> Any:
+        session = str(request.args["session"])
+        held = await self._records.session(session)
+        owner = held.record.owner
+        if owner and owner != self._logs.host and not request.args.get("here"):
+            node = await self._records.living(owner)
+            peer = self._peers.at(Endpoint(node.control, node.public_key, owner))
+            return await peer.call("node.command", {"verb": "session.logs", "args": request.args})
+        return await self._logs.newest(session=session, lines=int(request.args.get("lines") or 100))
+
+    async def _move_status(self, request: Request) -> Any:
+        return await self._views.move(str(request.args["session"]))
