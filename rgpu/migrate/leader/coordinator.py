@@ -102,15 +102,15 @@ class Coordinator:
         return await self.admission.create(Order(name, agent, quota, share, program_of(program), recover, host, device,
                                                  wants or Wants()))
 
-    async def migrate(self, name: str, host: str, *, wishes: MoveOptions | None = None, device: str | None = None,
+    async def migrate(self, name: str, host: str, *, options: MoveOptions | None = None, device: str | None = None,
                       on_progress: Progress | None = None, why: str = "") -> dict[str, Any]:
-        """Move a session while it runs: see :meth:`Moves.migrate`. ``wishes``: the move's options."""
-        return await self.moving.migrate(name, host, options=wishes, device=device, on_progress=on_progress, why=why)
+        """Move a session while it runs: see :meth:`Moves.migrate`."""
+        return await self.moving.migrate(name, host, options=options, device=device, on_progress=on_progress, why=why)
 
-    async def plan_move(self, name: str, host: str, *, wishes: MoveOptions | None = None,
+    async def plan_move(self, name: str, host: str, *, options: MoveOptions | None = None,
                         device: str | None = None) -> dict[str, Any]:
-        """What a move would cost: see :meth:`Moves.plan`. ``wishes``: the move's options."""
-        return await self.moving.plan(name, host, options=wishes, device=device)
+        """What a move would cost: see :meth:`Moves.plan`."""
+        return await self.moving.plan(name, host, options=options, device=device)
 
     async def pause(self, paused: bool, reason: str = "") -> PoolRecord:
         """Stop automation, or let it go on: what waited is then looked at with the next tick."""
@@ -124,8 +124,3 @@ class Coordinator:
         """Have everything that waits tried with the next tick, however often that was in vain."""
         self.resuming.retry_all()
         self.queue.wake()
-
-    @property
-    def desk(self) -> PoolRecords:
-        """The records, by the name that the operators' verbs know."""
-        return self.records

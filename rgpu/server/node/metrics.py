@@ -119,7 +119,7 @@ class Metrics:
         self.observe("rgpu_command_seconds", seconds, verb)
 
     def leader(self, what: str, values: dict[str, Any]) -> None:
-        """What the coordinator on this node says of its work (:class:`rgpu.migrate.leader.desk.Desk`)."""
+        """What the coordinator on this node says of its work (:class:`rgpu.migrate.leader.term.decisions.Term`)."""
         if what == "decision":
             self.count("rgpu_decisions_total", str(values["decision"]))
         elif what == "move":

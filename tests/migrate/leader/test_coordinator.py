@@ -262,7 +262,7 @@ def test_a_replay_that_fails_is_followed_by_a_copy(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         await w.session("s")
         w.pool.nodes["a"].replay_fails = True
-        result = await w.coordinator.migrate("s", "b", wishes=MoveOptions("replay", max_downtime=2.0))
+        result = await w.coordinator.migrate("s", "b", options=MoveOptions("replay", max_downtime=2.0))
         assert result["outcome"] == "committed" and "on purpose" in result["fell_back"]
         assert [(one["mode"], one["max_downtime"]) for one in w.pool.nodes["a"].wishes] == [
             ("replay", 2.0), ("copy", 2.0)]
@@ -277,8 +277,8 @@ def test_what_a_replay_came_to_is_known_to_the_next_move(tmp_path: Path) -> None
     async def test(w: World) -> None:
         await w.session("s")
         w.pool.nodes["a"].replay_fails = True
-        await w.coordinator.migrate("s", "b", wishes=MoveOptions("auto"))
-        await w.coordinator.migrate("s", "c", wishes=MoveOptions("auto"))
+        await w.coordinator.migrate("s", "b", options=MoveOptions("auto"))
+        await w.coordinator.migrate("s", "c", options=MoveOptions("auto"))
         assert [one["mismatched"] for one in w.pool.nodes["a"].wishes] == [0.0, 0.0]
         assert [one["mismatched"] for one in w.pool.nodes["b"].wishes] == [0.75]
 

@@ -13,7 +13,7 @@ from rgpu.link import versions
 from rgpu.link.control import ControlServer, Request
 from rgpu.migrate.leader.coordinator import Coordinator
 from rgpu.migrate.leader.requests import program_of, read_order
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.records.schema import SessionRecord
 from rgpu.server.node.background import Background
 from rgpu.server.node.pool.leader_link import LeaderLink, LeaderVerb
@@ -95,12 +95,12 @@ class LeaderVerbs:
         return {"session": args["session"], "reason": reason}
 
     async def _migrate(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
-        options = dict(args.get("options") or {})
-        wishes = Wishes.from_options(options)
+        asked = dict(args.get("options") or {})
+        options = MoveOptions.from_options(asked)
         name, host = str(args["session"]), str(args["host"])
-        if options.get("dry_run"):
-            return dict(await self._coordinator.plan_move(name, host, wishes=wishes))
-        return dict(await self._coordinator.migrate(name, host, wishes=wishes, on_progress=progress))
+        if asked.get("dry_run"):
+            return dict(await self._coordinator.plan_move(name, host, options=options))
+        return dict(await self._coordinator.migrate(name, host, options=options, on_progress=progress))
 
     async def _move_abort(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         await self._coordinator.move_abort(str(args["session"]), str(args.get("move") or ""))

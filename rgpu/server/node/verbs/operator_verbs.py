@@ -47,8 +47,8 @@ class HostVerbs:
     async def _drain_status(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
         coordinator, host = self._coordinator, check_host_name(str(args["host"]))
         record = await coordinator.hosts.find(host)
-        alive = await coordinator.desk.node(host) is not None
-        return dict(coordinator.draining.status(record, await coordinator.desk.sessions(), alive))
+        alive = await coordinator.records.node(host) is not None
+        return dict(coordinator.draining.status(record, await coordinator.records.sessions(), alive))
 
     async def _pause(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
         record = await self._coordinator.pause(bool(args.get("paused")), str(args.get("reason") or ""))
