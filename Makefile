@@ -74,7 +74,7 @@ compat: setup
 	$(PYTHON) tests/gpu/compat.py --docs docs/users/compatibility.md $(ARGS)
 
 bench-remote: setup
-	$(PYTHON) bench/remote.py $(ARGS)
+	$(PYTHON) bench/remote/remote.py $(ARGS)
 
 # On the cpu device the virtual environment has all that the programs need.
 chaos: setup

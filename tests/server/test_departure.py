@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.move_load import PTX
+from bench.move.move_load import PTX
 from rgpu.link.data.frames import Handover
 from rgpu.link.messages.data import TO_NODE
 from rgpu.migrate.move.machine import Command, Event
