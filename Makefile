@@ -8,7 +8,7 @@ SWEEP_JOBS ?= 4
 # Many processes each, and leases that must not be lost for want of a processor: one after the other.
 ALONE := tests/scenarios/test_effects.py tests/scenarios/test_hosts.py
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*/* \
-           rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/* \
+           rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/*/* \
            rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/* rgpu/link/messages/native/*)
 
 # Some images set it; each of the tests' thousands of processes would then compile every module that it imports.
