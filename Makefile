@@ -8,7 +8,7 @@ SWEEP_JOBS ?= 4
 # Many processes each, and leases that must not be lost for want of a processor: one after the other.
 ALONE := tests/scenarios/recovery/test_effects.py tests/scenarios/pool/test_hosts.py
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*/* \
-           rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/generated/* \
+           rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/*/* \
            rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/* rgpu/link/messages/native/*)
 
 # Some images set it; each of the tests' thousands of processes would then compile every module that it imports.
@@ -26,8 +26,8 @@ help:
 	@echo "make compat   every framework's programs natively and remotely, on a GPU; writes docs/users/compatibility.md"
 	@echo "make bench-remote  what remote costs, on a GPU; ARGS=--quick for two minutes (docs/benchmarks.md)"
 	@echo "make chaos    programs of many kinds, disturbed at random, on a GPU; ARGS='--device cpu --minutes 2' without one"
-	@echo "make shape    files a folder, import cycles, uses of hubs, duplicated lines"
-	@echo "make lint     ruff, mypy, import rules, public functions that nothing calls"
+	@echo "make shape    files a folder, import cycles, uses of hubs, hops of paths, duplicated lines"
+	@echo "make lint     ruff, mypy, import rules, public functions that nothing calls, docstrings"
 	@echo "make docs     the documentation as a site under site/; fails for links that lead nowhere"
 	@echo "make dist     sdist and manylinux wheel under dist/, and the demonstration from that wheel"
 
@@ -74,7 +74,7 @@ compat: setup
 	$(PYTHON) tests/gpu/compat.py --docs docs/users/compatibility.md $(ARGS)
 
 bench-remote: setup
-	$(PYTHON) bench/remote.py $(ARGS)
+	$(PYTHON) bench/remote/remote.py $(ARGS)
 
 # On the cpu device the virtual environment has all that the programs need.
 chaos: setup
@@ -84,10 +84,11 @@ shape:
 	@$(PYTHON) .ci/shape $(ARGS)
 
 lint: setup
-	$(BIN)/ruff check rgpu tests examples bench .ci/build .ci/dist .ci/docs .ci/shape .ci/unused
+	$(BIN)/ruff check rgpu tests examples bench .ci/build .ci/dist .ci/docs .ci/docstrings .ci/shape .ci/unused
 	$(BIN)/mypy rgpu
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/unused
+	$(BIN)/python .ci/docstrings
 	$(BIN)/python -m rgpu.session.calls.generate --check
 	$(BIN)/python -m rgpu.link.protocols.generate --check
 

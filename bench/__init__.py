@@ -1,0 +1,1 @@
+"""Benchmarks: programs that measure, each with a command of its own (docs/lab/methods.md says how they measure)."""

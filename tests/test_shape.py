@@ -10,11 +10,6 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-#: Rooms of the package and of its tests that hold more than fifteen files, and why.
-LARGER = {
-    "rgpu/server/device/cuda/native": "the sources of one library",
-    "rgpu/session/calls/functions": "the tables of one generator, a file for each group of the driver's functions",
-}
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +23,8 @@ def shape() -> ModuleType:
 
 
 def test_rooms_are_small(shape: ModuleType) -> None:
-    found = [name for name in shape.shape()["folders_over_15"] if name.startswith(("rgpu", "tests"))]
-    assert found == sorted(LARGER)
+    found = [name for name in shape.shape()["folders_over_15"] if name.startswith(("rgpu", "bench", "tests"))]
+    assert found == []
 
 
 def test_every_room_says_what_it_is_for(shape: ModuleType) -> None:
@@ -41,3 +36,22 @@ def test_every_room_says_what_it_is_for(shape: ModuleType) -> None:
 def test_cycles_are_found(shape: ModuleType) -> None:
     edges = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"f"}, "f": {"e"}}
     assert shape.cycles(edges) == [["a", "b", "c"], ["e", "f"]]
+
+
+def test_every_station_of_the_paths_exists_and_is_named_by_its_neighbour(shape: ModuleType) -> None:
+    paths = shape.stations()
+    assert set(paths) == {"kernel launch", "node command", "death of a worker"}
+    assert {name: shape.untrue(path) for name, path in paths.items()} == dict.fromkeys(paths, [])
+    assert all(2 <= count <= len(paths[name]) for name, count in shape.hops().items())
+
+
+def test_a_station_that_is_gone_is_named(shape: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("class A:\n    def one(self):\n        self.b.two()\n")
+    (tmp_path / "b.py").write_text("class B:\n    def two(self):\n        pass\n\n\ndef three():\n    pass\n")
+    (tmp_path / "c.cpp").write_text("int four(int x) {\n  return table[x];\n}\n")
+    monkeypatch.setattr(shape, "ROOT", tmp_path)
+    assert shape.untrue([("a.py", "A.one", ""), ("b.py", "B.two", "")]) == []
+    assert shape.untrue([("a.py", "A.gone", ""), ("b.py", "B.two", "")]) == ["a.py has no function A.gone"]
+    assert shape.untrue([("a.py", "A.one", ""), ("b.py", "three", "")]) == [
+        "neither a.py:A.one nor b.py:three names the other"]
+    assert shape.untrue([("c.cpp", "four", "table"), ("b.py", "three", "")]) == ["b.py does not contain 'table'"]

@@ -4,7 +4,7 @@
 ``{"mark": NAME, "at": "begin"|"end", "steps": N}`` stands before and after steps that are counted; where
 ``BENCH_MARKS`` is set, the workload then waits for a line on its standard input, so that whoever runs it can look.
 Where ``BENCH_TURNS`` is set, a row is ``{"turn": NAME, "unit": UNIT}`` and then, for each line ``go`` on the standard
-input, ``{"sample": V}``, until another line comes: several processes can take turns (``bench/paired.py``).
+input, ``{"sample": V}``, until another line comes: several processes can take turns (``bench/remote/paired.py``).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     python gpt2_steps.py --steps 600 [--small]
 
 TIME is the wall clock in seconds as the step's loss has arrived; LOSS is the bits of the fp32 value in hex.
-For `bench/recovery.py`. `--small` is a model of some thousand parameters, for a machine without PyTorch's GPU.
+For `bench/checkpoint/recovery.py`. `--small` is a model of some thousand parameters, for a machine without
+PyTorch's GPU.
 """
 
 from __future__ import annotations

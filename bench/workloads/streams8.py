@@ -3,7 +3,7 @@
 
     python streams8.py --rounds 400
 
-Ends with `digest HEX` of all results. For `bench/catch_up.py`: the most that an order of issue may cost.
+Ends with `digest HEX` of all results. For `bench/checkpoint/catch_up.py`: the most that an order of issue may cost.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
     python training.py [--steps 4000] [--width 2048]
 
-For `bench/make_room.py`: it runs long enough to be moved, and prints a line each hundred steps.
+For `bench/pool/make_room.py`: it runs long enough to be moved, and prints a line each hundred steps.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 
 from rgpu.session import addresses
 from rgpu.session.errors import Corrupt, VersionMismatch
+from rgpu.session.fields import U32, FieldReader, pack_name
 
 VERSION = 1
 MAX_DEVICES = 64
@@ -24,8 +25,6 @@ _HEAD = Struct("<IIQQQII")
 #: uuid, PCI domain, bus, device, zero, total memory, range base, range size
 _DEVICE = Struct("<16siiiIQQQ")
 _ATTRIBUTE = Struct("<ii")
-_U16 = Struct("<H")
-_U32 = Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class SessionFacts:
             raise ValueError(f"{len(self.devices)} devices; {MAX_DEVICES} at most")
         try:
             parts = [_HEAD.pack(VERSION, self.driver_version, self.number, self.quota, self.journal_limit,
-                                self.recover, len(self.devices)), _name(self.name)]
+                                self.recover, len(self.devices)), pack_name(self.name)]
             for device in self.devices:
                 parts.append(_encode_device(device))
         except StructError as error:
@@ -106,7 +105,7 @@ class SessionFacts:
     @staticmethod
     def decode(data: bytes) -> SessionFacts:
         """The inverse of :meth:`encode`. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
-        cursor = _Cursor(data)
+        cursor = FieldReader(data, "session facts")
         version, driver, number, quota, limit, recover, count = cursor.take(_HEAD)
         if version != VERSION:
             raise VersionMismatch(f"session facts of version {version}; this program reads {VERSION}", version=version)
@@ -123,62 +122,23 @@ def _encode_device(device: DeviceInfo) -> bytes:
         raise ValueError(f"{device.name}: a UUID of {len(device.uuid)} bytes, {len(device.attributes)} attributes")
     return b"".join((
         _DEVICE.pack(device.uuid, *device.pci, 0, device.total_memory, device.range_base, device.range_size),
-        _name(device.name), _U32.pack(len(device.attributes)),
+        pack_name(device.name), U32.pack(len(device.attributes)),
         *(_ATTRIBUTE.pack(key, value) for key, value in sorted(device.attributes.items()))))
 
 
-def _decode_device(cursor: _Cursor) -> DeviceInfo:
+def _decode_device(cursor: FieldReader) -> DeviceInfo:
     uuid, domain, bus, device, zero, total, base, size = cursor.take(_DEVICE)
     if zero:
         raise cursor.corrupt("a field that must be zero is not")
     name = cursor.name()
-    (count,) = cursor.take(_U32)
+    (count,) = cursor.take(U32)
     if count > MAX_ATTRIBUTES:
         raise cursor.corrupt(f"{count} attributes")
     attributes = dict(cursor.take(_ATTRIBUTE) for _ in range(count))
     return DeviceInfo(name, uuid, total, (domain, bus, device), base, size, attributes)
 
 
-def _name(text: str) -> bytes:
-    data = text.encode()
-    return _U16.pack(len(data)) + data
-
-
 def _typed(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
-
-
-class _Cursor:
-    """Reads fields from untrusted bytes, in order."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = bytes(data)
-        self.at = 0
-
-    def corrupt(self, what: str) -> Corrupt:
-        return Corrupt(f"session facts at offset {self.at}: {what}", offset=self.at, reason=what)
-
-    def take(self, layout: Struct) -> tuple[Any, ...]:
-        if len(self.data) - self.at < layout.size:
-            raise self.corrupt("cut off")
-        values = layout.unpack_from(self.data, self.at)
-        self.at += layout.size
-        return values
-
-    def name(self) -> str:
-        (size,) = self.take(_U16)
-        if len(self.data) - self.at < size:
-            raise self.corrupt("a name is cut off")
-        raw = self.data[self.at:self.at + size]
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError:
-            raise self.corrupt("a name that is not UTF-8") from None
-        self.at += size
-        return text
-
-    def end(self) -> None:
-        if self.at != len(self.data):
-            raise self.corrupt(f"{len(self.data) - self.at} bytes left over")

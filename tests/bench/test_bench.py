@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import bench.workload
-from bench.long_run import Memory, slope, verdict
-from bench.pool import BenchPool
-from bench.proxy import DelayProxy, Echo, build
-from bench.tables import Table, Target, reached
-from bench.workload import Outcome, Runner, Side
+import bench.support.workload
+from bench.remote.long_run import Memory, slope, verdict
+from bench.support.pool import BenchPool
+from bench.support.proxy import DelayProxy, Echo, build
+from bench.support.tables import Table, Target, reached
+from bench.support.workload import Outcome, Runner, Side
 
 
 def outcome(**rows: tuple[str, float]) -> Outcome:
@@ -118,7 +118,7 @@ sys.exit(int(sys.argv[1]))
 def test_calls_are_counted_between_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a real pool behind a proxy: 50 memsets are 50 calls; a failing workload is told in a few lines."""
     (tmp_path / "fake.py").write_text(WORKLOAD)
-    monkeypatch.setattr(bench.workload, "WORKLOADS", tmp_path)
+    monkeypatch.setattr(bench.support.workload, "WORKLOADS", tmp_path)
     with BenchPool(tmp_path / "pool", "cpu", (1.0,)) as pool:
         assert pool.measured[0]["asked_ms"] == 1.0 and pool.measured[0]["added_ms"] < 100  # the delay: test above
         side = Side("rtt-1", pool, ("--host", "rtt-1ms", "--memory", "64MiB"))
@@ -134,7 +134,7 @@ def test_calls_are_counted_between_marks(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_workload_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text("import time; print('{\"digest\": \"d\"}', flush=True); time.sleep(600)")
-    monkeypatch.setattr(bench.workload, "WORKLOADS", tmp_path)
+    monkeypatch.setattr(bench.support.workload, "WORKLOADS", tmp_path)
     found = Runner(Side("native"), "slow", [], tmp_path / "slow.jsonl", 6).run()
     assert "limit" in found.error and found.digest == "d"
 

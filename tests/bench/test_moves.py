@@ -1,4 +1,4 @@
-"""What bench/moves computes from what it saw, and the digests it expects."""
+"""What bench/move/moves.py computes from what it saw, and the digests it expects."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from bench import move_load, moves
-from bench.move_rows import Pace, around, cost, judge, pace, stop_of, table
+from bench.move import move_load, moves
+from bench.move.move_rows import Pace, around, cost, judge, pace, stop_of, table
 
 
 # -- pace -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What bench/paired computes, and that sides take turns: with a workload that needs no GPU."""
+"""What bench/remote/paired.py computes, and that sides take turns: with a workload that needs no GPU."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import bench.workload
-from bench.paired import NATIVE, Paired, condition_of, summary
-from bench.player import Player, PlayerLost
-from bench.workload import Side
+import bench.support.workload
+from bench.remote.paired import NATIVE, Paired, condition_of, summary
+from bench.support.player import Player, PlayerLost
+from bench.support.workload import Side
 
 WORKLOAD = """
 import os, sys
@@ -46,8 +46,8 @@ def test_sides_and_their_settings() -> None:
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: ANN201
-    (tmp_path / "toy.py").write_text(WORKLOAD.format(common=str(bench.workload.WORKLOADS)))
-    monkeypatch.setattr(bench.workload, "WORKLOADS", tmp_path)
+    (tmp_path / "toy.py").write_text(WORKLOAD.format(common=str(bench.support.workload.WORKLOADS)))
+    monkeypatch.setattr(bench.support.workload, "WORKLOADS", tmp_path)
     started: list[Player] = []
 
     def one(name: str, **settings: str) -> Player:

@@ -1,4 +1,4 @@
-"""bench/pool_scale.py runs, small: what it measures is there, and nothing of it is lost or failed."""
+"""bench/pool/pool_scale.py runs, small: what it measures is there, and nothing of it is lost or failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import pool_scale
+from bench.pool import pool_scale
 from tests.support.registry.etcd_cluster import needs_etcd
 
 

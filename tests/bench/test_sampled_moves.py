@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import moves
+from bench.move import moves
 from tests.support.pools.staged import unrepeatable
 from tests.support.pools.sweep import SWEEP
 

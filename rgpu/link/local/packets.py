@@ -49,7 +49,7 @@ class Channel:
             data, ancillary, flags, _ = self.sock.recvmsg(LIMIT + 1, size)
         except OSError as error:
             raise LinkError(f"the worker channel is closed: {error}") from error
-        fds = _descriptors(ancillary)
+        fds = descriptors(ancillary)
         if not data:
             raise LinkError("the other side of the worker channel has gone")
         try:
@@ -68,14 +68,21 @@ class Channel:
         return pid, uid
 
     def close(self) -> None:
-        try:
-            self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self.sock.close()
+        """Close this end, and wake what waits in the other."""
+        shut(self.sock)
 
 
-def _descriptors(ancillary: list[Any]) -> list[int]:
+def shut(sock: socket.socket) -> None:
+    """Shut a socket down in both directions, connected or not, and close it."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    sock.close()
+
+
+def descriptors(ancillary: list[Any]) -> list[int]:
+    """Return the file descriptors in the ancillary data of ``recvmsg``; they belong to the caller."""
     found = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rgpu.link.local.packets import descriptors, shut
 from rgpu.link.messages.memory import MEMORY, PACKET_LAYOUT, PROVE, PROVEN, TOKEN
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, TimedOut
 
@@ -130,23 +131,17 @@ class Channel:
             raise TimedOut("the other side of the memory channel says nothing") from None
         except OSError as error:
             raise LinkError(f"the memory channel is closed: {error}") from error
-        fds = array.array("i")
-        for level, kind, rights in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(rights[:len(rights) - len(rights) % fds.itemsize])
+        fds = descriptors(ancillary)
         try:
-            return _parse(data, list(fds), flags)
+            return _parse(data, fds, flags)
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
 
     def close(self) -> None:
-        try:
-            self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self.sock.close()
+        """Close this end, and wake what waits in the other."""
+        shut(self.sock)
 
 
 def _parse(data: bytes, fds: list[int], flags: int) -> Message:

@@ -16,6 +16,7 @@ from rgpu.link.protocols.data import DATA, MEMORY
 from rgpu.link.protocols.pages import PAGES
 from rgpu.link.protocols.shim import SHIM
 from rgpu.link.protocols.table import Protocol
+from rgpu.session import generated
 
 PROTOCOLS = (SHIM, DATA, MEMORY, PAGES, CONTROL)
 _MESSAGES = "rgpu/link/messages"
@@ -38,42 +39,22 @@ OUTPUTS: dict[str, Callable[[], str]] = {
 
 def root() -> Path:
     """Return the checkout that this package stands in."""
-    return Path(__file__).resolve().parents[3]
+    return generated.root()
 
 
 def stale(where: Path) -> list[str]:
     """Return the outputs under ``where`` that are missing or differ from the tables."""
-    found = []
-    for name, make in OUTPUTS.items():
-        path = where / name
-        if not path.is_file() or path.read_bytes() != make().encode():
-            found.append(name)
-    return found
+    return generated.stale(OUTPUTS, where)
 
 
 def write(where: Path) -> list[str]:
-    """Write what is stale; return the names written."""
-    names = stale(where)
-    for name in names:
-        path = where / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(OUTPUTS[name]().encode())
-    return names
+    """Write what is stale under ``where``; return the names written."""
+    return generated.write(OUTPUTS, where)
 
 
 def main(arguments: list[str]) -> int:
     """Write or check; return the exit status."""
-    if arguments not in ([], ["--check"]):
-        print(__doc__, file=sys.stderr)
-        return 2
-    if arguments:
-        names = stale(root())
-        for name in names:
-            print(f"{name} does not follow from the tables: run python -m rgpu.link.protocols.generate")
-        return 1 if names else 0
-    for name in write(root()):
-        print(name)
-    return 0
+    return generated.command(OUTPUTS, "rgpu.link.protocols.generate", __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from rgpu.session import generated
 from rgpu.session.calls.emit import api, decoders, docs, engine, types, wire
 
 _SHIM = "rgpu/client/shim/generated"
@@ -29,42 +30,23 @@ OUTPUTS: dict[str, Callable[[], str]] = {
 
 
 def root() -> Path:
-    """The checkout that this package stands in."""
-    return Path(__file__).resolve().parents[3]
+    """Return the checkout that this package stands in."""
+    return generated.root()
 
 
 def stale(where: Path) -> list[str]:
-    """The outputs under ``where`` that are missing or differ from the tables."""
-    found = []
-    for name, make in OUTPUTS.items():
-        path = where / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != make():
-            found.append(name)
-    return found
+    """Return the outputs under ``where`` that are missing or differ from the tables."""
+    return generated.stale(OUTPUTS, where)
 
 
 def write(where: Path) -> list[str]:
-    """Writes what is stale; returns the names written."""
-    names = stale(where)
-    for name in names:
-        path = where / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(OUTPUTS[name](), encoding="utf-8")
-    return names
+    """Write what is stale under ``where``; return the names written."""
+    return generated.write(OUTPUTS, where)
 
 
 def main(arguments: list[str]) -> int:
-    if arguments not in ([], ["--check"]):
-        print(__doc__, file=sys.stderr)
-        return 2
-    if arguments:
-        names = stale(root())
-        for name in names:
-            print(f"{name} does not follow from the tables: run python -m rgpu.session.calls.generate")
-        return 1 if names else 0
-    for name in write(root()):
-        print(name)
-    return 0
+    """Write or check; return the exit status."""
+    return generated.command(OUTPUTS, "rgpu.session.calls.generate", __doc__, arguments)
 
 
 if __name__ == "__main__":

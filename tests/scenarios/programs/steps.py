@@ -1,4 +1,6 @@
-"""Steps with a line each, as a training prints its loss: `steps.py --steps N`. For bench/recovery.py without PyTorch.
+"""Steps with a line each, as a training prints its loss: `steps.py --steps N`.
+
+For bench/checkpoint/recovery.py without PyTorch.
 
 A line is ``step N TIME VALUE``, the last one ``digest HEX``.
 """

@@ -30,8 +30,9 @@ def build(folder: Path, sanitize: str = "") -> dict[str, str]:
         flags.append(f"-fsanitize={sanitize}")
     jobs = [[*flags, "-Wl,-soname,libcuda.so.1", str(HERE / "driver.cpp"), "-o", str(folder / "libcuda.so.1")]]
     if sanitize:
-        jobs.append([*flags, "-fvisibility=hidden", f"-I{NATIVE}", f"-I{NATIVE / 'generated'}", f"-I{SHIM}",
-                     *map(str, sorted(NATIVE.glob("*.cpp"))), str(SHIM / "crc32.cpp"), "-o",
+        jobs.append([*flags, "-fvisibility=hidden", f"-I{NATIVE}", f"-I{NATIVE / 'host'}",
+                     f"-I{NATIVE / 'generated'}", f"-I{SHIM}",
+                     *map(str, sorted(NATIVE.rglob("*.cpp"))), str(SHIM / "crc32.cpp"), "-o",
                      str(folder / "librgpu_engine.so")])
     else:
         shutil.copy2(libraries() / "librgpu_engine.so", folder)

@@ -1,4 +1,4 @@
-// The shim's slimming with a C name, for the tests and for bench/module_sizes.py.
+// The shim's slimming with a C name, for the tests and for bench/remote/module_sizes.py.
 #include <cstring>
 
 #include "slim.hpp"

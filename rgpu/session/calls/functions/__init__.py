@@ -6,15 +6,12 @@ from dataclasses import replace
 from importlib import resources
 
 from rgpu.session.calls.functions import (
-    array,
     context,
     copy,
     device,
     driver,
     event,
-    external,
     graph,
-    graphics,
     launch,
     library,
     memory,
@@ -23,6 +20,7 @@ from rgpu.session.calls.functions import (
     stream,
     virtual_memory,
 )
+from rgpu.session.calls.functions.interop import array, external, graphics
 from rgpu.session.calls.functions.model import Function
 
 AREAS: dict[str, tuple[Function, ...]] = {

@@ -1,6 +1,6 @@
 """What a session and its image hold follows what is alive, not how many calls there were (DESIGN, decision 9).
 
-The whole way, with shim, agent and a million calls, is ``bench/flat.py``.
+The whole way, with shim, agent and a million calls, is ``bench/checkpoint/flat.py``.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ extern "C" uint32_t joined(uint32_t a, uint32_t b, uint64_t size) { return rgpu:
 extern "C" uint32_t summed(uint32_t crc, const void *data, uint64_t size) { return rgpu::crc32_long(crc, data, size); }
 ''')
     target = folder / "summing.so"
-    subprocess.run(["c++", "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{NATIVE}", f"-I{SHIM}",
-                    str(folder / "abi.cpp"), str(NATIVE / "summing.cpp"), str(SHIM / "crc32.cpp"),
+    subprocess.run(["c++", "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{NATIVE / 'host'}", f"-I{SHIM}",
+                    str(folder / "abi.cpp"), str(NATIVE / "host" / "summing.cpp"), str(SHIM / "crc32.cpp"),
                     str(SHIM / "helpers.cpp"), "-o", str(target), "-lpthread"], check=True)
     return target
 

@@ -1,0 +1,1 @@
+"""Benchmarks of moves: modes of a move side by side, and the page stream and page hash below them."""
