@@ -171,9 +171,9 @@ class Launch:
 
     def _thread_record(self, number: int) -> np.ndarray:
         code = self.code
-        static = -(-code.static_shared // 16) * 16 if self.dynamic_shared else code.static_shared
+        static = code.dynamic_shared if self.dynamic_shared else code.static_shared
         shared_bytes = static + self.dynamic_shared
-        shared = _Buffer(shared_bytes)
+        shared = _Buffer(shared_bytes, 1024)
         stride = code.local_bytes
         local = _Buffer(stride * at.LANES * self.warps)
         frames = _Buffer(code.frame_bytes * self.warps)
@@ -232,15 +232,25 @@ class Launch:
     ) -> LaunchResult:
         """Run every block; returns when the last has ended."""
         if print_ is not None:
-            # A string may be in device memory, or in a buffer of this launch.
-            _printers[self.token] = lambda f, a: print_(printf.format_message(f, a, self._readable))
+            _printers[self.token] = functools.partial(self._print, print_)
         try:
             self._run(max(1, min(threads, self.blocks)), cancel)
         finally:
             _printers.pop(self.token, None)
         return self._result()
 
+    def _print(self, print_: Callable[[bytes], None], form: int, arguments: int) -> None:
+        """One lane's vprintf. What it must not read is an error of the program, as for a load."""
+        try:
+            print_(printf.format_message(form, arguments, self._readable))
+        except printf.BadAddressError as error:
+            with self._lock:
+                if not self.record[at.L_ERROR]:
+                    self.record[at.L_ADDRESS] = error.address - (error.address >> 63 << 64)
+                    self.record[at.L_ERROR] = at.ILLEGAL_ADDRESS
+
     def _readable(self, address: int) -> int:
+        """How many bytes from ``address`` on a lane may read: of device memory, or of a buffer of this launch."""
         room = self.ranges.room(address)
         if room:
             return room

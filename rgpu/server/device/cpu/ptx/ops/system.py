@@ -43,8 +43,8 @@ done:
 def print_formatted(g: Gen, ins: Instruction) -> None:
     """A call of vprintf: each lane's format and argument addresses go to the launcher."""
     callee = g.program.functions["vprintf"]
-    if len(callee.params) != 2:
-        raise ins.refuse()
+    if [(var.size, var.align) for var in callee.params] != [(8, 8)] * 2:
+        raise ins.refuse("takes two addresses")
     values = []
     for var in callee.params:
         place = g.places["vprintf", var.key]
