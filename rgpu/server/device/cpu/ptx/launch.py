@@ -74,6 +74,7 @@ def _print_callback(token: int, fmt: int, args: int) -> None:
         printer(fmt, args)
 
 
+_cooperating = threading.Lock()  # of the launches that need a thread for each of their blocks
 _pool_lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 
@@ -148,9 +149,10 @@ class Launch:
         dynamic_shared: int,
         params: bytes,
         ranges: MemoryRanges,
+        cooperative: bool = False,
     ):
         self.code, self.grid, self.block = code, grid, block
-        self.ranges = ranges
+        self.ranges, self.cooperative = ranges, cooperative
         self.blocks = grid[0] * grid[1] * grid[2]
         self.threads = block[0] * block[1] * block[2]
         self.warps = -(-self.threads // at.LANES)
@@ -205,6 +207,7 @@ class Launch:
             at.T_GLOBALS: self.globals_table.ctypes.data,
             at.T_PRINTF: ctypes.cast(_print_callback, ctypes.c_void_p).value or 0,
             at.T_TOKEN: self.token,
+            at.T_COOPERATIVE: int(self.cooperative),
         }
         for index, value in values.items():
             words[index] = value
@@ -234,7 +237,11 @@ class Launch:
         if print_ is not None:
             _printers[self.token] = functools.partial(self._print, print_)
         try:
-            self._run(max(1, min(threads, self.blocks)), cancel)
+            if self.cooperative:  # its blocks wait for each other: all of them run, each in a thread
+                with _cooperating:
+                    self._run(self.blocks, cancel)
+            else:
+                self._run(max(1, min(threads, self.blocks)), cancel)
         finally:
             _printers.pop(self.token, None)
         return self._result()
@@ -270,6 +277,9 @@ class Launch:
             overseer.watch(self)
         try:
             first = self._thread_record(0)
+            if self.cooperative:
+                with self._lock:
+                    self._start_others()
             _worker()(first.ctypes.data)
             with self._lock:
                 self._ended = True
@@ -289,9 +299,12 @@ class Launch:
             return
         with self._lock:
             if self._seen and not self._others and not self._ended:
-                self._others = [_threads().submit(_worker(), self._thread_record(number).ctypes.data)
-                                for number in range(1, self._wanted)]
+                self._start_others()
             self._seen = True
+
+    def _start_others(self) -> None:
+        self._others = [_threads().submit(_worker(), self._thread_record(number).ctypes.data)
+                        for number in range(1, self._wanted)]
 
     def _result(self) -> LaunchResult:
         error, address = int(self.record[at.L_ERROR]), int(self.record[at.L_ADDRESS]) & (1 << 64) - 1

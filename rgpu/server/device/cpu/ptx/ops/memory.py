@@ -64,8 +64,8 @@ def address(g: Gen, where: Operand, space: str) -> str:
     if space in "gx":
         return g.resize(value, wide, 64)
     if wide == 64:
-        # An offset beyond 32 bits must fail its check, not wrap into the window.
-        value = g.t(f"call <32 x i64> @llvm.umin.v32i64(<32 x i64> {value}, <32 x i64> splat (i64 4294967295))")
+        # An offset beyond 32 bits must fail its check (as out of bounds: aligned), not wrap into the window.
+        value = g.t(f"call <32 x i64> @llvm.umin.v32i64(<32 x i64> {value}, <32 x i64> splat (i64 4294967280))")
         value = g.resize(value, 64, 32)
     return value
 

@@ -53,6 +53,22 @@ def print_formatted(g: Gen, ins: Instruction) -> None:
     g.call(_PRINT, "ptr %T", f"i32 {g.act}", *(f"<32 x i64> {v}" for v in values))
 
 
+#: Functions of cudadevrt that are made here: bits of the result, sizes of the parameters.
+GRID_CALLS = {"cudaCGGetIntrinsicHandle": (64, (4,)), "cudaCGSynchronize": (32, (8, 4))}
+
+
+def give_result(g: Gen, ins: Instruction, name: str, cooperative: str) -> None:
+    """The result of a call in GRID_CALLS: a handle (0 outside cooperative launches), or cudaSuccess."""
+    callee = g.program.functions[name]
+    bits, sizes = GRID_CALLS[name]
+    if tuple(var.size for var in callee.params) != sizes or [var.size for var in callee.results] != [bits // 8]:
+        raise ins.refuse(f"{name} with other parameters")
+    place = g.places[name, callee.results[0].key]
+    value = g.splat("i64", cooperative) if bits == 64 else "zeroinitializer"
+    at = f"<32 x i32> splat (i32 {place.offset})"
+    g.call(memory_ir.put("l", bits), at, f"i32 {g.act}", "ptr %T", f"<32 x i{bits}> {value}")
+
+
 @op("membar", "fence")
 def fence(g: Gen, ins: Instruction, m: Mods) -> None:
     if ins.op == "membar":
