@@ -7,7 +7,7 @@ from rgpu.server.device.cpu.ptx.errors import PtxError
 from rgpu.server.device.cpu.ptx.layout import ILLEGAL_ADDRESS, T_LOCAL_STRIDE, T_PARAM, T_SHARED, T_WARP_LOCAL
 from rgpu.server.device.cpu.ptx.model import Addr, Instruction, Operand, Reg, Sink, Sym, Vec
 from rgpu.server.device.cpu.ptx.ops import memory_ir
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 _SPACES = {
     "global": "g", "const": "g", "shared": "s", "shared::cta": "s", "local": "l", "param": "p", "param::entry": "p",

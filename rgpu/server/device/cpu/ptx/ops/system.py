@@ -8,7 +8,7 @@ from rgpu.server.device.cpu.ptx.layout import T_PRINTF, T_TOKEN
 from rgpu.server.device.cpu.ptx.model import Instruction
 from rgpu.server.device.cpu.ptx.ops import memory_ir
 from rgpu.server.device.cpu.ptx.ops.memory_ir import field
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 _PRINT = helper(
     "void",
