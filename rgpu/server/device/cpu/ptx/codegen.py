@@ -205,7 +205,7 @@ def generate(program: Program, entry: Function, global_index: dict[str, int]) ->
         aligned(g.frame_bytes, 64),
         g.static_shared,
         g.dynamic_shared,
-        aligned(g.local_bytes, 16),
+        aligned(g.local_bytes, g.local_align),
         g.sites,
         params,
         param_bytes,

@@ -98,6 +98,7 @@ class Gen:
         self.entries: dict[str, int] = {}
         self.frame_bytes = F_REGISTERS
         self.counter = self.sites = self.local_bytes = self.static_shared = self.dynamic_shared = self.param_bytes = 0
+        self.local_align = 16  # of every lane's local memory
         self.logic: set[str] = set()  # names of and/or/xor results
         self.env: dict[Reg, str] = {}
         self.dirty: set[Reg] = set()
@@ -285,6 +286,7 @@ class Gen:
 
     def local_space(self, size: int, align: int) -> int:
         """Room in every lane's local memory."""
+        self.local_align = max(self.local_align, align)
         offset = aligned(self.local_bytes, max(align, 1))
         self.local_bytes = offset + size
         return offset

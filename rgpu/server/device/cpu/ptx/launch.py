@@ -177,7 +177,7 @@ class Launch:
         shared_bytes = static + self.dynamic_shared
         shared = _Buffer(shared_bytes, 1024)
         stride = code.local_bytes
-        local = _Buffer(stride * at.LANES * self.warps)
+        local = _Buffer(stride * at.LANES * self.warps, 1024)
         frames = _Buffer(code.frame_bytes * self.warps)
         self._thread_indices(frames)
         cache = np.zeros(2 * max(code.sites, 1), dtype=np.uint64)

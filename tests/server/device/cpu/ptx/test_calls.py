@@ -58,3 +58,12 @@ def test_an_argument_larger_than_its_parameter_is_refused():
     with pytest.raises(PtxError, match="larger"):
         parse_module(HEADER + """.func f(.param .b32 p) { ret; } .entry k() { .reg .b32 r;
             { .param .b64 p; call.uni f, (p); } ret; }""")
+
+
+def test_local_memory_of_each_lane_is_aligned():
+    module = ptx(""".visible .entry k(.param .u64 a) { .local .align 128 .b8 z[24]; .reg .b64 d, x; .reg .b32 i, r;
+        ld.param.u64 d, [a]; mov.u32 i, %tid.x; mad.wide.u32 d, i, 4, d; mov.u64 x, z; cvta.local.u64 x, x;
+        cvt.u32.u64 r, x; and.b32 r, r, 127; st.global.u32 [d], r; ret; }""")
+    out = np.ones(96, "i4")
+    assert launch(module, "k", 1, 96, out).error == 0
+    assert not out.any()
