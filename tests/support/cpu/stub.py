@@ -102,7 +102,7 @@ class Linked:
     addresses: dict[str, int]
 
     def launch(self, kernel: str, grid: Any, block: Any, dynamic_shared: int, params: bytes, ranges: MemoryRanges, *,
-               threads: int, cancel: Any, printf: Any) -> LaunchResult:
+               threads: int, cancel: Any, printf: Any, cooperative: bool) -> LaunchResult:
         if kernel == "print":
             number = struct.unpack_from("<Q", params, 8)[0]
             printf(b"say %d\n" % number if number else b"hello\n")
@@ -124,7 +124,7 @@ class Module:
         return Linked(addresses)
 
 
-def parse_module(text: str, max_target: int = 75) -> Module:
+def parse_module(text: str, max_target: int = 75, max_registers: int = 0) -> Module:
     module = Module()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()

@@ -172,13 +172,13 @@ class CpuDevice:
     def load(self, module: int, image: bytes, options: bytes, library: bool,
              device: int = 0) -> tuple[ModuleTable, str]:
         self._check_device(device)
-        return self._modules.load(module, bytes(image), self._first + device)
+        return self._modules.load(module, bytes(image), self._first + device, options)
 
     def unload(self, module: int) -> None:
         self._modules.unload(module)
 
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
-        return self._modules.link(inputs)
+        return self._modules.link(inputs, options)
 
     def function_attributes(self, module: int, function: int) -> tuple[int, ...]:
         return self._modules.attributes(module, function)
@@ -209,7 +209,7 @@ class CpuDevice:
 
     def launch_work(self, launch: Launch) -> Callable[[], None]:
         """Checks a launch; returns what executes it."""
-        module, kernel = self._modules.check_launch(launch, self.threads)
+        module, kernel = self._modules.check_launch(launch)
         parameters = bytes(launch.parameters[:kernel.parameter_bytes])
         with contextlib.suppress(Exception):  # if it cannot be, its execution says so
             module.linked.compile(kernel.name)  # here, as a driver loads a kernel at its first launch
@@ -221,7 +221,7 @@ class CpuDevice:
             result = module.linked.launch(
                 kernel.name, launch.grid, launch.block, launch.shared, parameters, self._kernel_ranges(),
                 threads=self.threads, cancel=self._streams.cancel,
-                printf=self.text.writer(kernel.name))
+                printf=self.text.writer(kernel.name), cooperative=launch.cooperative)
             if result.error:
                 where = f" at {result.address:#x}" if result.address else ""
                 raise Fault(result.error, f"{kernel.name}{where}: {result.detail}")
@@ -233,7 +233,7 @@ class CpuDevice:
         table, ranges = self._ranges
         current = self._memory.valid
         if table is not current:
-            ranges = self._engine.MemoryRanges(list(current))
+            ranges = self._engine.MemoryRanges(self._memory.reachable())
             self._ranges = (current, ranges)
         return ranges
 

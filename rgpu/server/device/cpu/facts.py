@@ -2,7 +2,7 @@
 
 Attribute numbers are CUdevice_attribute (cuda.h). The values are those a
 compute capability 7.5 device gives, except where this device lacks the thing
-(textures, managed memory, cooperative launches, peers): there it says so.
+(textures, managed memory, peers): there it says so.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ DRIVER_VERSION = 13000
 MULTIPROCESSORS = 16
 MAX_THREADS = 1024
 MAX_BLOCK = (1024, 1024, 64)
+REGISTERS = 65536  #: of a multiprocessor, as of a block
+MOST_BLOCKS = 16  #: of a multiprocessor
 MAX_GRID = (2**31 - 1, 65535, 65535)
 SHARED_DEFAULT = 48 * 1024
 SHARED_OPTIN = 64 * 1024
@@ -33,7 +35,7 @@ _TURING: dict[int, int] = {
     9: 65536,  # constant memory
     10: 32,  # warp
     11: 2**31 - 1,  # pitch
-    12: 65536,  # registers of a block
+    12: REGISTERS,  # of a block
     13: 1_500_000,  # clock, kHz
     14: 512,  # texture alignment
     15: 1,  # overlap of copies and kernels
@@ -52,12 +54,13 @@ _TURING: dict[int, int] = {
     78: 1,  # stream priorities
     79: 1, 80: 1,  # L1 for global and local
     81: SHARED_OPTIN,  # shared memory of a multiprocessor
-    82: 65536,  # registers of a multiprocessor
+    82: REGISTERS,  # of a multiprocessor
     87: 32,  # single to double ratio
     90: 1,  # compute preemption
     97: SHARED_OPTIN,
     102: 1,  # virtual memory management
-    106: 16,  # blocks of a multiprocessor
+    95: 1,  # cooperative launches
+    106: MOST_BLOCKS,  # of a multiprocessor
     129: 1,  # unified function pointers
     134: -1,  # host NUMA id: none
     131: -1,

@@ -26,6 +26,7 @@ from rgpu.session.errors import DeviceError
 
 INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 GLOBAL_ALIGNMENT = 256
+ALLOCATION_UNIT = 512  #: where a driver lets allocations begin
 GLOBALS_LIMIT = 4 << 30  #: bytes of module globals of one session
 _PAGE = 4096  #: of the host
 
@@ -244,6 +245,14 @@ class Memory:
             self._globals_used -= size
             self._devices[self._of(base)].release(base, size)
 
+    def reachable(self) -> list[tuple[int, int]]:
+        """``[base, end)`` of what kernels may touch: what is valid, and behind an allocation the rest of its
+        512 bytes. No other allocation begins there, and a GPU, which knows pages only, lets a kernel read on, too."""
+        with self._lock:
+            padded = [(address, round_up(address + size, ALLOCATION_UNIT)) for address, size in
+                      self._allocations.items()]
+            return _united([*self.valid, *padded])
+
     # -- access -------------------------------------------------------------------
     def check(self, address: int, size: int, what: str) -> None:
         """Raise DeviceError(1), as cuMemcpy does, unless all of the range is valid."""
@@ -278,3 +287,14 @@ class Memory:
         for device in self._devices:
             device.close()
         self._pinned_space.close()
+
+
+def _united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges that overlap or touch, as one."""
+    united: list[tuple[int, int]] = []
+    for base, end in sorted(ranges):
+        if united and base <= united[-1][1]:
+            united[-1] = united[-1][0], max(end, united[-1][1])
+        else:
+            united.append((base, end))
+    return united

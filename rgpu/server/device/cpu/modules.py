@@ -8,6 +8,7 @@ CUresults, and checks launches against what the kernel allows.
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,6 +37,9 @@ INPUT_CUBIN, INPUT_PTX, INPUT_FATBIN, INPUT_OBJECT, INPUT_LIBRARY, INPUT_NVVM = 
 _CLUSTER_DIMENSION, _PROGRAMMATIC_EVENT, _COMPLETION_EVENT = 4, 7, 12
 _LAUNCH_ATTRIBUTE_SIZE = 72
 
+_OPTION = struct.Struct("<iq")  #: CUjit_option, its value
+_JIT_MAX_REGISTERS = 0
+
 
 class Engine(Protocol):
     """What this file needs of the PTX engine; tests inject a stub."""
@@ -43,7 +47,7 @@ class Engine(Protocol):
     PtxError: type[Exception]
     MemoryRanges: Any
 
-    def parse_module(self, text: str, max_target: int = ...) -> Any: ...
+    def parse_module(self, text: str, max_target: int = ..., max_registers: int = ...) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -80,7 +84,7 @@ class Modules:
         self._modules: dict[int, Module] = {}
 
     # -- loading ------------------------------------------------------------------
-    def load(self, handle: int, image: bytes, device: int = 0) -> tuple[ModuleTable, str]:
+    def load(self, handle: int, image: bytes, device: int = 0, options: bytes = b"") -> tuple[ModuleTable, str]:
         """Compile, place and initialise. Raises DeviceError: 200, 209, 218, 222, 2 (see the message)."""
         if handle in self._modules:
             raise DeviceError(f"module {handle} exists", INVALID_HANDLE)
@@ -91,7 +95,7 @@ class Modules:
             raise
         check_version(text)
         try:
-            module, table = self._build(handle, text, device)
+            module, table = self._build(handle, text, device, _max_registers(options))
         except self._engine.PtxError as error:
             line = getattr(error, "line", None)
             reason = f"{'' if line is None else f'line {line}: '}{getattr(error, 'reason', error)}"
@@ -100,8 +104,8 @@ class Modules:
         self._modules[handle] = module
         return table, ""
 
-    def _build(self, handle: int, text: str, device: int) -> tuple[Module, ModuleTable]:
-        parsed = self._engine.parse_module(text, max_target=MAX_TARGET)
+    def _build(self, handle: int, text: str, device: int, max_registers: int) -> tuple[Module, ModuleTable]:
+        parsed = self._engine.parse_module(text, max_target=MAX_TARGET, max_registers=max_registers)
         wanted = [(name, info.size, info.align) for name, info in parsed.globals.items()
                   if info.space in ("global", "const")]
         placed = self._memory.plan_globals(handle, wanted, device)
@@ -157,7 +161,7 @@ class Modules:
             raise DeviceError(f"function attribute {attribute} cannot be set", INVALID_VALUE)
 
     # -- linking ------------------------------------------------------------------
-    def link(self, inputs: list[tuple[int, str, bytes]]) -> tuple[bytes, str]:
+    def link(self, inputs: list[tuple[int, str, bytes]], options: bytes = b"") -> tuple[bytes, str]:
         """One PTX image from cuLink* inputs, and a log. Raises DeviceError."""
         texts: list[tuple[str, str]] = []
         notes: list[str] = []
@@ -178,12 +182,12 @@ class Modules:
                                   NO_BINARY_FOR_GPU)
             else:
                 raise DeviceError(f"{label}: linking inputs of type {kind} is not supported", NOT_SUPPORTED)
-        merged = ptxlink.merge(texts)
+        merged = ptxlink.with_max_registers(ptxlink.merge(texts), _max_registers(options))
         check_version(merged)
         return merged.encode() + b"\0", "\n".join([f"linked {len(texts)} PTX module(s)", *notes])
 
     # -- launching ------------------------------------------------------------------
-    def check_launch(self, launch: Launch, threads: int) -> tuple[Module, Kernel]:
+    def check_launch(self, launch: Launch) -> tuple[Module, Kernel]:
         """What cuLaunchKernel checks at the call. Raises DeviceError: 1, 400, 701, 720, 801."""
         module, kernel = self.kernel(launch.module, launch.function)
         for axis, (size, limit) in enumerate(zip(launch.grid + launch.block, facts.MAX_GRID + facts.MAX_BLOCK,
@@ -202,11 +206,19 @@ class Modules:
         if len(launch.parameters) < kernel.parameter_bytes:
             raise DeviceError(f"{kernel.name}: {len(launch.parameters)} bytes of parameters, "
                               f"{kernel.parameter_bytes} wanted", INVALID_VALUE)
-        if launch.cooperative and launch.grid[0] * launch.grid[1] * launch.grid[2] > threads:
-            raise DeviceError(f"{kernel.name}: a cooperative grid must fit on the device's {threads} threads",
+        room = _most_blocks(kernel, block, launch.shared)
+        if launch.cooperative and launch.grid[0] * launch.grid[1] * launch.grid[2] > room:
+            raise DeviceError(f"{kernel.name}: {room} blocks of a cooperative grid fit on the device",
                               COOPERATIVE_TOO_LARGE)
         _check_launch_attributes(kernel.name, launch.attributes)
         return module, kernel
+
+
+def _max_registers(options: bytes) -> int:
+    """CU_JIT_MAX_REGISTERS of a program's JIT options (pairs of i32 and i64); 0 where it is not among them."""
+    if len(options) % _OPTION.size:
+        raise DeviceError(f"JIT options of {len(options)} bytes", INVALID_VALUE)
+    return next((value & 0xFFFF for option, value in _OPTION.iter_unpack(options) if option == _JIT_MAX_REGISTERS), 0)
 
 
 def _kernel(name: str, info: Any) -> Kernel:
@@ -217,6 +229,16 @@ def _kernel(name: str, info: Any) -> Kernel:
         raise DeviceError(f"{name}: {info.static_shared} bytes of static shared memory, {facts.SHARED_DEFAULT} "
                           f"are there", INVALID_PTX)
     return Kernel(name, info, end, max_threads, facts.SHARED_DEFAULT - info.static_shared)
+
+
+def _most_blocks(kernel: Kernel, threads: int, shared: int) -> int:
+    """How many blocks the multiprocessors that the device says it has would run at once."""
+    warps = -(-threads // 32)
+    registers = -(-kernel.info.num_regs // 8) * 8 * 32 * warps
+    memory = kernel.info.static_shared + shared
+    each = min(facts.MOST_BLOCKS, facts.MAX_THREADS // 32 // warps, facts.REGISTERS // max(1, registers),
+               facts.SHARED_OPTIN // max(1, memory))
+    return each * facts.MULTIPROCESSORS
 
 
 def _attributes(kernel: Kernel) -> tuple[int, ...]:

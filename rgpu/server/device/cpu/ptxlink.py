@@ -130,6 +130,15 @@ def _target_number(target: str) -> int:
     return int(match[1]) if match else 0
 
 
+def with_max_registers(text: str, count: int) -> str:
+    """The text with the linker's register limit in it, for the engine that loads it."""
+    masked = _mask_comments(text)
+    match = re.search(r"^\s*\.address_size\s+\d+", masked, re.M) or re.search(r"^\s*\.target\b[^\n]*$", masked, re.M)
+    if count <= 0 or match is None:
+        return text
+    return f'{text[:match.end()]}\n.pragma "rgpu maxrregcount {count}";{text[match.end():]}'
+
+
 def merge(inputs: list[tuple[str, str]]) -> str:
     """One PTX text from (name, PTX text) …; a single input is returned as it is.
 

@@ -190,7 +190,7 @@ def test_the_last_context_takes_everything_with_it(client: Client) -> None:
     ({"grid": (0, 1, 1)}, 1), ({"grid": (1, 65536, 1)}, 1), ({"grid": (2**31, 1, 1)}, 1), ({"block": (1, 1, 65)}, 1),
     ({"block": (0, 1, 1)}, 1), ({"block": (1025, 1, 1)}, 1), ({"block": (64, 32, 1)}, 1),
     ({"shared": 48 * 1024 + 1}, 1),
-    ({"cooperative": True, "grid": (3, 1, 1)}, 720), ({"stream": 99}, 400), ({"attributes": b"x"}, 1),
+    ({"cooperative": True, "grid": (257, 1, 1)}, 720), ({"stream": 99}, 400), ({"attributes": b"x"}, 1),
     ({"attributes": struct.pack("<II3I", 4, 0, 2, 1, 1) + bytes(52)}, 1), ({"attributes": b"\7" + bytes(71)}, 801)])
 def test_launch_errors_are_synchronous_and_do_not_stick(client: Client, options: dict, result: int) -> None:
     refused(result, lambda: client.launch("append", client.base, 1, **options))
@@ -238,7 +238,7 @@ def test_facts_are_those_of_a_turing_device(device: CpuDevice) -> None:
     assert facts.compute_capability == (7, 5) and facts.driver_version == 13000
     a = facts.attributes
     assert (a[1], a[10], a[12], a[8], a[97], a[75], a[76], a[41], a[83], a[95]) == (
-        1024, 32, 65536, 49152, 65536, 7, 5, 1, 0, 0)
+        1024, 32, 65536, 49152, 65536, 7, 5, 1, 0, 1)
     assert set(range(1, 149)) <= set(a)
     assert len(facts.uuid) == 16
     assert len({device_uuid(host, n) for host in ("a", "b") for n in (0, 1)}) == 4

@@ -9,6 +9,7 @@ at any block boundary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rgpu.server.device.cpu.ptx import schedule_ir
@@ -17,9 +18,12 @@ from rgpu.server.device.cpu.ptx.emitter import Gen, Place, aligned
 from rgpu.server.device.cpu.ptx.errors import PtxError
 from rgpu.server.device.cpu.ptx.flow import call_target
 from rgpu.server.device.cpu.ptx.jit import Helper
-from rgpu.server.device.cpu.ptx.model import Function, Instruction, Program, Sym, Variable, Vec
+from rgpu.server.device.cpu.ptx.model import Function, Instruction, Operand, Program, Sym, Variable, Vec
 from rgpu.server.device.cpu.ptx.ops import memory_ir
 from rgpu.server.device.cpu.ptx.ops.special import special_register
+
+MOST_PARAMETERS = 32764  #: bytes of a kernel's parameters (PTX 8.1)
+MOST_LOCAL = 512 * 1024  #: bytes of local memory of a thread
 
 
 @dataclass
@@ -33,6 +37,7 @@ class KernelCode:
     entry: int
     frame_bytes: int
     static_shared: int
+    dynamic_shared: int
     local_bytes: int
     sites: int
     params: list[tuple[int, int]] = field(default_factory=list)
@@ -87,12 +92,23 @@ def place_variables(g: Gen, functions: list[Function]) -> None:
         if not fn.entry:
             for var in (*fn.params, *fn.results):
                 g.places[fn.name, var.key] = Place("local", g.local_space(var.size, var.align))
-    dynamic = aligned(g.static_shared, 16)
-    for name, var in g.program.variables.items():
-        if var.space == "shared" and var.extern:
-            g.places["", name] = Place("shared", aligned(dynamic, var.align))
+    _place_dynamic_shared(g)
     for fn in functions:
         _alias_call_parameters(g, fn)
+        for var in fn.variables.values():
+            if var.space == "param" and (fn.name, var.key) not in g.places:
+                g.places[fn.name, var.key] = Place("local", g.local_space(var.size, var.align))
+    if g.local_bytes > MOST_LOCAL:
+        raise PtxError(f"unsupported {g.entry.name}: {g.local_bytes} bytes of local memory, {MOST_LOCAL} at most",
+                       g.entry.line)
+
+
+def _place_dynamic_shared(g: Gen) -> None:
+    """What a launch adds to shared memory begins behind the rest, aligned for all who name it."""
+    names = [(name, var) for name, var in g.program.variables.items() if var.space == "shared" and var.extern]
+    g.dynamic_shared = aligned(g.static_shared, max([16, *(var.align for _, var in names)]))
+    for name, _ in names:
+        g.places["", name] = Place("shared", g.dynamic_shared)
 
 
 def _referenced(functions: list[Function]) -> set[str]:
@@ -136,16 +152,25 @@ def _alias_call_parameters(g: Gen, fn: Function) -> None:
         at = next(i for i, op in enumerate(item.operands) if isinstance(op, Sym))
         groups = [(item.operands[:at], callee.results), (item.operands[at + 1 :], callee.params)]
         for given, formal in groups:
-            names = given[0].items if given and isinstance(given[0], Vec) else given
+            names = _names(given)
+            if not formal and formal is callee.results:
+                continue  # as a linker lets it pass: the caller reads what nobody wrote, at its own place
             if len(names) != len(formal):
                 raise item.refuse(f"{callee.name} takes {len(formal)} parameters, not {len(names)}")
             for actual, var in zip(names, formal, strict=True):
                 if not isinstance(actual, Sym) or actual.name not in fn.variables:
                     raise item.refuse("arguments must be .param variables")
+                if actual.name in fn.variables and fn.variables[actual.name].size > var.size:
+                    raise item.refuse(f"{actual.name} is larger than the parameter of {callee.name}")
                 place = g.places[callee.name, var.key]
                 known = g.places.setdefault((fn.name, actual.name), place)
                 if known != place:
                     raise item.refuse(f"{actual.name} is passed to two functions")
+
+
+def _names(operands: Sequence[Operand]) -> Sequence[Operand]:
+    """The operands of one list of a call: in brackets or alone."""
+    return operands[0].items if operands and isinstance(operands[0], Vec) else operands
 
 
 def lay_out_parameters(entry: Function, g: Gen) -> tuple[list[tuple[int, int]], int]:
@@ -156,6 +181,9 @@ def lay_out_parameters(entry: Function, g: Gen) -> tuple[list[tuple[int, int]], 
         g.places[entry.name, var.key] = Place("param", at)
         params.append((at, var.size))
         at += var.size
+    if at > MOST_PARAMETERS:
+        raise PtxError(f"unsupported {entry.name}: {at} bytes of parameters, {MOST_PARAMETERS} at most", entry.line)
+    g.param_bytes = at
     return params, at
 
 
@@ -176,7 +204,8 @@ def generate(program: Program, entry: Function, global_index: dict[str, int]) ->
         g.entries[entry.name],
         aligned(g.frame_bytes, 64),
         g.static_shared,
-        aligned(g.local_bytes, 16),
+        g.dynamic_shared,
+        aligned(g.local_bytes, g.local_align),
         g.sites,
         params,
         param_bytes,

@@ -16,6 +16,7 @@ from rgpu.server.device.cpu.ptx.flow import Block, call_target
 from rgpu.server.device.cpu.ptx.instructions import run
 from rgpu.server.device.cpu.ptx.layout import (
     ASSERT,
+    BAR_COUNT,
     F_ACTIVE,
     F_BLOCKED,
     F_FORCE,
@@ -24,11 +25,12 @@ from rgpu.server.device.cpu.ptx.layout import (
     F_ROTATE,
     FAILED,
     L_STOP,
+    T_COOPERATIVE,
     T_LAUNCH,
 )
 from rgpu.server.device.cpu.ptx.model import Function, Imm, Instruction, Not, Reg, Sym
 from rgpu.server.device.cpu.ptx.ops.memory_ir import REPORT
-from rgpu.server.device.cpu.ptx.ops.system import print_formatted
+from rgpu.server.device.cpu.ptx.ops.system import GRID_CALLS, give_result, print_formatted
 
 # Back-edges a warp may take before it lets other warps (and cancellation) have
 # a turn; in loops that look like spinning, pending lanes get theirs sooner.
@@ -383,6 +385,9 @@ class _Writer:
             self._stop(ASSERT)
             return
         callee = g.program.functions.get(name)
+        if name in GRID_CALLS and callee is not None and callee.body is None:
+            self._grid(end, name)
+            return
         if callee is None or callee.body is None or callee.entry:
             raise end.refuse(f"{name} is not defined in this module")
         self._flush()
@@ -392,6 +397,28 @@ class _Writer:
         new = g.t(f"select <32 x i1> {lanes}, <32 x i32> splat (i32 {after}), <32 x i32> {old}")
         g.emit(f"store <32 x i32> {new}, ptr {pointer}, align 64")
         g.emit(f"br label %E{g.entries[name]}")
+
+    def _grid(self, end: Instruction, name: str) -> None:
+        """What cudadevrt has for cooperative groups of a whole grid; a driver's linker takes it from machine code."""
+        g, after = self.g, self.block.id + 1
+        cooperative = g.word(T_COOPERATIVE)
+        give_result(g, end, name, cooperative)
+        self._flush()
+        if name != "cudaCGSynchronize":
+            g.emit(f"br label %{self.edge(after)}")
+            return
+        go, alone, sync = g.label("grid"), g.label("alone"), g.label("sync")
+        g.emit(f"br i1 {g.t(f'icmp ne i64 {cooperative}, 0')}, label %{go}, label %{alone}")
+        g.place_label(alone)
+        self._stop(FAILED)
+        g.place_label(go)
+        passed = g.call(schedule_ir.BARRIER, "ptr %T", "ptr %F", f"i32 {g.act}", f"i32 {BAR_COUNT - 1}", "i32 0",
+                        "i32 0", "i1 true")
+        g.emit(f"store i32 {after}, ptr %targetv")
+        g.emit(f"br i1 {passed}, label %{sync}, label %save")
+        g.place_label(sync)
+        g.call(schedule_ir.GRID_SYNC, "ptr %T")
+        g.emit(f"br label %{self.edge(after)}")
 
     def _barrier(self, end: Instruction, m: Mods) -> None:
         g = self.g

@@ -97,7 +97,8 @@ class Gen:
         self.return_slots: dict[str, int] = {}
         self.entries: dict[str, int] = {}
         self.frame_bytes = F_REGISTERS
-        self.counter = self.sites = self.local_bytes = self.static_shared = 0
+        self.counter = self.sites = self.local_bytes = self.static_shared = self.dynamic_shared = self.param_bytes = 0
+        self.local_align = 16  # of every lane's local memory
         self.logic: set[str] = set()  # names of and/or/xor results
         self.env: dict[Reg, str] = {}
         self.dirty: set[Reg] = set()
@@ -279,12 +280,13 @@ class Gen:
             pointer = self.t(f"getelementptr i64, ptr {table}, i64 {place.offset}")
             base = self.t(f"load i64, ptr {pointer}")
             if sym.offset:
-                base = self.t(f"add i64 {base}, {sym.offset}")
+                base = self.t(f"add i64 {base}, {sym.offset & (1 << 64) - 1}")
             return self.splat("i64", base)
-        return f"splat (i64 {place.offset + sym.offset})"
+        return f"splat (i64 {place.offset + sym.offset & (1 << 64) - 1})"
 
     def local_space(self, size: int, align: int) -> int:
         """Room in every lane's local memory."""
+        self.local_align = max(self.local_align, align)
         offset = aligned(self.local_bytes, max(align, 1))
         self.local_bytes = offset + size
         return offset

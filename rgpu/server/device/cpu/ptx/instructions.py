@@ -15,7 +15,7 @@ from rgpu.server.device.cpu.ptx.ops import (  # noqa: F401 (importing them regis
     system,
     warp,
 )
-from rgpu.server.device.cpu.ptx.registry import HANDLERS
+from rgpu.server.device.cpu.ptx.ops.registry import HANDLERS
 
 
 def run(g: Gen, ins: Instruction) -> None:

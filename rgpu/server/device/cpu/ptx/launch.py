@@ -74,6 +74,7 @@ def _print_callback(token: int, fmt: int, args: int) -> None:
         printer(fmt, args)
 
 
+_cooperating = threading.Lock()  # of the launches that need a thread for each of their blocks
 _pool_lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 
@@ -148,9 +149,10 @@ class Launch:
         dynamic_shared: int,
         params: bytes,
         ranges: MemoryRanges,
+        cooperative: bool = False,
     ):
         self.code, self.grid, self.block = code, grid, block
-        self.ranges = ranges
+        self.ranges, self.cooperative = ranges, cooperative
         self.blocks = grid[0] * grid[1] * grid[2]
         self.threads = block[0] * block[1] * block[2]
         self.warps = -(-self.threads // at.LANES)
@@ -171,11 +173,11 @@ class Launch:
 
     def _thread_record(self, number: int) -> np.ndarray:
         code = self.code
-        static = -(-code.static_shared // 16) * 16 if self.dynamic_shared else code.static_shared
+        static = code.dynamic_shared if self.dynamic_shared else code.static_shared
         shared_bytes = static + self.dynamic_shared
-        shared = _Buffer(shared_bytes)
+        shared = _Buffer(shared_bytes, 1024)
         stride = code.local_bytes
-        local = _Buffer(stride * at.LANES * self.warps)
+        local = _Buffer(stride * at.LANES * self.warps, 1024)
         frames = _Buffer(code.frame_bytes * self.warps)
         self._thread_indices(frames)
         cache = np.zeros(2 * max(code.sites, 1), dtype=np.uint64)
@@ -205,6 +207,7 @@ class Launch:
             at.T_GLOBALS: self.globals_table.ctypes.data,
             at.T_PRINTF: ctypes.cast(_print_callback, ctypes.c_void_p).value or 0,
             at.T_TOKEN: self.token,
+            at.T_COOPERATIVE: int(self.cooperative),
         }
         for index, value in values.items():
             words[index] = value
@@ -232,15 +235,29 @@ class Launch:
     ) -> LaunchResult:
         """Run every block; returns when the last has ended."""
         if print_ is not None:
-            # A string may be in device memory, or in a buffer of this launch.
-            _printers[self.token] = lambda f, a: print_(printf.format_message(f, a, self._readable))
+            _printers[self.token] = functools.partial(self._print, print_)
         try:
-            self._run(max(1, min(threads, self.blocks)), cancel)
+            if self.cooperative:  # its blocks wait for each other: all of them run, each in a thread
+                with _cooperating:
+                    self._run(self.blocks, cancel)
+            else:
+                self._run(max(1, min(threads, self.blocks)), cancel)
         finally:
             _printers.pop(self.token, None)
         return self._result()
 
+    def _print(self, print_: Callable[[bytes], None], form: int, arguments: int) -> None:
+        """One lane's vprintf. What it must not read is an error of the program, as for a load."""
+        try:
+            print_(printf.format_message(form, arguments, self._readable))
+        except printf.BadAddressError as error:
+            with self._lock:
+                if not self.record[at.L_ERROR]:
+                    self.record[at.L_ADDRESS] = error.address - (error.address >> 63 << 64)
+                    self.record[at.L_ERROR] = at.ILLEGAL_ADDRESS
+
     def _readable(self, address: int) -> int:
+        """How many bytes from ``address`` on a lane may read: of device memory, or of a buffer of this launch."""
         room = self.ranges.room(address)
         if room:
             return room
@@ -260,6 +277,9 @@ class Launch:
             overseer.watch(self)
         try:
             first = self._thread_record(0)
+            if self.cooperative:
+                with self._lock:
+                    self._start_others()
             _worker()(first.ctypes.data)
             with self._lock:
                 self._ended = True
@@ -279,9 +299,12 @@ class Launch:
             return
         with self._lock:
             if self._seen and not self._others and not self._ended:
-                self._others = [_threads().submit(_worker(), self._thread_record(number).ctypes.data)
-                                for number in range(1, self._wanted)]
+                self._start_others()
             self._seen = True
+
+    def _start_others(self) -> None:
+        self._others = [_threads().submit(_worker(), self._thread_record(number).ctypes.data)
+                        for number in range(1, self._wanted)]
 
     def _result(self) -> LaunchResult:
         error, address = int(self.record[at.L_ERROR]), int(self.record[at.L_ADDRESS]) & (1 << 64) - 1

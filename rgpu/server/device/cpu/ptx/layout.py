@@ -9,7 +9,7 @@ from __future__ import annotations
 LANES = 32
 
 # Launch record: 64-bit words.
-L_ERROR, L_ADDRESS, L_STOP, L_NEXT_BLOCK, L_LINE = range(5)
+L_ERROR, L_ADDRESS, L_STOP, L_NEXT_BLOCK, L_LINE, L_GRID_ARRIVED, L_GRID_TURN = range(7)
 LAUNCH_WORDS = 8
 
 # Thread record: 64-bit words.  The three windows (shared, local, parameters)
@@ -21,8 +21,8 @@ LAUNCH_WORDS = 8
     T_CTA_X, T_CTA_Y, T_CTA_Z, T_THREADS, T_WARPS, T_BLOCKS,
     T_FRAMES, T_FRAME_SIZE, T_KERNEL, T_ENTRY, T_LIVE_THREADS,
     T_WARP, T_WARP_LOCAL, T_GRID_ID, T_SM, T_DYNAMIC_SHARED, T_GLOBALS,
-    T_PRINTF, T_TOKEN,
-) = range(36)  # fmt: skip
+    T_PRINTF, T_TOKEN, T_COOPERATIVE,
+) = range(37)  # fmt: skip
 T_BARS = 40  # sixteen barriers of BAR_WORDS words
 BAR_COUNT, BAR_WORDS = 16, 8
 B_ARRIVED, B_TRUE, B_EXPECTED, B_RESULT_TRUE, B_RESULT_ALL = range(5)

@@ -152,8 +152,10 @@ class Function:
     body: list[Instruction | LabelMark] | None = None
     variables: dict[str, Variable] = field(default_factory=dict)
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    register_count: int = 0
     max_threads: int = 1024
+    bounded: bool = False  #: .maxntid or .reqntid says ``max_threads``
+    min_blocks: int = 0  #: .minnctapersm
+    max_registers: int = 0  #: .maxnreg
 
 
 @dataclass(slots=True)
@@ -164,3 +166,4 @@ class Program:
     target: int
     variables: dict[str, Variable]
     functions: dict[str, Function]
+    max_registers: int = 0  #: the option that the module was linked with

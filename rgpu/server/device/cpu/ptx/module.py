@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rgpu.server.device.cpu.ptx import jit
+from rgpu.server.device.cpu.ptx import jit, registers
 from rgpu.server.device.cpu.ptx.codegen import KernelCode, generate
 from rgpu.server.device.cpu.ptx.emitter import float_bits
 from rgpu.server.device.cpu.ptx.errors import PtxError
@@ -56,8 +56,9 @@ class GlobalInfo:
 class PtxModule:
     """Parsed and fully checked PTX; nothing is compiled by LLVM yet."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, max_registers: int = 0):
         self._program = program
+        self._max_registers = max_registers or program.max_registers
         placed = [n for n, v in program.variables.items() if v.space != "shared"]
         self._index = {name: i for i, name in enumerate(placed)}
         self._code: dict[str, KernelCode] = {}
@@ -75,6 +76,7 @@ class PtxModule:
 
     def _info(self, name: str) -> KernelInfo:
         fn, code = self._program.functions[name], self._code[name]
+        used = registers.estimated(self._program, fn, self._max_registers)
         constants = sum(g.size for g in self.globals.values() if g.space == "const")
         return KernelInfo(
             name,
@@ -82,8 +84,8 @@ class PtxModule:
             code.param_bytes,
             code.static_shared,
             code.local_bytes,
-            fn.max_threads,
-            max(16, min(255, fn.register_count)),
+            registers.block_limit(used, fn.max_threads),
+            used,
             constants,
             self._program.version,
             75,
@@ -150,19 +152,24 @@ class LinkedModule:
         threads: int = 2,
         cancel: threading.Event | None = None,
         printf: Callable[[bytes], None] | None = None,
+        cooperative: bool = False,
     ) -> LaunchResult:
-        """Run a kernel to its end; safe to call from several threads at once."""
+        """Run a kernel to its end; safe to call from several threads at once.
+
+        ``threads``: host threads it may use; a ``cooperative`` grid takes one for each block (a few hundred at most).
+        """
         code = self._code[kernel]
         if len(params) < code.param_bytes:
             raise ValueError(f"{kernel} takes {code.param_bytes} bytes of parameters, not {len(params)}")
-        made = Launch(code, _entry_point(code), self._table, grid, block, dynamic_shared, params, ranges)
+        made = Launch(code, _entry_point(code), self._table, grid, block, dynamic_shared, params, ranges,
+                      cooperative)
         return made.run(threads, cancel, printf)
 
 
 _lock = threading.Lock()
 _compiling: dict[str, threading.Lock] = {}
 _entry_points: dict[str, int] = {}
-_modules: dict[tuple[bytes, int], PtxModule] = {}
+_modules: dict[tuple[bytes, int, int], PtxModule] = {}
 
 
 def _entry_point(code: KernelCode) -> int:
@@ -178,14 +185,17 @@ def _entry_point(code: KernelCode) -> int:
         return _entry_points[code.symbol]
 
 
-def parse_module(text: str, *, max_target: int = 75) -> PtxModule:
-    """Parse and check PTX, down to the last modifier; raises ``PtxError``."""
+def parse_module(text: str, *, max_target: int = 75, max_registers: int = 0) -> PtxModule:
+    """Parse and check PTX, down to the last modifier; raises ``PtxError``.
+
+    ``max_registers``: of a thread, where the kernel does not say itself; 0: no limit.
+    """
     text = text.rstrip("\0")
-    key = hashlib.sha256(text.encode()).digest(), max_target
+    key = hashlib.sha256(text.encode()).digest(), max_target, max_registers
     with _lock:
         known = _modules.get(key)
     if known is None:
-        known = PtxModule(parse(text, max_target))
+        known = PtxModule(parse(text, max_target), max_registers)
         with _lock:
             _modules[key] = known
     return known

@@ -1,4 +1,7 @@
-"""Device-side printf: one lane's format string and argument buffer to bytes."""
+"""Device-side printf: one lane's format string and argument buffer to bytes.
+
+Both are addresses that the program chose: each byte is asked for before it is read.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,32 @@ from collections.abc import Callable
 
 _CONVERSION = re.compile(rb"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|j|z|t|L)?([diouxXcsfFeEgGaAp%n])")
 _SIZES = {b"hh": 1, b"h": 2, b"l": 8, b"ll": 8, b"j": 8, b"z": 8, b"t": 8}
-_LONGEST = 1 << 16
+_LONGEST = 1 << 16  #: bytes of a string, of a field and of a number's digits
+_ADDRESSES = 1 << 64
+
+Readable = Callable[[int], int]  #: how many bytes from an address on may be read
+
+
+class BadAddressError(Exception):
+    """What the program gave to print is not all in its memory; ``address``: the first byte that is not."""
+
+    def __init__(self, address: int):
+        super().__init__(f"{address:#x} cannot be read")
+        self.address = address % _ADDRESSES
 
 
 class _Arguments:
     """The argument buffer: values in order, each aligned to its size."""
 
-    def __init__(self, address: int):
+    def __init__(self, address: int, readable: Readable):
         self.at = address
+        self.readable = readable
 
     def take(self, size: int) -> bytes:
         """The next value's bytes."""
         self.at = -(-self.at // size) * size
+        if self.at >= _ADDRESSES or self.readable(self.at) < size:
+            raise BadAddressError(self.at)
         data = ctypes.string_at(self.at, size)
         self.at += size
         return data
@@ -35,42 +52,62 @@ class _Arguments:
         return value
 
 
-def read_string(address: int, readable: Callable[[int], int]) -> bytes:
-    """A zero-terminated string; ``readable`` says how many bytes from an address may be read."""
-    room = min(readable(address), _LONGEST)
-    return ctypes.string_at(address, room).split(b"\0", 1)[0] if room > 0 else b"(bad address)"
+def read_string(address: int, readable: Readable) -> bytes:
+    """A zero-terminated string, cut at 64 KiB. Raises BadAddressError where memory ends before it does."""
+    room = readable(address)
+    if room <= 0:
+        raise BadAddressError(address)
+    text, end, _ = ctypes.string_at(address, min(room, _LONGEST)).partition(b"\0")
+    if not end and room < _LONGEST:
+        raise BadAddressError(address + room)
+    return text
 
 
-def format_message(fmt: int, args: int, readable: Callable[[int], int]) -> bytes:
-    """What ``printf(fmt, …)`` prints."""
-    values = _Arguments(args)
+def _field(value: bytes | None, values: _Arguments) -> int | None:
+    """A width or a precision, given in the format or as an argument."""
+    if value is None:
+        return None
+    number = values.integer(4, True) if value == b"*" else int(value)
+    return max(-_LONGEST, min(number, _LONGEST))
+
+
+def format_message(fmt: int, args: int, readable: Readable) -> bytes:
+    """What ``printf(fmt, …)`` prints. Raises BadAddressError."""
+    values = _Arguments(args, readable)
 
     def one(match: re.Match[bytes]) -> bytes:
         flags, width, precision, length, kind = match.groups()
         if kind == b"%":
             return b"%"
-        if width == b"*":
-            width = str(values.integer(4, True)).encode()
-        if precision == b"*":
-            precision = str(values.integer(4, True)).encode()
-        spec = b"%" + flags + (width or b"") + (b"." + precision if precision else b"")
-        size = _SIZES.get(length or b"", 4)
-        if kind in b"di":
-            return (spec + b"d") % values.integer(size, True)
-        if kind in b"ouxX":
-            return (spec + (b"d" if kind == b"u" else kind)) % values.integer(size, False)
-        if kind == b"c":
-            return (spec + b"c") % (values.integer(4, False) & 255)
-        if kind == b"p":
-            return b"0x%x" % values.integer(8, False)
-        if kind == b"s":
-            return (spec + b"s") % read_string(values.integer(8, False), readable)
-        if kind == b"n":
-            return b""
-        value = struct.unpack("<d", values.take(8))[0]
-        if kind in b"aA":
-            text = value.hex().encode()
-            return text.upper() if kind == b"A" else text
-        return (spec + kind) % value
+        wide, exact = _field(width, values), _field(precision, values)
+        spec = b"%" + flags + (b"" if wide is None else b"%d" % wide)
+        if exact is not None and exact >= 0:  # a negative one is as none
+            spec += b".%d" % exact
+        try:
+            return _converted(spec, kind, _SIZES.get(length or b"", 4), values)
+        except (ValueError, OverflowError):  # more digits than can be made
+            return match.group()
 
     return _CONVERSION.sub(one, read_string(fmt, readable))
+
+
+def _converted(spec: bytes, kind: bytes, size: int, values: _Arguments) -> bytes:
+    """One conversion; ``size``: bytes of its integer."""
+    if kind in b"di":
+        return (spec + b"d") % values.integer(size, True)
+    if kind in b"ouxX":
+        return (spec + (b"d" if kind == b"u" else kind)) % values.integer(size, False)
+    if kind == b"c":
+        return (spec + b"c") % (values.integer(4, False) & 255)
+    if kind == b"p":
+        return b"0x%x" % values.integer(8, False)
+    if kind == b"s":
+        address = values.integer(8, False)
+        return (spec + b"s") % (read_string(address, values.readable) if address else b"(null)")
+    if kind == b"n":
+        return b""
+    value = struct.unpack("<d", values.take(8))[0]
+    if kind in b"aA":
+        text: bytes = value.hex().encode()
+        return text.upper() if kind == b"A" else text
+    return (spec + kind) % value

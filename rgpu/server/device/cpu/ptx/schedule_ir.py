@@ -28,6 +28,8 @@ from rgpu.server.device.cpu.ptx.layout import (
     F_TID_X,
     F_WAITING,
     FAILED,
+    L_GRID_ARRIVED,
+    L_GRID_TURN,
     L_NEXT_BLOCK,
     L_STOP,
     NO_PC,
@@ -220,6 +222,42 @@ sleep:
 pass:
   ret i1 true""",
     (RELEASE,),
+)
+
+# A block, all of whose threads have arrived, waits for the other blocks of a cooperative grid: each of them has an
+# operating-system thread of its own.
+GRID_SYNC = helper(
+    "void",
+    "rt_grid_sync",
+    "ptr %T",
+    f"""
+{field("L", "%T", T_LAUNCH, "ptr")}
+{field("blocks", "%T", T_BLOCKS)}
+  %turnp = getelementptr i64, ptr %L, i64 {L_GRID_TURN}
+  %countp = getelementptr i64, ptr %L, i64 {L_GRID_ARRIVED}
+  %sp = getelementptr i64, ptr %L, i64 {L_STOP}
+  %turn = load atomic i64, ptr %turnp acquire, align 8
+  %before = atomicrmw add ptr %countp, i64 1 acq_rel
+  %count = add i64 %before, 1
+  %last = icmp eq i64 %count, %blocks
+  br i1 %last, label %open, label %wait
+open:
+  store atomic i64 0, ptr %countp monotonic, align 8
+  %next = add i64 %turn, 1
+  store atomic i64 %next, ptr %turnp release, align 8
+  ret void
+wait:
+  %y = call i32 @sched_yield()
+  %now = load atomic i64, ptr %turnp acquire, align 8
+  %opened = icmp ne i64 %now, %turn
+  %stop = load atomic i64, ptr %sp monotonic, align 8
+  %halt = icmp ne i64 %stop, 0
+  %go = or i1 %opened, %halt
+  br i1 %go, label %done, label %wait
+done:
+  ret void""",
+    (),
+    "declare i32 @sched_yield()",
 )
 
 # Lanes %act end.  Threads that have ended no longer count at full-block barriers.

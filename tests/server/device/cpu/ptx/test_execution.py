@@ -328,4 +328,4 @@ def test_kernel_info():
     info = parse_module(text).kernels["k"]
     assert [(p.offset, p.size) for p in info.params] == [(0, 1), (8, 8), (16, 20)]
     assert (info.param_bytes, info.static_shared, info.local_bytes, info.max_threads) == (36, 100, 32, 32)
-    assert (info.const_bytes, info.ptx_version, info.binary_version, info.num_regs) == (12, 78, 75, 40)
+    assert (info.const_bytes, info.ptx_version, info.binary_version, info.num_regs) == (12, 78, 75, 16)

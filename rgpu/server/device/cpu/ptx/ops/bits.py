@@ -5,7 +5,7 @@ from __future__ import annotations
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
 from rgpu.server.device.cpu.ptx.model import Imm, Instruction, Operand
 from rgpu.server.device.cpu.ptx.ops.integers import const, vec
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 # -- bit fields --------------------------------------------------------------
 

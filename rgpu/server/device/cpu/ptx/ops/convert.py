@@ -6,7 +6,7 @@ from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
 from rgpu.server.device.cpu.ptx.model import Instruction, Operand
 from rgpu.server.device.cpu.ptx.ops import rounding
 from rgpu.server.device.cpu.ptx.ops.floats import FLOATS, IR, WIDTH, flush, read_float, saturated
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 _INTS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
 _TO_WHOLE = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}

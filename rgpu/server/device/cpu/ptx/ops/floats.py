@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
 from rgpu.server.device.cpu.ptx.model import Instruction, Operand, Pair
 from rgpu.server.device.cpu.ptx.ops import rounding
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 PACKED = ("f16x2", "bf16x2")

@@ -16,7 +16,7 @@ from rgpu.server.device.cpu.ptx.ops.floats import (
     float_unary,
     read_float,
 )
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 INTS = ("u16", "s16", "u32", "s32", "u64", "s64")
 BITS = ("b16", "b32", "b64")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods, float_bits
 from rgpu.server.device.cpu.ptx.model import Instruction
 from rgpu.server.device.cpu.ptx.ops.floats import IR, PACKED, ROUNDINGS, apply, arithmetic, narrow, widen
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 _ONE = {"<32 x float>": "splat (float 1.0)", "<32 x double>": "splat (double 1.0)"}
 

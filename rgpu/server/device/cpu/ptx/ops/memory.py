@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
 from rgpu.server.device.cpu.ptx.errors import PtxError
-from rgpu.server.device.cpu.ptx.layout import T_LOCAL_STRIDE, T_PARAM, T_SHARED, T_WARP_LOCAL
-from rgpu.server.device.cpu.ptx.model import Addr, Imm, Instruction, Operand, Reg, Sink, Sym, Vec
+from rgpu.server.device.cpu.ptx.layout import ILLEGAL_ADDRESS, T_LOCAL_STRIDE, T_PARAM, T_SHARED, T_WARP_LOCAL
+from rgpu.server.device.cpu.ptx.model import Addr, Instruction, Operand, Reg, Sink, Sym, Vec
 from rgpu.server.device.cpu.ptx.ops import memory_ir
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 _SPACES = {
     "global": "g", "const": "g", "shared": "s", "shared::cta": "s", "local": "l", "param": "p", "param::entry": "p",
@@ -60,12 +60,12 @@ def address(g: Gen, where: Operand, space: str) -> str:
         wide = base.width
     value = g.read(base, wide)
     if offset:
-        value = g.t(f"add <32 x i{wide}> {value}, splat (i{wide} {offset})")
+        value = g.t(f"add <32 x i{wide}> {value}, splat (i{wide} {offset & (1 << wide) - 1})")
     if space in "gx":
         return g.resize(value, wide, 64)
     if wide == 64:
-        # An offset beyond 32 bits must fail its check, not wrap into the window.
-        value = g.t(f"call <32 x i64> @llvm.umin.v32i64(<32 x i64> {value}, <32 x i64> splat (i64 4294967295))")
+        # An offset beyond 32 bits must fail its check (as out of bounds: aligned), not wrap into the window.
+        value = g.t(f"call <32 x i64> @llvm.umin.v32i64(<32 x i64> {value}, <32 x i64> splat (i64 4294967280))")
         value = g.resize(value, 64, 32)
     return value
 
@@ -91,7 +91,7 @@ def _resolve(g: Gen, where: Operand, space: str) -> tuple[str, str | None, int]:
         if place.space == "param":
             return "p", where.base.name, place.offset + where.base.offset + where.offset
         return "l", None, 0
-    return ("q" if g.fn.entry else "l"), None, 0
+    return ("p" if g.fn.entry else "l"), None, 0
 
 
 @op("ld", "ldu")
@@ -117,17 +117,17 @@ def load(g: Gen, ins: Instruction, m: Mods) -> None:
 
 def _parameter(g: Gen, offset: int, bits: int) -> str:
     """A kernel parameter: the same in every lane."""
+    if not 0 <= offset <= g.param_bytes - bits // 8:
+        g.call(memory_ir.REPORT_LANES, "ptr %T", f"i32 {g.lanes()}", f"i64 {ILLEGAL_ADDRESS}",
+               f"i64 {offset & (1 << 64) - 1}")
+        return "zeroinitializer"
     base = g.word(T_PARAM, "ptr")
     pointer = g.t(f"getelementptr i8, ptr {base}, i64 {offset}")
     return g.splat(f"i{bits}", g.t(f"load i{bits}, ptr {pointer}, align 1"))
 
 
 def _gather(g: Gen, where: Operand, space: str, bits: int, lanes: int) -> list[str]:
-    if space == "q":  # a kernel parameter through a register: offsets into the parameter buffer
-        base = g.splat("i64", g.word(T_PARAM))
-        at, space = g.t(f"add <32 x i64> {address(g, where, 'g')}, {base}"), "x"
-    else:
-        at = address(g, where, space)
+    at = address(g, where, space)
     kind = memory_ir.address_type(space)
     mask = f"i32 {g.lanes()}"
     if lanes == 1:
@@ -155,8 +155,8 @@ def store(g: Gen, ins: Instruction, m: Mods) -> None:
     sources = list(source.items) if isinstance(source, Vec) else [source]
     if len(sources) != lanes or any(isinstance(s, Sink) for s in sources):
         raise ins.refuse()
-    space, name, _ = _resolve(g, where, space)
-    if name is not None or space == "q" or (isinstance(where, Addr) and isinstance(where.base, Imm) and space == "p"):
+    space, _, _ = _resolve(g, where, space)
+    if space == "p":
         raise ins.refuse("kernel parameters cannot be written")
     at = address(g, where, space)
     t = memory_ir.address_type(space)

@@ -1,9 +1,10 @@
 """Helpers for memory: checks, loads, stores and atomics over 32 lanes.
 
 Address spaces are one letter: ``g`` global (and constant), ``x`` generic,
-``s`` shared, ``l`` local.  Addresses are 64-bit in ``g`` and ``x`` and are the
-process's own; ``s`` and ``l`` take 32-bit offsets.  A lane that fails its
-check is reported and dropped from the mask; the other lanes go on.
+``s`` shared, ``l`` local, ``p`` a kernel's parameters.  Addresses are 64-bit
+in ``g`` and ``x`` and are the process's own; the others take 32-bit offsets.
+A lane that fails its check is reported and dropped from the mask; the other
+lanes go on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from rgpu.server.device.cpu.ptx.layout import (
     T_CACHE,
     T_LAUNCH,
     T_LOCAL_STRIDE,
+    T_PARAM,
+    T_PARAM_END,
     T_RANGE_COUNT,
     T_RANGES,
     T_SHARED,
@@ -63,6 +66,21 @@ done:
   ret void""",
 )
 
+# The same for an address that is known to be wrong, if any lane gets there.
+REPORT_LANES = helper(
+    "void",
+    "rt_report_lanes",
+    "ptr %T, i32 %lanes, i64 %code, i64 %address",
+    """  %some = icmp ne i32 %lanes, 0
+  br i1 %some, label %report, label %done
+report:
+  call void @rt_report(ptr %T, i64 %code, i64 %address)
+  br label %done
+done:
+  ret void""",
+    (REPORT,),
+)
+
 # Binary search over the sorted ranges, after the three windows where the
 # address is generic.  A hit is remembered for this instruction (`cache`).
 FIND = helper(
@@ -86,7 +104,9 @@ wtest:
   %whi = load i64, ptr %wq
   %wa = icmp uge i64 %a, %wlo
   %wb = icmp ule i64 %end, %whi
-  %win = and i1 %wa, %wb
+  %wc = icmp ugt i64 %end, %a
+  %wab = and i1 %wa, %wb
+  %win = and i1 %wab, %wc
   br i1 %win, label %hit, label %wnext
 wnext:
   %w2 = add i32 %w, 1
@@ -178,6 +198,10 @@ done:
 )
 
 
+#: Spaces of which a block (shared) or the grid (parameters) has one: begin and end in the thread record.
+_WINDOWS = {"s": (T_SHARED, T_SHARED_END), "p": (T_PARAM, T_PARAM_END)}
+
+
 def address_type(space: str) -> str:
     """The vector type of addresses in ``space``."""
     return "<32 x i64>" if space in "gx" else "<32 x i32>"
@@ -217,9 +241,10 @@ slow:
 
 
 def _check_window(size: int, space: str) -> str:
-    if space == "s":
-        bound = f"""{field("b0", "%T", T_SHARED)}
-{field("b1", "%T", T_SHARED_END)}
+    if space in _WINDOWS:
+        low, high = _WINDOWS[space]
+        bound = f"""{field("b0", "%T", low)}
+{field("b1", "%T", high)}
   %span = sub i64 %b1, %b0"""
     else:
         bound = field("span", "%T", T_LOCAL_STRIDE)
@@ -261,8 +286,8 @@ def _pointers(space: str) -> str:
     """IR from ``%a`` to ``%base`` (scalar) and ``%o`` (vector): each lane's pointer is their sum."""
     if space in "gx":
         return "  %o = add <32 x i64> %a, zeroinitializer"
-    if space == "s":
-        return f"{field('base', '%T', T_SHARED, 'ptr')}\n  %o = zext <32 x i32> %a to <32 x i64>"
+    if space in _WINDOWS:
+        return f"{field('base', '%T', _WINDOWS[space][0], 'ptr')}\n  %o = zext <32 x i32> %a to <32 x i64>"
     return f"""{field("base", "%T", T_WARP_LOCAL, "ptr")}
 {field("stride", "%T", T_LOCAL_STRIDE)}
 {splat("vs", "i64", "%stride")}

@@ -26,7 +26,7 @@ from rgpu.server.device.cpu.ptx.layout import (
 )
 from rgpu.server.device.cpu.ptx.model import Instruction, Pair, Reg, Sink, Vec
 from rgpu.server.device.cpu.ptx.ops.memory_ir import IOTA, IOTA32
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 _LANE_MASKS = {
     "lanemask_eq": lambda i: 1 << i,

@@ -8,7 +8,7 @@ from rgpu.server.device.cpu.ptx.layout import T_PRINTF, T_TOKEN
 from rgpu.server.device.cpu.ptx.model import Instruction
 from rgpu.server.device.cpu.ptx.ops import memory_ir
 from rgpu.server.device.cpu.ptx.ops.memory_ir import field
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 _PRINT = helper(
     "void",
@@ -43,14 +43,30 @@ done:
 def print_formatted(g: Gen, ins: Instruction) -> None:
     """A call of vprintf: each lane's format and argument addresses go to the launcher."""
     callee = g.program.functions["vprintf"]
-    if len(callee.params) != 2:
-        raise ins.refuse()
+    if [(var.size, var.align) for var in callee.params] != [(8, 8)] * 2:
+        raise ins.refuse("takes two addresses")
     values = []
     for var in callee.params:
         place = g.places["vprintf", var.key]
         at = f"<32 x i32> splat (i32 {place.offset})"
         values.append(g.call(memory_ir.get("l", 64), at, f"i32 {g.act}", "ptr %T"))
     g.call(_PRINT, "ptr %T", f"i32 {g.act}", *(f"<32 x i64> {v}" for v in values))
+
+
+#: Functions of cudadevrt that are made here: bits of the result, sizes of the parameters.
+GRID_CALLS = {"cudaCGGetIntrinsicHandle": (64, (4,)), "cudaCGSynchronize": (32, (8, 4))}
+
+
+def give_result(g: Gen, ins: Instruction, name: str, cooperative: str) -> None:
+    """The result of a call in GRID_CALLS: a handle (0 outside cooperative launches), or cudaSuccess."""
+    callee = g.program.functions[name]
+    bits, sizes = GRID_CALLS[name]
+    if tuple(var.size for var in callee.params) != sizes or [var.size for var in callee.results] != [bits // 8]:
+        raise ins.refuse(f"{name} with other parameters")
+    place = g.places[name, callee.results[0].key]
+    value = g.splat("i64", cooperative) if bits == 64 else "zeroinitializer"
+    at = f"<32 x i32> splat (i32 {place.offset})"
+    g.call(memory_ir.put("l", bits), at, f"i32 {g.act}", "ptr %T", f"<32 x i{bits}> {value}")
 
 
 @op("membar", "fence")

@@ -11,7 +11,7 @@ from rgpu.server.device.cpu.ptx.jit import Helper, helper, memo
 from rgpu.server.device.cpu.ptx.layout import B_RESULT_ALL, B_RESULT_TRUE, BAR_COUNT, BAR_WORDS, T_BARS
 from rgpu.server.device.cpu.ptx.model import Imm, Instruction, Operand, Pair, Sink
 from rgpu.server.device.cpu.ptx.ops.memory_ir import IOTA32
-from rgpu.server.device.cpu.ptx.registry import op
+from rgpu.server.device.cpu.ptx.ops.registry import op
 
 _V = "<32 x i32>"
 

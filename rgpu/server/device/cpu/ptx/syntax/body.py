@@ -121,10 +121,8 @@ class Body:
                 count = p.integer()
                 p.expect(">")
                 scope.ranges.append((name, count, WIDTHS[kind]))
-                self.fn.register_count += count * max(1, WIDTHS[kind] // 32) if kind != "pred" else 0
             else:
                 scope.registers[name] = Reg(name + scope.suffix, WIDTHS[kind])
-                self.fn.register_count += 1
             if not p.accept(","):
                 break
         p.expect(";")

@@ -20,7 +20,7 @@ class Parser(Reader):
         self.max_target = max_target
         self.functions: dict[str, Function] = {}
         self.variables: dict[str, Variable] = {}
-        self.version = self.target = 0
+        self.version = self.target = self.max_registers = 0
 
     # -- module level ----------------------------------------------------
 
@@ -30,7 +30,7 @@ class Parser(Reader):
             self._module_item()
         if not self.target:
             raise PtxError("no .target directive")
-        return Program(self.version, self.target, self.variables, self.functions)
+        return Program(self.version, self.target, self.variables, self.functions, self.max_registers)
 
     def _module_item(self) -> None:
         token = self.tok
@@ -47,7 +47,7 @@ class Parser(Reader):
         elif token.text in (".file", ".loc", ".section", "@"):
             self.skip_debug()
         elif token.text == ".pragma":
-            self.skip_to(";")
+            self._pragma()
         elif token.text == ";":
             self.next()
         else:
@@ -69,6 +69,13 @@ class Parser(Reader):
                 raise PtxError(f"unsupported .target {word.text}", word.line)
             if not self.accept(","):
                 return
+
+    def _pragma(self) -> None:
+        """Those of linked modules carry the linker's options; others are for another compiler."""
+        self.next()
+        if match := re.fullmatch(r'"rgpu maxrregcount (\d+)"', self.tok.text):
+            self.max_registers = int(match[1])
+        self.skip_to(";")
 
     def _declaration(self) -> None:
         linkage = set()
@@ -122,8 +129,12 @@ class Parser(Reader):
                 threads = self.integer()
                 while self.accept(","):
                     threads *= self.integer()
-                fn.max_threads = min(fn.max_threads, threads)
-            elif token.text in (".minnctapersm", ".maxnctapersm", ".maxnreg"):
+                fn.max_threads, fn.bounded = min(fn.max_threads, threads), True
+            elif token.text == ".minnctapersm":
+                fn.min_blocks = self.integer()
+            elif token.text == ".maxnreg":
+                fn.max_registers = self.integer()
+            elif token.text == ".maxnctapersm":
                 self.integer()
             elif token.text == ".pragma":
                 self.skip_to(";")

@@ -6,6 +6,9 @@ from rgpu.server.device.cpu.ptx.errors import PtxError
 from rgpu.server.device.cpu.ptx.model import WIDTHS, Variable
 from rgpu.server.device.cpu.ptx.syntax.lexer import Token, float_value, int_value, tokenize
 
+LARGEST = 4 << 30  #: bytes of one variable; checked before anything is made of that size
+MOST_ALIGNED = 1024  #: bytes
+
 
 class Reader:
     """One pass over the tokens."""
@@ -114,9 +117,13 @@ class Reader:
         name = self.name()
         element = WIDTHS[kind] // 8 * lanes
         count, unsized = self._dimensions()
+        if align & (align - 1) or align > MOST_ALIGNED:
+            raise PtxError(f"unsupported .align {align}", name.line)
         init = self._initialiser() if self.accept("=") else ()
         if unsized:
             count = len(init) // lanes
+        if element * count > LARGEST:
+            raise PtxError(f"unsupported {name.text}: {element * count} bytes, {LARGEST} at most", name.line)
         return Variable(
             name.text,
             name.text + suffix,
@@ -135,7 +142,10 @@ class Reader:
             if self.accept("]"):
                 unsized = True
                 continue
-            count *= self.integer()
+            size = self.integer()
+            if size < 0:
+                raise PtxError(f"a dimension of {size} elements", self.tok.line)
+            count *= size
             self.expect("]")
         return count, unsized
 
