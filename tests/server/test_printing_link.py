@@ -213,4 +213,4 @@ def test_a_count_that_cannot_be_ends_the_link(devices: list[CpuDevice]) -> None:
     end.send(program.packed(0))
     end.answer(program.position)
     end.confirm(10)
-    wait_until(lambda: runtime.deliver is None, "the link goes on")
+    wait_until(lambda: runtime.kept._deliver is None, "the link goes on")

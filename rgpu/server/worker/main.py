@@ -92,7 +92,7 @@ class Worker:
         """``folder``: of this session's workers on this host; a source may hand its memory over there."""
         self.folder = folder
         self.runtime = SessionRuntime(session, epoch, device)
-        self.runtime.effects = effects.open_log("worker", session, host)
+        self.runtime.effects.log = effects.open_log("worker", session, host)
         self.runtime.effect(Kind.BEGUN, state)
         self.modules = modules or ModuleCache(Path(os.devnull), 0)
         self.runtime.executor.loaded = self.modules.keep

@@ -132,7 +132,7 @@ class AgentLink:
             self._attach()
             self._sender.start()
             feed, stream = self.runtime.open_stream(), self._stream
-            self.runtime.read_ahead = self._read_ahead
+            self.runtime.loop.read_ahead = self._read_ahead
             order = self.runtime.order
             order.queued = self._read_already
             fast = self.runtime.fast
@@ -189,7 +189,7 @@ class AgentLink:
             for _, ahead, _ in self._ahead:
                 self._give_back(ahead)
             if feeding:
-                self.runtime.read_ahead = None
+                self.runtime.loop.read_ahead = None
                 self.runtime.order.queued = tuple
                 self.runtime.hand_back()
             self.close()

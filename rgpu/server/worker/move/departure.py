@@ -297,10 +297,10 @@ class Departure(RoleShell[SourceRole]):
     def do_open_tap(self, command: Command) -> Event:
         """What is applied from now on is kept. With a fast path that begins with the agent's next connection."""
         link = self.worker.link
-        armed = self.runtime.fast is not None and link is not None
+        armed = not self.runtime.path.every_record and link is not None
         tap = self._tap = JournalTap(armed=armed)
         self._prober = Prober(self.runtime, tap)
-        self.runtime.tap = tap
+        self.runtime.loop.tap = tap
         if armed and link is not None:
             link.close()
             if not tap.wait_running(ARM_SECONDS):
@@ -308,7 +308,7 @@ class Departure(RoleShell[SourceRole]):
         return self.event("tapped")
 
     def do_close_tap(self, command: Command) -> None:
-        self.runtime.tap = None
+        self.runtime.loop.tap = None
 
     def do_pause_for_cut(self, command: Command) -> Event:
         self._since = time.monotonic()
