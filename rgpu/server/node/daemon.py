@@ -44,7 +44,7 @@ from rgpu.server.node.verbs.pool_verbs import PoolVerbs
 from rgpu.server.node.verbs.registry_repair import Adopting
 from rgpu.server.node.workers import handles as workers
 from rgpu.server.node.workers.compute import ComputeShares
-from rgpu.server.node.workers.spares import Spares
+from rgpu.server.node.workers.warm_workers import WarmWorkers
 from rgpu.session.devices import parts
 from rgpu.session.errors import DeviceError, NotFound, PoolUnavailable, RgpuError, UsageError
 
@@ -125,7 +125,7 @@ class Daemon:
                          module_cache_size=options.module_cache_size,
                          in_time=self.in_time, watch_move=self.watch_move,
                          checkpoint_bandwidth=options.checkpoint_bandwidth)
-        self.spares = self.node.spares = Spares(
+        self.warm = self.node.warm = WarmWorkers(
             self.directory, options.spares, spawn=workers.spawn, room=self.node.free,
             options=workers.common_options(self.directory, options.log_level, options.module_cache_size))
         self.authorized = self.files.authorized
@@ -180,7 +180,7 @@ class Daemon:
                      devices=list(self.node.slots), version=__version__)
             self.leadership.start()
             self.spawn(self._tell_agents(list(self.node.running.values())))
-            self.spares.start(list(self.node.slots))
+            self.warm.start(list(self.node.slots))
             self.spawn(self.compute.run())
             self.endings.left_behind()
             self.spawn(self.endings.run())
@@ -226,7 +226,7 @@ class Daemon:
     async def _stop(self, port: DataPort) -> None:
         port.close()
         self.examining.close()
-        self.spares.close()
+        self.warm.close()
         await asyncio.to_thread(self.metrics.close)
         for task in list(self._tasks):
             task.cancel()

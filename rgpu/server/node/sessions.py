@@ -28,7 +28,7 @@ from rgpu.server.node.store.checkpoints import Checkpoints
 from rgpu.server.node.store.images import NodeImages
 from rgpu.server.node.workers import handles as workers
 from rgpu.server.node.workers.handles import WorkerHandle
-from rgpu.server.node.workers.spares import Spares
+from rgpu.server.node.workers.warm_workers import WarmWorkers
 from rgpu.server.stalling import STUCK_SECONDS
 from rgpu.session.devices import parts
 from rgpu.session.errors import (
@@ -94,7 +94,7 @@ class Node:
     deadline: Callable[[], int] = lambda: -1  #: descriptor of the deadline page (OWNERSHIP 4)
     in_time: Callable[[], bool] = lambda: True
     suspect: Callable[[str, str], object] = lambda device, why: None  #: have the device examined, because of
-    spares: Spares | None = None
+    warm: WarmWorkers | None = None
     data_address: tuple[str, int] = ("127.0.0.1", 0)
     running: dict[str, WorkerHandle] = field(default_factory=dict)
     incoming: dict[str, Incoming] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Node:
     def free(self, spec: str) -> int:
         """Bytes of the device that no session here was promised."""
         used = sum(h.quota for h in self._handles() if spec in parts(h.device))
-        return self.slots[spec].memory - used - (self.spares.memory(spec) if self.spares is not None else 0)
+        return self.slots[spec].memory - used - (self.warm.memory(spec) if self.warm is not None else 0)
 
     def _handles(self) -> list[WorkerHandle]:
         """Of workers that take a part of a device, as long as their processes live."""
@@ -234,7 +234,7 @@ class Node:
         try:
             handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota, state="empty",
                                          on_event=self.on_event, log_level=self.log_level,
-                                         module_cache_size=self.module_cache_size, spares=self.spares)
+                                         module_cache_size=self.module_cache_size, warm=self.warm)
         except TimedOut:
             for device in parts(spec):
                 self.suspect(device, f"a worker of {session} that did not start")
@@ -279,7 +279,7 @@ class Node:
         with phases.phase("worker"):
             handle = await workers.start(self.directory, session, epoch=epoch, device=spec, quota=quota,
                                          state="incoming", on_event=self.on_event, log_level=self.log_level,
-                                         module_cache_size=self.module_cache_size, spares=self.spares)
+                                         module_cache_size=self.module_cache_size, warm=self.warm)
         if self.receiving.get(session) != move:  # another move has begun, or the session ended
             await self._end_handle(handle, "discarded")
             raise Fenced(f"{self.host} was told something newer of {session} while its worker started for move {move}")
@@ -290,7 +290,7 @@ class Node:
             await handle.give_deadline(self.deadline())
         granted = tickets.issue(self.pool_secret, session, move, "pages", lifetime=600)
         return {"address": list(self.data_address), "ticket": granted.ticket, "secret": granted.secret, "device": spec,
-                "worker_pid": handle.pid, "spare": handle.spare, "phases_ms": phases.ms()}
+                "worker_pid": handle.pid, "spare": handle.warm, "phases_ms": phases.ms()}
 
     async def move_send(self, *, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,
                         wishes: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
