@@ -157,8 +157,10 @@ def test_an_old_answer_is_never_named(device: CudaDevice, journal: Journal) -> N
     found = runtime.fast.area()
     assert found is not None
     link = AgentLink.__new__(AgentLink)
-    link._area, link._published = DeviceArea(*found), 10
-    piece = Piece(11, 0, 0, False, link._area.address + 64, shared.SMALLEST, 0)
-    assert link._place(piece)
-    assert not link._place(Piece(10, 0, 0, False, piece.address, piece.size, 0))
-    assert not link._place(Piece(11, 0, 0, False, piece.address, piece.size - 1, 0))
+    sender = link._sender
+    area = sender.area = DeviceArea(*found)
+    sender.published = 10
+    piece = Piece(11, 0, 0, False, area.address + 64, shared.SMALLEST, 0)
+    assert sender._place(piece)
+    assert not sender._place(Piece(10, 0, 0, False, piece.address, piece.size, 0))
+    assert not sender._place(Piece(11, 0, 0, False, piece.address, piece.size - 1, 0))
