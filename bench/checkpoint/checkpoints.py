@@ -150,10 +150,10 @@ def restored(spec: str, mib: int, store: DirectoryStore, unique: bool) -> Iterat
     """The image `last` into a fresh device, every page verified; then again, its chunks' names not checked."""
     began = time.monotonic()
     load = Load(spec, mib, fill=False)
-    load.device.frames().prepare(KEPT)  # as a spare worker has them
+    load.device.frames().prepare(KEPT)  # as a warm worker has them
     prepare_native()
     encoders.get_ready()
-    time.sleep(2.0)  # a spare's have started long before it is needed
+    time.sleep(2.0)  # a warm worker's have started long before it is needed
     look(load.device, KEY)
     made = time.monotonic() - began
     for names in (True, False) if unique else (True,):

@@ -40,7 +40,7 @@ def lost(spec: str, device: Device) -> str:
 
 
 def warm(spec: str) -> None:
-    """Load what a session's first calls would: for a spare, while nobody waits."""
+    """Load what a session's first calls would: for a warm worker, while nobody waits."""
     if spec.startswith("cpu"):
         from rgpu.server.device.cpu.ptx import jit
 

@@ -71,8 +71,8 @@ from rgpu.server.node.worker_events import WorkerDeaths, WorkerEvents
 from rgpu.server.node.workers import handles
 from rgpu.server.node.workers.compute import ComputeShares
 from rgpu.server.node.workers.logs import WorkerLogs
-from rgpu.server.node.workers.spares import Spares
 from rgpu.server.node.workers.starter import WorkerStarter
+from rgpu.server.node.workers.warm_workers import WarmWorkers
 from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
@@ -109,8 +109,8 @@ class Daemon:
         slots = [device_slot(spec, host, options.device_memory) for spec in options.devices]
         self.held = HeldSessions(host)
         self.devices = DeviceSlots(host, {slot.spec: slot for slot in slots}, self.held.handles,
-                                   lambda spec: self.spares.memory(spec))
-        self.spares = Spares(
+                                   lambda spec: self.warm.memory(spec))
+        self.warm = WarmWorkers(
             directory, options.spares, spawn=handles.spawn, room=self.devices.free,
             options=handles.common_options(directory, options.log_level, options.module_cache_size))
         self.shares = Checkpoints(options.checkpoint_bandwidth, self.devices.free)
@@ -177,7 +177,7 @@ class Daemon:
         """Each command of the leader, and what does it."""
         options, spawn = self.options, self.background.spawn
         starter = WorkerStarter(self.identity.directory, self.events.hear, options.log_level,
-                                options.module_cache_size, self.spares)
+                                options.module_cache_size, self.warm)
         starts = SessionStarts(self.held, self.room, starter, self.images, self.deadline, self.reconciler.watch,
                                lambda device, why: spawn(self.examining.suspect(device, why)))
         moves = MoveCommands(self.held, self.room, starter, self.deadline, self.reconciler.watch, self.port.admit)
@@ -252,7 +252,7 @@ class Daemon:
         spawn(self.keyring.run())
         spawn(self.registration.refresh())
         spawn(self.taking_back.tell_agents(self.control.address, list(self.held.running.values())))
-        self.spares.start(list(self.devices.slots))
+        self.warm.start(list(self.devices.slots))
         spawn(self.compute.run())
         self.endings.left_behind()
         spawn(self.endings.run())
@@ -289,7 +289,7 @@ class Daemon:
     async def _stop(self) -> None:
         self.port.close()
         self.examining.close()
-        self.spares.close()
+        self.warm.close()
         await asyncio.to_thread(self.metrics.close)
         self.background.cancel()
         with contextlib.suppress(RgpuError, asyncio.TimeoutError):

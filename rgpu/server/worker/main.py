@@ -40,7 +40,7 @@ from rgpu.server import ended_mark, position_page
 from rgpu.server.device import hardware
 from rgpu.server.device.spec import lost, make_device, warm
 from rgpu.server.module_cache import ModuleCache
-from rgpu.server.worker import spare
+from rgpu.server.worker import warm_worker
 from rgpu.server.worker.agent.agent_link import AgentLink
 from rgpu.server.worker.agent.same_host import HostMemory
 from rgpu.server.worker.apply.runtime import SessionRuntime
@@ -92,7 +92,7 @@ class Worker:
         """``folder``: of this session's workers on this host; a source may hand its memory over there."""
         self.folder = folder
         self.runtime = SessionRuntime(session, epoch, device)
-        self.runtime.effects = effects.open_log("worker", session, host)
+        self.runtime.effects.log = effects.open_log("worker", session, host)
         self.runtime.effect(Kind.BEGUN, state)
         self.modules = modules or ModuleCache(Path(os.devnull), 0)
         self.runtime.executor.loaded = self.modules.keep
@@ -441,7 +441,7 @@ def main() -> None:
     keep_prompt()
     if options.spare:
         warm(options.device)
-        found = spare.wait(listener, device)
+        found = warm_worker.wait(listener, device)
         if found is None:
             os._exit(0)
         options.session, options.epoch, options.quota, options.state = (found.session, found.epoch, found.quota,

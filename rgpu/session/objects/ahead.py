@@ -67,7 +67,8 @@ class Ahead:
         seen: set[int] = set()  # an unload may stand behind later calls
         for row in body.rows:
             if row.seq <= 0 or row.seq in seen or row.call_id not in CALLS \
-                    or (row.payload >= 0) != (row.call_id == LOAD) or not -1 <= row.payload < len(body.contents) or not 0 <= row.thread < 1 << 32 \
+                    or (row.payload >= 0) != (row.call_id == LOAD) or not -1 <= row.payload < len(body.contents) \
+                    or not 0 <= row.thread < 1 << 32 \
                     or not 0 <= row.flags < 1 << 16:
                 raise Corrupt(f"objects ahead: call {row.call_id} at position {row.seq}", offset=0,
                               reason="objects ahead")

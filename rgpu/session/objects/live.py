@@ -45,10 +45,10 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME, Effect
 from rgpu.session.errors import Corrupt
 from rgpu.session.journal.record import Record
-from rgpu.session.objects import graphs, module_table
+from rgpu.session.objects import graphs
+from rgpu.session.objects.load_answers import LOAD, LoadAnswer, differs, load_answer
 from rgpu.session.objects.module_table import GlobalVariable
 
-LOAD = BY_NAME["module_load"].id
 ALLOCATE = BY_NAME["memory_allocate"].id
 _UNLOAD = BY_NAME["module_unload"].id
 INSTANTIATE = BY_NAME["graph_instantiate"].id
@@ -65,15 +65,6 @@ class Mapping:
     address: int
     size: int
     device: int
-
-
-@dataclass(slots=True)
-class LoadAnswer:
-    """What a load answered, as far as a replay must answer it again."""
-
-    functions: int
-    globals_digest: bytes
-    globals: tuple[GlobalVariable, ...] | None  #: None once it is unloaded
 
 
 @dataclass(slots=True)
@@ -137,7 +128,7 @@ class LiveObjects:
             self._forget(self._objects[seq])
             return
         load = self._objects[seq]
-        load.answer = _load_answer(reply)
+        load.answer = load_answer(reply)
         if load.ended is not None:
             load.answer.globals = None
 
@@ -214,20 +205,7 @@ class LiveObjects:
     def load_differs(self, seq: int, result: int, reply: Any) -> Divergence | None:
         """Compare the answer of a replayed load with the one recorded (SEMANTICS 12); None: it is the same."""
         item = self._objects[seq]
-        if item.answer is None:
-            return None
-
-        def differs(what: str) -> Divergence:
-            return Divergence(seq, "module_load", f"module {item.number} (position {seq}): {what}")
-
-        if result:
-            return differs(f"the load now fails with {result}")
-        now, before = _load_answer(reply), item.answer
-        if now.globals_digest != before.globals_digest:
-            return differs(_moved_global(before.globals, now.globals or ()))
-        if now.functions != before.functions:
-            return differs(f"{now.functions} functions, {before.functions} before")
-        return None
+        return None if item.answer is None else differs(seq, item.number, item.answer, result, reply)
 
     # -- creating and ending ------------------------------------------------------
     def _create(self, kind: str, number: int, record: Record, context: int | None = None) -> _Object | None:
@@ -511,22 +489,6 @@ def _kept(record: Record) -> Record:
 
 def _is_library(load: Record) -> bool:
     return bool(decoders.decode(LOAD, load.args).library)
-
-
-def _load_answer(reply: Any) -> LoadAnswer:
-    table = module_table.decode(decoders.decode_reply(LOAD, reply).table)
-    places = module_table.encode(module_table.ModuleTable((), table.globals))
-    return LoadAnswer(len(table.functions), blake3.blake3(places).digest(), table.globals)
-
-
-def _moved_global(before: tuple[GlobalVariable, ...] | None, now: tuple[GlobalVariable, ...]) -> str:
-    if before is not None:
-        for old, new in zip(before, now, strict=False):
-            if old != new:
-                return f"variable {old.name} was {old.size} bytes at {old.address:#x}; now {new.name} is " \
-                       f"{new.size} bytes at {new.address:#x}"
-        return f"{len(now)} variables, {len(before)} before"
-    return "its variables stand elsewhere"
 
 
 def _typed(value: Any, kind: type) -> Any:

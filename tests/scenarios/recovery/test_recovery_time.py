@@ -20,7 +20,7 @@ import pytest
 from tests.support.pools.pool import LocalPool
 
 KILLS = 3
-TAKEN = "a spare worker takes the session"
+TAKEN = "a warm worker takes the session"
 
 
 def recovery(folder: Path, spares: int) -> list[float]:
@@ -35,7 +35,7 @@ def recovery(folder: Path, spares: int) -> list[float]:
             program.wait_lines(2)
             row = pool.wait_state(name, "running")
             if spares:  # also when the session has just taken one
-                _wait(program, lambda: len(_events(folder, "a spare worker is ready")) > len(_events(folder, TAKEN)))
+                _wait(program, lambda: len(_events(folder, "a warm worker is ready")) > len(_events(folder, TAKEN)))
             os.kill(row["worker_pid"], signal.SIGKILL)
             _wait(program, lambda name=name: len(_events(folder, "session starts here", name)) == 2)
             (died,), (_, back) = _events(folder, "a worker died", name), _events(folder, "session starts here", name)

@@ -84,7 +84,7 @@ class CpuDevice:
         self._closed = False
 
     def resize(self, memory: int) -> None:
-        """Another quota for mappings and globals; only while nothing is mapped (a spare worker's device)."""
+        """Another quota for mappings and globals; only while nothing is mapped (a warm worker's device)."""
         self._memory.resize(memory)
         self.facts = replace(self.facts, total_memory=memory)
 

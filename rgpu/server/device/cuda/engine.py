@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from rgpu.server.fast_path import Came, Fed, Piece, Took
+from rgpu.server.apply_path import Came, Fed
+from rgpu.server.fast_path import Piece, Took
 from rgpu.session.calls.wire import BY_ID
 from rgpu.session.errors import Corrupt, DeviceError
-from rgpu.session.journal.record import Record
+from rgpu.session.journal.record import Record, pack_record
 
 LIBRARY = "librgpu_engine.so"
 VERSION = 6
@@ -104,6 +105,8 @@ GRAPH = 2**64 - 1  #: in the place of a module
 class Engine:
     """See the module docstring. Implements :class:`rgpu.server.fast_path.FastPath`."""
 
+    every_record = False
+
     def __init__(self, context: int, ring: int = RING, arena: int = ARENA) -> None:
         self._lib = _library()
         why = ctypes.create_string_buffer(256)
@@ -142,7 +145,18 @@ class Engine:
             record = Record(step.seq, step.call, args, payload, step.thread, step.flags)
         return Fed(Came(step.came), step.taken, record, step.awaiting, step.bugs,
                    (step.bug_call, step.bug_seq, step.bug_result),
-                   (step.seq, step.call, step.stream, step.payload_len) if step.came == Came.WAITING else (0, 0, 0, 0))
+                   (step.seq, step.call, step.stream, step.payload_len) if step.came == Came.WAITING else (0, 0, 0, 0),
+                   step.applied)
+
+    def given(self, record: Record) -> bytes:
+        return pack_record(record)
+
+    def may_go_on(self) -> bool:
+        """It waits in :meth:`feed` itself, and never returns ``AHEAD``."""
+        return True
+
+    def bound(self, tries: int) -> None:
+        """It bounds what is under way by the time that the work takes."""
 
     def waited(self) -> int:
         return int(self._step.waited)

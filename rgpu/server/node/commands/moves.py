@@ -53,7 +53,7 @@ class MoveCommands:
         self._watch(session, move)  # who began the move may be gone before it ends
         with phases.phase("deadline"):
             await handle.give_deadline(self._deadline.descriptor())
-        return {**self._admit(session, move), "device": spec, "worker_pid": handle.pid, "spare": handle.spare,
+        return {**self._admit(session, move), "device": spec, "worker_pid": handle.pid, "spare": handle.warm,
                 "phases_ms": phases.ms()}
 
     async def send(self, *, session: str, move: str, address: list[Any], ticket: bytes, secret: bytes,

@@ -24,8 +24,8 @@ from rgpu.checkpoint.blobs.places import without_credentials
 from rgpu.link.local.channel import connect
 from rgpu.link.local.packets import Channel
 from rgpu.server import ended_mark, position_page
-from rgpu.server.node.workers.spares import Spares
-from rgpu.server.worker.spare import Assignment
+from rgpu.server.node.workers.warm_workers import WarmWorkers
+from rgpu.server.worker.warm_worker import Assignment
 from rgpu.session.errors import LinkError, RgpuError, TimedOut, from_dict
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ class WorkerHandle:
         self.view: dict[str, Any] = {}  #: what it said of itself last
         self.device = ""
         self.quota = 0
-        self.spare = False  #: it stood ready when the session came
+        self.warm = False  #: it stood ready when the session came
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
@@ -178,8 +178,8 @@ class WorkerHandle:
 
 async def start(directory: Path, session: str, *, epoch: int, device: str, quota: int, state: str,
                 on_event: OnEvent, log_level: str = "info", module_cache_size: int = 0,
-                spares: Spares | None = None) -> WorkerHandle:
-    """Start a worker process, or take a spare one, and connect to it.
+                warm: WarmWorkers | None = None) -> WorkerHandle:
+    """Start a worker process, or take a warm one, and connect to it.
 
     Raises :class:`TimedOut` with the end of its log.
     """
@@ -188,10 +188,10 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
     ended_mark.clear(folder)  # of an earlier program of that name
     socket_path, log_path = folder / f"{epoch}.sock", folder / "worker.log"
     process = None
-    if spares is not None:
-        process = await spares.become(device, Assignment(session, epoch, quota, state, str(log_path),
+    if warm is not None:
+        process = await warm.become(device, Assignment(session, epoch, quota, state, str(log_path),
                                                            str(socket_path)), socket_path)
-    spare = process is not None
+    ready = process is not None
     if process is None:
         # A worker that is on its way out listens there until it is gone: nobody must reach it instead of the new one.
         socket_path.unlink(missing_ok=True)
@@ -208,7 +208,7 @@ async def start(directory: Path, session: str, *, epoch: int, device: str, quota
         process.kill()
         raise
     handle = WorkerHandle(session, channel, on_event, log_path, position_page.beside(socket_path))
-    handle.device, handle.quota, handle.spare = device, quota, spare
+    handle.device, handle.quota, handle.warm = device, quota, ready
     return handle
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rgpu.server.node.workers import handles
 from rgpu.server.node.workers.handles import OnEvent, WorkerHandle
-from rgpu.server.node.workers.spares import Spares
+from rgpu.server.node.workers.warm_workers import WarmWorkers
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class WorkerStarter:
     on_event: OnEvent
     log_level: str = "info"
     module_cache_size: int = 0
-    spares: Spares | None = None
+    warm: WarmWorkers | None = None
 
     async def start(self, session: str, *, epoch: int, device: str, quota: int, state: str) -> WorkerHandle:
         """A worker process for the session, or a warm one that becomes it.
@@ -28,4 +28,4 @@ class WorkerStarter:
         """
         return await handles.start(self.directory, session, epoch=epoch, device=device, quota=quota, state=state,
                                    on_event=self.on_event, log_level=self.log_level,
-                                   module_cache_size=self.module_cache_size, spares=self.spares)
+                                   module_cache_size=self.module_cache_size, warm=self.warm)

@@ -1,1 +1,1 @@
-"""The journal applied to a device: order, fast path, lookahead. It knows no agent, no daemon and no move."""
+"""The journal applied to a device: one loop, two paths, order, lookahead. It knows no agent, no daemon, no move."""

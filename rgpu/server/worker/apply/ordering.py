@@ -1,9 +1,9 @@
 """Keeps a backlog in the order in which it was issued: the shell around
 :class:`rgpu.session.journal.issue_order.IssueOrder`.
 
-The applying thread asks :meth:`Ordering.keep` before it gives work to a stream; with a fast path that does the same for
-the calls that it applies, and the two share one notion of the stream that work went to last. What waits here waits on
-the host, at a record's boundary, and no wait is put into a stream.
+The applying thread asks :meth:`Ordering.keep` before it gives work to a stream; a native path does the same for the
+calls that it applies. The path knows the stream that work went to last (:mod:`rgpu.server.apply_path`). What waits
+here waits on the host, at a record's boundary, and no wait is put into a stream.
 
 *Stalled* is a wait during which nothing completes for :data:`STALL` seconds. Those of a worker that itself stood still
 do not count: it is looked so often, and what is counted is looks.
@@ -26,7 +26,7 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.device import Device
-from rgpu.server.fast_path import FastPath
+from rgpu.server.apply_path import ApplyPath
 from rgpu.server.stalling import said
 from rgpu.server.worker.apply.lookahead import DoneScanner, Gates
 from rgpu.session.calls.wire import BY_ID
@@ -42,7 +42,6 @@ PILE_UP = 0.002  #: seconds that a session stands still without calls piling up
 SLOW = 0.1  #: seconds inside the driver, without a wait for work, after which calls have piled up
 LATE = 0.002  #: seconds that calls come late without having piled up
 GAP = 0.45  #: seconds without a beat, or that a message is late, after which calls have piled up
-SURPLUS = 12  #: calls beyond the usual ones: of a device without a fast path, which knows the end of each call
 READS = 64  #: messages read ahead between two looks
 WINDOW = 4.0  #: seconds that the program's usual distance is the least of
 LONG = 30.0  #: seconds of looks that the distance it mostly keeps to is taken from
@@ -96,21 +95,18 @@ class Distance:
 class Ordering:
     """See the module docstring. ``catching_up``, ``ordered``: flags for the hot path."""
 
-    def __init__(self, device: Device, fast: FastPath | None) -> None:
+    def __init__(self, device: Device, path: ApplyPath) -> None:
         self.machine = IssueOrder(os.environ.get("RGPU_CATCH_UP", "ordered") != "overlap")
         self.catching_up = self.ordered = False
         self.distance = Distance()
-        self._live_stream: int | None = None  #: that work went to last while live
-        self.position: Callable[[], int] = lambda: 0  #: the session's
         self._since = 0.0  #: of a look: when it was live last
         self._late_since: float | None = None  #: of the catch-up under way, where lateness began it
         self._late: deque[tuple[float, float]] = deque()  #: those lately: (end, seconds)
-        self.mostly = UNBOUNDED  #: calls that the program is ahead, as last told to the fast path
+        self.mostly = UNBOUNDED  #: calls that the program is ahead, as last told to the path
         self.queued: Callable[[], Iterable[Any]] = tuple  #: bytes of records that were read ahead and not fed yet
-        self._device, self._fast = device, fast
+        self._device, self._path = device, path
         self._gates: Gates | None = getattr(device, "order_gates", None) or getattr(device, "host_gates", None)
         self._lock = threading.Lock()
-        self._stream: int | None = None  #: that work went to last; of a fast path it knows
 
     # -- events -----------------------------------------------------------------------
     def feed(self, event: Event) -> None:
@@ -123,9 +119,7 @@ class Ordering:
             self.catching_up, ordered = self.machine.catching_up, state is State.ORDERED
             self._tell_usual()
             if ordered is not self.ordered:
-                self._stream = None
-                if self._fast is not None:
-                    self._fast.order(ordered)
+                self._path.order(ordered)
                 self.ordered = ordered
             say = log.warning if isinstance(event, issue_order.Stalled) else \
                 log.debug if self.machine.by_distance or self.machine.by_lateness else log.info  # many a second, maybe
@@ -165,12 +159,12 @@ class Ordering:
         """How far the program is ahead now, while it is live."""
         if not self.catching_up:
             self._since = now
-            self.distance.look(now, self._ahead())
+            self.distance.look(now, self._path.ahead())
             with self._lock:
                 self._tell_usual()
         else:
             by_distance = self.machine.by_distance
-            self.feed(issue_order.Lasting(self.position(), now - self._since))
+            self.feed(issue_order.Lasting(self._path.applied, now - self._since))
             if not self.catching_up:
                 if by_distance:
                     self.distance.forget(now)
@@ -179,27 +173,11 @@ class Ordering:
     def _tell_usual(self) -> None:
         """What is clearly more than this begins a catch-up, while there is none. The lock is held."""
         self.mostly = UNBOUNDED if self.catching_up else self.distance.mostly
-        if self._fast is not None:
-            self._fast.usual(self.mostly)
+        self._path.usual(self.mostly)
 
     def behind(self, applied: int) -> None:
         """More calls than usual are under way."""
         self.feed(issue_order.Behind(applied, self.mostly))
-
-    def watch(self, record: Record) -> None:
-        """Look whether these are, before work for another stream: for a device without a fast path of its own."""
-        if self.mostly >= UNBOUNDED or record.call_id not in WORK:
-            return
-        stream, before = issue_order.stream_of(record.call_id, record.args), self._live_stream
-        self._live_stream = stream
-        if stream != before and len(self._device.progress()[0]) > self.mostly + SURPLUS:
-            self.behind(record.seq - 1)
-
-    def _ahead(self) -> int:
-        if self._fast is not None:
-            return self._fast.ahead()
-        pending = len(self._device.progress()[0])
-        return UNBOUNDED if pending >= 64 else pending  # half of what the runtime lets it be
 
     # -- waiting ----------------------------------------------------------------------
     def keep(self, record: Record, behind: Any, wait: Callable[[Callable[[], bool]], None],
@@ -213,36 +191,13 @@ class Ordering:
             return
         stream = issue_order.stream_of(record.call_id, record.args)
         assert stream is not None
-        if self._in_order(stream) <= 0:
+        if self._path.in_order(stream, SLICE) <= 0:
             self.wait(record.seq, record.call_id, stream, behind, 0, wait, read_ahead)
 
     def wait(self, seq: int, call_id: int, stream: int, behind: Any, skip: int,
              wait: Callable[[Callable[[], bool]], None], read_ahead: Callable[[float], Any] | None) -> None:
         """The same for a call of which it is known that it has to wait. ``skip``: bytes of ``behind`` that are its."""
         wait(_Wait(self, seq, call_id, stream, behind, skip, read_ahead).over)
-
-    def _in_order(self, stream: int) -> int:
-        """1: what was given before is complete, or went to this stream; 0: not yet; -1: somebody interrupts."""
-        if self._fast is not None:
-            return self._fast.in_order(stream, SLICE)
-        if stream != self._stream:
-            if not self._device.drain(SLICE):
-                return 0
-            self._stream = stream
-        return 1
-
-    def _pass(self, stream: int) -> None:
-        """Work goes to this stream, whatever is under way."""
-        self._stream = stream
-        if self._fast is not None:
-            self._fast.pass_order(stream)
-
-    def reached(self) -> Any:
-        """What changes when something completes."""
-        if self._fast is not None:
-            return self._fast.reached()
-        pending = self._device.progress()[0]
-        return len(pending), min(pending, default=0)
 
     def _what(self) -> str:
         """The oldest call that is not complete, with its kernel where that is known."""
@@ -258,7 +213,7 @@ class _Wait:
         self._ordering, self._seq, self._call, self._stream = ordering, seq, call_id, stream
         self._behind, self._skip, self._read_ahead = behind, skip, read_ahead
         self._scanner: DoneScanner | None = None
-        self._seen = ordering.reached()
+        self._seen = ordering._path.reached()
         self._stuck = 0.0
 
     def over(self) -> bool:
@@ -266,17 +221,17 @@ class _Wait:
         ordering = self._ordering
         if not ordering.ordered:
             return True
-        if (came := ordering._in_order(self._stream)) > 0:
+        if (came := ordering._path.in_order(self._stream, SLICE)) > 0:
             return True
         if came < 0:  # somebody has the session stand still: that is no time in which anything is looked for
             time.sleep(SLICE / 4)
             return False
-        seen = ordering.reached()
+        seen = ordering._path.reached()
         self._stuck = 0.0 if seen != self._seen else self._stuck + SLICE
         self._seen = seen
         gates = ordering._gates
         if gates is not None and gates.held and self._look_ahead(gates):
-            ordering._pass(self._stream)
+            ordering._path.pass_order(self._stream)
             return True
         if self._stuck < STALL:
             return False

@@ -57,9 +57,9 @@ class Replay:
         if self.report.first_seq != 1:
             raise RecoveryFailed(f"the journal begins with position {self.report.first_seq}: what was before it stands "
                                  "in an image, and without that nothing can be replayed", reason="not kept")
-        self.runtime = SessionRuntime(recording.session, 1, device)
+        #: every call through Python, whatever the device has: each answer is looked at
+        self.runtime = SessionRuntime(recording.session, 1, device, native=False)
         self.runtime.text.discard()
-        self.runtime.fast = None  # every call through Python, whatever the device has: each answer is looked at
         self._source = source
         self._calls: dict[int, int] = {}  #: position → call id, of what is answered
         self._digests: dict[int, bytes] = {}

@@ -37,11 +37,11 @@ from rgpu.server.worker import session_state
 from rgpu.server.worker.agent.agent_link import AgentLink
 from rgpu.server.worker.apply.journal_tap import JournalTap
 from rgpu.server.worker.apply.runtime import SessionRuntime
-from rgpu.server.worker.governor import Governor
-from rgpu.server.worker.move.brake import Brake
+from rgpu.server.worker.copy_throttle import CopyThrottle
 from rgpu.server.worker.move.catching_up import CatchUp
 from rgpu.server.worker.move.probing import Prober
 from rgpu.server.worker.move.role_shell import RoleShell
+from rgpu.server.worker.move.throttle import SessionThrottle
 from rgpu.session.errors import DeviceError, Fenced, LinkError, MoveFailed, RgpuError
 from rgpu.session.objects.ahead import Ahead
 from rgpu.session.objects.ahead import of as objects_ahead
@@ -120,10 +120,10 @@ class Departure(RoleShell[SourceRole]):
         self.repaired = 0  #: bytes of pages that differed in the last pause
         self._cut_began = self._since = 0.0
         self._ahead: Ahead | None = None  #: what the destination has made already, or is to make
-        self._governor: Governor | None = None
+        self._copying: CopyThrottle | None = None
         self._tap = JournalTap()
         self._prober = Prober(self.runtime, self._tap)
-        self._brake = Brake(self.runtime)
+        self._throttle = SessionThrottle(self.runtime)
         self._replay: CatchUp | None = None
         self._cut: tuple[FrozenPages, SessionState] | None = None
         self._last: tuple[MomentView, SessionState] | None = None  #: the view and the state of the last pause
@@ -183,7 +183,7 @@ class Departure(RoleShell[SourceRole]):
                 "mode": role.mode, "why": role.why, "expected": role.expected.as_dict() if role.expected else {},
                 "mismatched_pages": role.mismatched, "repaired_bytes": self.repaired,
                 "sampled_pages": role.sampled.compared, "sampled_mismatches": role.sampled.differing,
-                "brownout_ms": (self._brake.stood + self._prober.stood) * 1000, "cut_ms": self.cut_pause * 1000,
+                "brownout_ms": (self._throttle.stood + self._prober.stood) * 1000, "cut_ms": self.cut_pause * 1000,
                 "call_bytes": 0 if self._replay is None else self._replay.call_bytes,
                 "pages_by": "peer" if pulled else "stream", "pages_why": self.sender.by_stream,
                 "phases_ms": {**self.phases.ms(), **{f"destination.{name}": ms
@@ -208,10 +208,10 @@ class Departure(RoleShell[SourceRole]):
         if not getattr(self.runtime.device, "shares_processors", False):
             return
         time.sleep(max(0.0, since + PACE_SECONDS - time.monotonic()))
-        governor = self._governor = Governor((self.runtime.applied - position) / (time.monotonic() - since))
+        throttle = self._copying = CopyThrottle((self.runtime.applied - position) / (time.monotonic() - since))
 
         def pace(busy: float) -> None:
-            if not self.runtime.paused and (seconds := governor.rest(time.monotonic(), self.runtime.applied, busy)):
+            if not self.runtime.paused and (seconds := throttle.rest(time.monotonic(), self.runtime.applied, busy)):
                 time.sleep(seconds)
 
         self.sender.pace = pace
@@ -219,11 +219,11 @@ class Departure(RoleShell[SourceRole]):
     def do_send_round(self, command: Command) -> Event:
         first = not self.sender.statistics.rounds
         with self.phases.phase("first_round" if first else "further_rounds"):
-            began, rested = time.monotonic(), self._governor.rested if self._governor else 0.0
+            began, rested = time.monotonic(), self._copying.rested if self._copying else 0.0
             before = self.sender.statistics.bytes_sent
             pages = self.sender.round()
             fault("round")
-            seconds = time.monotonic() - began - ((self._governor.rested if self._governor else 0.0) - rested)
+            seconds = time.monotonic() - began - ((self._copying.rested if self._copying else 0.0) - rested)
         sent = self.sender.statistics.bytes_sent - before
         if first and (pulls := self.sender.page_rounds):  # mapping and granting are done once
             sent, seconds = self.sender.statistics.bytes_pulled, pulls[0].get("pulls_ms", 0.0) / 1000
@@ -297,10 +297,10 @@ class Departure(RoleShell[SourceRole]):
     def do_open_tap(self, command: Command) -> Event:
         """What is applied from now on is kept. With a fast path that begins with the agent's next connection."""
         link = self.worker.link
-        armed = self.runtime.fast is not None and link is not None
+        armed = not self.runtime.path.every_record and link is not None
         tap = self._tap = JournalTap(armed=armed)
         self._prober = Prober(self.runtime, tap)
-        self.runtime.tap = tap
+        self.runtime.loop.tap = tap
         if armed and link is not None:
             link.close()
             if not tap.wait_running(ARM_SECONDS):
@@ -308,7 +308,7 @@ class Departure(RoleShell[SourceRole]):
         return self.event("tapped")
 
     def do_close_tap(self, command: Command) -> None:
-        self.runtime.tap = None
+        self.runtime.loop.tap = None
 
     def do_pause_for_cut(self, command: Command) -> Event:
         self._since = time.monotonic()
@@ -354,11 +354,11 @@ class Departure(RoleShell[SourceRole]):
 
     def do_slow_down(self, command: Command) -> None:
         self._since = time.monotonic()
-        self._brake.share = self.role.wishes.max_slowdown
-        self._brake.start()
+        self._throttle.share = self.role.wishes.max_slowdown
+        self._throttle.start()
 
     def do_full_speed(self, command: Command) -> None:
-        self._brake.stop()
+        self._throttle.stop()
 
     def do_ship_calls(self, command: Command) -> Event:
         if self._replay is None:

@@ -95,7 +95,7 @@ def test_a_host_function_is_let_go_by_what_lies_behind(make: Callable[[int], Ses
             kept.extend(itertools.islice(pieces, 1))
             return kept[-1] if len(kept) * cut < len(rest) + cut else b""
 
-        session.runtime.read_ahead = read_ahead
+        session.runtime.loop.read_ahead = read_ahead
         session.feed(data)
         session.feed(rest)
     else:
@@ -124,7 +124,7 @@ def test_a_free_behind_the_replay_waits_for_it(make: Callable[[int], Session]) -
     gate = session.runtime.gate
     assert [type(command).__name__ for command in gate.feed(next(iter(_records(free))))] == ["WaitAll", "Apply"]
     gate.position -= 1
-    session.runtime._open_functions.clear()  # it stands for a kernel from here on
+    session.runtime.loop.open_functions.clear()  # it stands for a kernel from here on
     session.device.host_function_done(session.seq - 1)
     session.feed(free)
     assert session.runtime.applied == session.seq and gate.replay_until == 0

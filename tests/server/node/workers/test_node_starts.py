@@ -29,7 +29,7 @@ class Handle:
 
     def __init__(self, epoch: int, gates: dict[str, asyncio.Event]) -> None:
         self.pid, self.epoch, self.gates = 1000 + epoch, epoch, gates
-        self.device, self.quota, self.view, self.spare, self.session = "cpu:0", 1, {}, False, "s"
+        self.device, self.quota, self.view, self.warm, self.session = "cpu:0", 1, {}, False, "s"
         self.lingers = False  #: its process has not gone when it has said that it will
         self.closed = asyncio.Event()
         self.asked: list[str] = []

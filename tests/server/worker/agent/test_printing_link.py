@@ -214,4 +214,4 @@ def test_a_count_that_cannot_be_ends_the_link(devices: list[CpuDevice]) -> None:
     end.send(program.packed(0))
     end.answer(program.position)
     end.confirm(10)
-    eventually(lambda: runtime.deliver is None, "the link goes on")
+    eventually(lambda: runtime.kept._deliver is None, "the link goes on")

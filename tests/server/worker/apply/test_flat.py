@@ -69,4 +69,4 @@ def sizes(runtime: SessionRuntime, store: DirectoryStore, name: str) -> dict[str
     write_image(store, name, runtime.device, state)
     return {"position": state.position, "regions": len(state.regions), "manifest": store.names()[name][0],
             "objects": len(msgspec.msgpack.encode(state.live)), "answers": len(msgspec.msgpack.encode(state.answers)),
-            "unanswered": len(runtime._unanswered)}
+            "unanswered": len(runtime.kept.unanswered)}

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from rgpu.server.apply_path import Came, Fed
 from rgpu.server.device.cpu.device import CpuDevice
-from rgpu.server.fast_path import Came, Fed
 from rgpu.server.worker.apply.journal_tap import PIECE, JournalTap
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.journal.record import RecordReader, pack_record
@@ -67,12 +67,12 @@ def test_a_runtime_taps_what_it_applied(device: CpuDevice) -> None:
     journal, runtime = Journal(), SessionRuntime("s", 1, device)
     first = opened(journal)
     runtime.feed(first)
-    runtime.tap = JournalTap()
+    tap = runtime.loop.tap = JournalTap()
     later = [journal("memset", destination=0x2000_0000_0000, pitch=4, width=4, height=1, element=1, value=n, stream=0)
              for n in range(40)]
     runtime.feed(first + later[:10])
     runtime.feed(later)
-    stream = b"".join(data for _, data in drained(runtime.tap))
+    stream = b"".join(data for _, data in drained(tap))
     assert list(RecordReader().feed(stream)) == later
 
 
@@ -80,6 +80,7 @@ class ScriptedFast:
     """A fast path that hands one record back, as the native one does."""
 
     applied = 0
+    every_record = False
 
     def __init__(self, steps: list[Fed]) -> None:
         self.steps = steps
@@ -89,6 +90,8 @@ class ScriptedFast:
 
     def reset(self) -> None: ...
     def passed(self, seq: int) -> None: ...
+    def interrupt(self, on: bool) -> None: ...
+    def usual(self, calls: int) -> None: ...
 
 
 def test_a_record_that_was_handed_back_is_tapped_when_it_was_applied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,23 +100,21 @@ def test_a_record_that_was_handed_back_is_tapped_when_it_was_applied(monkeypatch
     hot, cold, late = (journal("stream_synchronize", stream=n) for n in (1, 2, 3))
     parts = [pack_record(record) for record in (hot, cold, late)]
     taken = len(parts[0]) + len(parts[1])
-    fast = ScriptedFast([Fed(Came.RECORD, taken - 7, cold, 0, 0, (0, 0, 0)),
-                         Fed(Came.ALL, len(parts[2]) - 3, None, 0, 0, (0, 0, 0))])
+    fast = ScriptedFast([Fed(Came.RECORD, taken - 7, cold, applied=1),
+                         Fed(Came.ALL, len(parts[2]) - 3)])
     runtime = SessionRuntime("s", 1, SimpleNamespace(fast_path=fast))  # type: ignore[arg-type]
-    runtime.tap = JournalTap(armed=True)
+    tap = runtime.loop.tap = JournalTap(armed=True)
     feed = runtime.open_stream()
     seen: list[bytes] = []
 
-    def obey(command: object, behind: object) -> None:
-        assert runtime.tap is not None
-        seen.append(b"".join(data for _, data in drained(runtime.tap)))
+    def obey(*_: object) -> None:
+        seen.append(b"".join(data for _, data in drained(tap)))
 
-    monkeypatch.setattr(runtime, "_obey", obey)
+    monkeypatch.setattr(runtime.loop, "_obey", obey)
     # 7 bytes of the hot record came with an earlier piece, the last 3 of the late one are still to come.
-    runtime.gate.position = 1
     feed((parts[0] + parts[1] + parts[2])[7:-3])
     assert seen == [parts[0][7:]]
-    assert b"".join(data for _, data in drained(runtime.tap)) == parts[1] + parts[2][:-3]
+    assert b"".join(data for _, data in drained(tap)) == parts[1] + parts[2][:-3]
 
 
 def test_a_mark_stands_between_what_came_before_and_after_it() -> None:

@@ -192,7 +192,7 @@ def test_a_call_that_the_driver_keeps_is_a_gap_and_a_wait_for_work_is_none(make:
 
     def waits(data: Any) -> int:
         until = time.monotonic() + slow
-        runtime._wait(lambda: time.monotonic() > until)
+        runtime.boundary.wait(lambda: time.monotonic() > until)
         return 0
 
     runtime.applying(waits, b"")

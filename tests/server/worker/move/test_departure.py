@@ -173,15 +173,15 @@ def test_a_replay_that_would_repair_too_much_is_given_up_before_the_last_pause(
 def test_a_copy_is_governed_and_arrives(leaving: Leaving, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
 
-    class Watched(departures.Governor):
+    class Watched(departures.CopyThrottle):
         def rest(self, now: float, position: int, busy: float) -> float:
             rests.append(super().rest(now, position, busy))
             return rests[-1]
 
-    monkeypatch.setattr(departures, "Governor", Watched)
+    monkeypatch.setattr(departures, "CopyThrottle", Watched)
     _, said = leaving.leave(mode="copy")
     assert said["mode"] == "copy" and said["sampled_pages"] == 0 and said["mismatched_pages"] == 0
-    assert len(rests) >= PAGES // 32, "every frame is told to the governor"
+    assert len(rests) >= PAGES // 32, "every frame is told to the throttle"
     assert leaving.held() == [digest(leaving.device), str(leaving.worker.runtime.applied)]
 
 

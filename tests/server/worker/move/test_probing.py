@@ -129,7 +129,7 @@ def test_a_sample_stands_behind_the_calls_it_saw() -> None:
 
 
 def test_standing_still_is_counted_once() -> None:
-    """Who stands still anyway, for the brake, loses nothing by a sample."""
+    """Who stands still anyway, for the throttle, loses nothing by a sample."""
     runtime = Standing(drainable())
     prober = Prober(runtime, JournalTap())  # type: ignore[arg-type]
     runtime.pause()

@@ -128,7 +128,7 @@ def test_a_connection_ends_while_the_call_is_in_the_driver(
     call = load(journal)
     loaded = journal.seq
     agent.send(call)
-    eventually(lambda: runtime._under is not None, "the call is not in the driver")
+    eventually(lambda: runtime.boundary.under_way, "the call is not in the driver")
     agent.connection.close()
     again = attach()
     assert runtime.applied == loaded - 1
@@ -145,7 +145,7 @@ def test_a_cut_waits_for_a_call_in_the_driver(runtime: SessionRuntime, agent: Ag
     function = stopped(agent, journal)
     agent.send(load(journal))
     loaded = journal.seq
-    eventually(lambda: runtime._under is not None, "the call is not in the driver")
+    eventually(lambda: runtime.boundary.under_way, "the call is not in the driver")
     agent.send(journal("host_function_done", call=function))
     runtime.quiesce(10)
     assert runtime.applied >= loaded

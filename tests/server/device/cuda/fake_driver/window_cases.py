@@ -13,7 +13,7 @@ import numpy as np
 from rgpu.link.local import shared
 from rgpu.server.device.cuda.device import CudaDevice
 from rgpu.server.fast_path import Piece
-from rgpu.server.worker.agent.agent_link import AgentLink
+from rgpu.server.worker.agent.answer_sender import AnswerSender
 from rgpu.server.worker.agent.same_host import DeviceArea, HostMemory
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from tests.server.device.cuda.fake_driver.stream_cases import clear_flag, started
@@ -156,9 +156,10 @@ def test_an_old_answer_is_never_named(device: CudaDevice, journal: Journal) -> N
     assert runtime.fast is not None
     found = runtime.fast.area()
     assert found is not None
-    link = AgentLink.__new__(AgentLink)
-    link._area, link._published = DeviceArea(*found), 10
-    piece = Piece(11, 0, 0, False, link._area.address + 64, shared.SMALLEST, 0)
-    assert link._place(piece)
-    assert not link._place(Piece(10, 0, 0, False, piece.address, piece.size, 0))
-    assert not link._place(Piece(11, 0, 0, False, piece.address, piece.size - 1, 0))
+    sender = AnswerSender.__new__(AnswerSender)
+    area = sender.area = DeviceArea(*found)
+    sender.published = 10
+    piece = Piece(11, 0, 0, False, area.address + 64, shared.SMALLEST, 0)
+    assert sender._place(piece)
+    assert not sender._place(Piece(10, 0, 0, False, piece.address, piece.size, 0))
+    assert not sender._place(Piece(11, 0, 0, False, piece.address, piece.size - 1, 0))

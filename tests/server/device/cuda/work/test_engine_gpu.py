@@ -160,11 +160,11 @@ def test_a_call_that_waits_behind_a_host_function(session: Session, ptx: bytes, 
             time.sleep(seconds)
             return rest if time.monotonic() > due else b""
 
-        session.runtime.read_ahead = later
+        session.runtime.loop.read_ahead = later
         began = time.monotonic()
         session.take(waits)
         print(f"{name} with patience {patience}: applied after {time.monotonic() - began:.2f} s (0.5: it waited)")
-        session.runtime.read_ahead = None
+        session.runtime.loop.read_ahead = None
         session.feed(rest)
         assert session.answer() == (0, b"behind")
     assert session.runtime.executor.bugs == 0

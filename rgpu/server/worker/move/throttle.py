@@ -14,7 +14,7 @@ from rgpu.server.worker.apply.runtime import SessionRuntime
 PERIOD = 0.1  #: seconds: longer than what a device has queued (20 ms), so that standing still is felt
 
 
-class Brake:
+class SessionThrottle:
     """From :meth:`start` to :meth:`stop`; ``share`` (0 to 1) may be changed while it runs."""
 
     def __init__(self, runtime: SessionRuntime) -> None:
@@ -22,7 +22,7 @@ class Brake:
         self.stood = 0.0  #: seconds that the session was held back
         self._runtime = runtime
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="brake", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="throttle", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

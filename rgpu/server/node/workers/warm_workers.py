@@ -1,4 +1,4 @@
-"""A node's spare workers: started ahead, so that a session that begins, comes or comes back pays no fixed costs.
+"""A node's warm workers: started ahead, so that a session that begins, comes or comes back pays no fixed costs.
 
 For each healthy device ``wanted`` processes stand ready: Python and the device
 loaded, context made, our own modules in it, pinned rings allocated. One that is
@@ -19,7 +19,8 @@ import structlog
 
 from rgpu.link.local.channel import connect
 from rgpu.link.local.packets import Channel
-from rgpu.server.worker import spare
+from rgpu.server.worker import warm_worker
+from rgpu.server.worker.warm_worker import Assignment
 from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
@@ -35,14 +36,14 @@ Spawn = Callable[[list[str], Path], subprocess.Popen[bytes]]
 
 
 @dataclass(slots=True)
-class _Spare:
+class _WarmWorker:
     device: str
     process: subprocess.Popen[bytes]
     socket: Path
     channel: Channel
 
 
-class Spares:
+class WarmWorkers:
     """See the module docstring. All methods run in the daemon's loop."""
 
     def __init__(self, directory: Path, wanted: int, *, spawn: Spawn, room: Callable[[str], int],
@@ -50,7 +51,7 @@ class Spares:
         """``wanted``: for each device. ``room(device)``: bytes of it that are free. ``options``: of each worker."""
         self._folder = directory / "spares"
         self._wanted, self._spawn, self._room, self._options = wanted, spawn, room, options
-        self._ready: dict[str, list[_Spare]] = {}
+        self._ready: dict[str, list[_WarmWorker]] = {}
         self._starting: dict[str, int] = {}
         self._failures: dict[str, int] = {}
         self._begun: dict[str, int] = {}  #: processes that are on their way
@@ -62,22 +63,22 @@ class Spares:
         self.missed = 0  #: and those for which none was ready
 
     def start(self, devices: list[str]) -> None:
-        """Begin to keep spares for these devices."""
+        """Begin to keep warm workers for these devices."""
         if self._wanted <= 0:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in self._folder.glob("*.sock"):
-            path.unlink(missing_ok=True)  # of an earlier daemon: its spares ended with it
+            path.unlink(missing_ok=True)  # of an earlier daemon: its warm workers ended with it
         for device in devices:
             self._ready[device], self._starting[device] = [], 0
             self._fill(device)
 
     def ready(self, device: str) -> int:
-        """Spares that stand ready."""
+        """Warm workers that stand ready."""
         return len(self._ready.get(device, ()))
 
     def memory(self, device: str) -> int:
-        """Bytes of the device that spares take from sessions.
+        """Bytes of the device that warm workers take from sessions.
 
         The first of a device counts for nothing: the next session takes it, and would need as much by itself.
         """
@@ -89,8 +90,8 @@ class Spares:
         """Of those that stand ready."""
         return [item.process.pid for items in self._ready.values() for item in items]
 
-    async def become(self, device: str, assignment: spare.Assignment, socket: Path) -> subprocess.Popen[bytes] | None:
-        """A spare as the session's worker, listening at ``socket``; None when there is none to be had."""
+    async def become(self, device: str, assignment: Assignment, socket: Path) -> subprocess.Popen[bytes] | None:
+        """A warm worker as the session's worker, listening at ``socket``; None when there is none to be had."""
         for again in (True, False):
             process = await self._take(device, assignment, socket)
             if process is not None:
@@ -109,21 +110,21 @@ class Spares:
         await waiter
         return True
 
-    async def _take(self, device: str, assignment: spare.Assignment, socket: Path) -> subprocess.Popen[bytes] | None:
+    async def _take(self, device: str, assignment: Assignment, socket: Path) -> subprocess.Popen[bytes] | None:
         while items := self._ready.get(device):
             item = items.pop(0)
             self._unwatch(item)
             self._fill(device, REPLACE_SECONDS)
             try:
                 os.rename(item.socket, socket)
-                await asyncio.wait_for(asyncio.to_thread(spare.assign, item.channel, assignment), 5.0)
+                await asyncio.wait_for(asyncio.to_thread(warm_worker.assign, item.channel, assignment), 5.0)
             except (RgpuError, OSError, TimeoutError) as error:
-                log.warning("a spare worker was of no use", device=device, pid=item.process.pid, reason=str(error))
+                log.warning("a warm worker was of no use", device=device, pid=item.process.pid, reason=str(error))
                 self._end(item)
                 socket.unlink(missing_ok=True)  # nobody shall connect to what is just being ended
                 continue
             self.used += 1
-            log.info("a spare worker takes the session", session=assignment.session, device=device,
+            log.info("a warm worker takes the session", session=assignment.session, device=device,
                      pid=item.process.pid)
             return item.process
         return None
@@ -165,7 +166,7 @@ class Spares:
                 raise OSError("the device has no room for another context")
             item = await self._make(device)
         except (RgpuError, OSError) as error:
-            log.warning("no spare worker", device=device, reason=str(error))
+            log.warning("no warm worker", device=device, reason=str(error))
             self._starting[device] -= 1
             self._again(device)
             return
@@ -176,45 +177,45 @@ class Spares:
         self._failures[device] = 0
         self._ready[device].append(item)
         asyncio.get_running_loop().add_reader(item.channel.sock.fileno(), self._gone, item)
-        log.info("a spare worker is ready", device=device, pid=item.process.pid)
+        log.info("a warm worker is ready", device=device, pid=item.process.pid)
 
     def _again(self, device: str) -> None:
         count = self._failures[device] = self._failures.get(device, 0) + 1
         self._fill(device, RETRY_SECONDS[min(count, len(RETRY_SECONDS)) - 1])
 
-    async def _make(self, device: str) -> _Spare:
+    async def _make(self, device: str) -> _WarmWorker:
         self._number += 1
         path = self._folder / f"{os.getpid()}-{self._number}.sock"
         process = await asyncio.to_thread(
-            self._spawn, ["--device", device, "--socket", str(path), "--spare", spare.ROOM, *self._options],
+            self._spawn, ["--device", device, "--socket", str(path), "--spare", warm_worker.ROOM, *self._options],
             self._folder / "spare.log")
         try:
             channel = await asyncio.to_thread(_reach, path, process)
         except BaseException:
             process.kill()
             raise
-        return _Spare(device, process, path, channel)
+        return _WarmWorker(device, process, path, channel)
 
-    def _gone(self, item: _Spare) -> None:
-        """A spare says nothing while it waits: what can be read is its end."""
+    def _gone(self, item: _WarmWorker) -> None:
+        """A warm worker says nothing while it waits: what can be read is its end."""
         self._unwatch(item)
         self._end(item)
         if item in self._ready[item.device]:
             self._ready[item.device].remove(item)
-            log.warning("a spare worker died", device=item.device, pid=item.process.pid)
+            log.warning("a warm worker died", device=item.device, pid=item.process.pid)
             self._again(item.device)
 
-    def _unwatch(self, item: _Spare) -> None:
+    def _unwatch(self, item: _WarmWorker) -> None:
         asyncio.get_running_loop().remove_reader(item.channel.sock.fileno())
 
-    def _end(self, item: _Spare) -> None:
+    def _end(self, item: _WarmWorker) -> None:
         item.channel.close()
         item.process.kill()
         item.socket.unlink(missing_ok=True)
 
 
 def _reach(path: Path, process: subprocess.Popen[bytes]) -> Channel:
-    """Wait until a new spare is ready. Raises :class:`TimedOut`, :class:`LinkError`, OSError."""
+    """Wait until a new warm worker is ready. Raises :class:`TimedOut`, :class:`LinkError`, OSError."""
     deadline = START_SECONDS
     while True:
         if process.poll() is not None:
@@ -228,7 +229,7 @@ def _reach(path: Path, process: subprocess.Popen[bytes]) -> Channel:
             continue
         channel.sock.settimeout(START_SECONDS)
         try:
-            spare.connect(channel)
+            warm_worker.connect(channel)
         except BaseException:
             channel.close()
             raise

@@ -1,9 +1,9 @@
-"""A spare worker, as its own process sees it: everything that costs time is done, only the session is missing.
+"""A warm worker, as its own process sees it: everything that costs time is done, only the session is missing.
 
 It listens where its daemon told it to and takes one connection. ``become``
 names the session; then the process goes on as that session's worker, on the
 same listening socket, which the daemon has moved to the session's folder. When
-the daemon goes first, the spare ends: nobody would find it again.
+the daemon goes first, the warm worker ends: nobody would find it again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rgpu.session.errors import LinkError, RgpuError
 
 log = structlog.get_logger(__name__)
 
-#: An argument of a spare: room on its command line for the session's name, so that `ps` shows it.
+#: An argument of a warm worker: room on its command line for the session's name, so that `ps` shows it.
 ROOM = "." * 250
 
 
@@ -37,7 +37,9 @@ CONNECT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a spare becomes. ``quota``: bytes; ``log``: the session's log file; ``socket``: where it listens now."""
+    """What a warm worker becomes. ``quota``: bytes; ``log``: the session's log file; ``socket``: where it
+    listens now.
+    """
 
     session: str
     epoch: int
@@ -53,7 +55,7 @@ def wait(listener: socket.socket, device: Device) -> Assignment | None:
     try:
         sock, _ = listener.accept()
     except TimeoutError:
-        log.info("spare worker ends", reason="its daemon never came: it died while this process started")
+        log.info("warm worker ends", reason="its daemon never came: it died while this process started")
         return None
     finally:
         listener.settimeout(None)
@@ -72,7 +74,7 @@ def wait(listener: socket.socket, device: Device) -> Assignment | None:
         channel.send({"ok": True})
         return found
     except (RgpuError, KeyError, TypeError, ValueError, OSError) as error:
-        log.info("spare worker ends", reason=str(error))
+        log.info("warm worker ends", reason=str(error))
         return None
     finally:
         channel.close()
@@ -109,14 +111,14 @@ def set_command_line(words: list[str]) -> bool:
 
 
 def connect(channel: Channel) -> None:
-    """The daemon's side: wait until the spare is ready. Raises :class:`LinkError`."""
+    """The daemon's side: wait until the warm worker is ready. Raises :class:`LinkError`."""
     message, _ = channel.receive()
     if message.get("event") != "ready":
-        raise LinkError(f"a spare worker said {message!r:.80}")
+        raise LinkError(f"a warm worker said {message!r:.80}")
 
 
 def assign(channel: Channel, assignment: Assignment) -> None:
-    """The daemon's side: make the spare a session's worker. Raises :class:`LinkError`, :class:`Corrupt`."""
+    """The daemon's side: make the warm worker a session's worker. Raises :class:`LinkError`, :class:`Corrupt`."""
     values: dict[str, Any] = {name: getattr(assignment, name) for name in Assignment.__dataclass_fields__}
     channel.send({"do": "become", **values})
     channel.receive()

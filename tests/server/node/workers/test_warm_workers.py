@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from rgpu.server.node.workers import handles as workers
-from rgpu.server.node.workers.spares import CONTEXT_MEMORY, Spares
-from rgpu.server.worker import spare
-from rgpu.server.worker.spare import ROOM
+from rgpu.server.node.workers.warm_workers import CONTEXT_MEMORY, WarmWorkers
+from rgpu.server.worker import warm_worker
+from rgpu.server.worker.warm_worker import ROOM
 
 
 async def nobody(session: str, event: str, values: dict[str, Any]) -> None:
     pass
 
 
-def make(folder: Path, wanted: int = 1) -> Spares:
-    return Spares(folder, wanted, spawn=workers.spawn, room=lambda device: 1 << 40,
+def make(folder: Path, wanted: int = 1) -> WarmWorkers:
+    return WarmWorkers(folder, wanted, spawn=workers.spawn, room=lambda device: 1 << 40,
                   options=workers.common_options(folder, "info", 0))
 
 
@@ -44,49 +44,49 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_session_takes_a_spare_and_another_takes_its_place(tmp_path: Path) -> None:
     async def work() -> None:
-        spares = make(tmp_path)
-        spares.start(["cpu:0"])
+        warm = make(tmp_path)
+        warm.start(["cpu:0"])
         try:
-            await until(lambda: spares.ready("cpu:0"))
-            (pid,) = spares.pids()
+            await until(lambda: warm.ready("cpu:0"))
+            (pid,) = warm.pids()
             handle = await workers.start(tmp_path, "a/1", epoch=3, device="cpu:0", quota=64 << 20, state="empty",
-                                         on_event=nobody, spares=spares)
-            assert handle.pid == pid and (spares.used, spares.missed) == (1, 0)
+                                         on_event=nobody, warm=warm)
+            assert handle.pid == pid and (warm.used, warm.missed) == (1, 0)
             view = await handle.refresh()
             assert (view["session"], view["epoch"], view["quota"], view["state"]) == ("a/1", 3, 64 << 20, "empty")
             line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             assert b"a/1" in line and b"rgpu.server.worker.main" in line, "ps shows whose worker it is"
             assert "worker started" in handle.log_path.read_text(), "it logs for its session now"
-            await until(lambda: spares.ready("cpu:0"))
-            assert spares.pids() != [pid]
+            await until(lambda: warm.ready("cpu:0"))
+            assert warm.pids() != [pid]
             handle.leave()
             adopted = await workers.adopt(tmp_path, nobody)  # as a restarted daemon would
             assert [item.session for item in adopted] == ["a/1"]
             adopted[0].kill()
             await until(adopted[0].closed.is_set)
         finally:
-            spares.close()
+            warm.close()
 
     run(work)
 
 
 def test_a_killed_spare_is_replaced_and_none_is_needed(tmp_path: Path) -> None:
     async def work() -> None:
-        spares = make(tmp_path)
-        spares.start(["cpu:0"])
+        warm = make(tmp_path)
+        warm.start(["cpu:0"])
         try:
-            await until(lambda: spares.ready("cpu:0"))
-            (pid,) = spares.pids()
+            await until(lambda: warm.ready("cpu:0"))
+            (pid,) = warm.pids()
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: spares.pids() and spares.pids() != [pid])
-            (pid,) = spares.pids()
+            await until(lambda: warm.pids() and warm.pids() != [pid])
+            (pid,) = warm.pids()
             os.kill(pid, signal.SIGSTOP)  # frozen: it does not answer, and a worker is started as ever
             handle = await workers.start(tmp_path, "b", epoch=1, device="cpu:0", quota=1 << 20, state="empty",
-                                         on_event=nobody, spares=spares)
+                                         on_event=nobody, warm=warm)
             assert handle.pid != pid and (await handle.refresh())["session"] == "b"
             handle.kill()
         finally:
-            spares.close()
+            warm.close()
 
     run(work)
 
@@ -94,39 +94,39 @@ def test_a_killed_spare_is_replaced_and_none_is_needed(tmp_path: Path) -> None:
 def test_whoever_comes_while_one_is_being_started_waits_for_it(tmp_path: Path) -> None:
     """It is ahead of any that would be started now; the next one finds none on its way and starts its own."""
     async def work() -> None:
-        spares = make(tmp_path)
-        spares.start(["cpu:0"])
+        warm = make(tmp_path)
+        warm.start(["cpu:0"])
         try:
-            await until(lambda: spares._begun.get("cpu:0"))
+            await until(lambda: warm._begun.get("cpu:0"))
             options: Any = {"epoch": 1, "device": "cpu:0", "quota": 1 << 20, "state": "empty", "on_event": nobody,
-                            "spares": spares}
+                            "warm": warm}
             first, second = await asyncio.gather(workers.start(tmp_path, "a", **options),
                                                  workers.start(tmp_path, "b", **options))
-            assert sorted((first.spare, second.spare)) == [False, True]
-            assert (spares.used, spares.missed) == (1, 1)
+            assert sorted((first.warm, second.warm)) == [False, True]
+            assert (warm.used, warm.missed) == (1, 1)
             for handle in (first, second):
                 handle.kill()
         finally:
-            spares.close()
+            warm.close()
 
     run(work)
 
 
 def test_nobody_waits_for_one_that_does_not_start(tmp_path: Path) -> None:
     async def work() -> None:
-        spares = make(tmp_path)
+        warm = make(tmp_path)
 
         async def fails(device: str) -> Any:
             await asyncio.sleep(0.05)
             raise OSError("no room")
 
-        spares._make = fails  # type: ignore[method-assign]
-        spares.start(["cpu:0"])
-        await until(lambda: spares._begun.get("cpu:0"))
+        warm._make = fails  # type: ignore[method-assign]
+        warm.start(["cpu:0"])
+        await until(lambda: warm._begun.get("cpu:0"))
         assignment: Any = None
-        assert await asyncio.wait_for(spares.become("cpu:0", assignment, tmp_path / "x.sock"), 5.0) is None
-        assert spares.missed == 1
-        spares.close()
+        assert await asyncio.wait_for(warm.become("cpu:0", assignment, tmp_path / "x.sock"), 5.0) is None
+        assert warm.missed == 1
+        warm.close()
 
     run(work)
 
@@ -147,18 +147,18 @@ def test_spares_end_with_their_daemon(tmp_path: Path) -> None:
 
 
 def test_only_those_beyond_the_next_sessions_own_are_counted(tmp_path: Path) -> None:
-    spares = make(tmp_path, 3)
-    spares._ready["cuda:0"], spares._starting["cuda:0"] = [], 3
-    assert spares.memory("cuda:0") == 2 * CONTEXT_MEMORY and spares.memory("cpu:0") == 0
-    spares._starting["cuda:0"] = 1
-    assert spares.memory("cuda:0") == 0
+    warm = make(tmp_path, 3)
+    warm._ready["cuda:0"], warm._starting["cuda:0"] = [], 3
+    assert warm.memory("cuda:0") == 2 * CONTEXT_MEMORY and warm.memory("cpu:0") == 0
+    warm._starting["cuda:0"] = 1
+    assert warm.memory("cuda:0") == 0
 
 
 def test_a_daemon_that_never_comes_leaves_no_spare_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was killed while the process started: nobody would ever connect, and nobody would end it."""
-    monkeypatch.setattr(spare, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(warm_worker, "CONNECT_SECONDS", 0.05)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
-        assert spare.wait(listener, None) is None  # type: ignore[arg-type]
+        assert warm_worker.wait(listener, None) is None  # type: ignore[arg-type]
         assert listener.gettimeout() is None, "the worker goes on with it"

@@ -2,7 +2,7 @@
 
 What copying takes from a program (processors, memory bandwidth, the
 interpreter) cannot be seen; how many of its calls are applied a second can. The
-governor knows that figure from before the copying. While it stays within
+throttle knows that figure from before the copying. While it stays within
 :data:`TOLERATED` of it the copying works without a rest; when it falls below,
 the share of time that the copying may work shrinks, and grows again when the
 program keeps up. A program with hardly any calls tells nothing, and is not
@@ -23,7 +23,7 @@ FEWEST = 40.0  #: calls a second: below that a window holds too few to tell
 SHRINK, GROW = 0.6, 1.25
 
 
-class Governor:
+class CopyThrottle:
     """``before``: calls a second that the session applied while nothing was copied."""
 
     def __init__(self, before: float) -> None:

@@ -1,0 +1,310 @@
+"""What a worker sends its agent: answers, watermarks ahead of them, printed text, notices.
+
+One thread sends. Device threads only append to its queue, so a slow agent never holds up the device. A watermark is
+built when it is sent, so that many completions cost one message. With a native path the thread takes answers from it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from rgpu.link.data.frames import SealedConnection
+from rgpu.link.data.lanes import WORTH
+from rgpu.link.local.shared import SMALLEST
+from rgpu.link.messages.data import (
+    ANSWER,
+    ANSWER_AT,
+    ANSWER_HEAD_LAYOUT,
+    ANSWER_STICKY,
+    NOTICE,
+    PIECE_AT_LAYOUT,
+    PONG,
+    POSITION_LAYOUT,
+    STREAM_MARK_LAYOUT,
+    TEXT,
+    WATERMARK,
+    WATERMARK_HEAD_LAYOUT,
+)
+from rgpu.server.fast_path import FastPath, Piece, Took
+from rgpu.server.worker.agent.link_lanes import LinkLanes, mark_back
+from rgpu.server.worker.agent.same_host import DeviceArea, PlainArea
+from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.session.errors import RgpuError
+
+PIECE = 1 << 20  #: longest piece of an answer's payload in one frame
+WATERMARK_INTERVAL = 0.0005  #: seconds between two watermarks that no answer asks for
+SIGN_OF_LIFE = 2.0  #: seconds of silence after which the agent is told that the worker is there
+SPIN = 0.0003  #: seconds that the receiving thread looks for an answer before it leaves that to the others
+#: And, when it has sent one, for the program's next calls before it sleeps: that wake-up costs as much as all the rest
+#: of a short call. Not where the program, or its agent, may need the processor.
+LOOK = 0.0002 if len(os.sched_getaffinity(0)) >= 4 else 0.0
+
+_LAST, _MORE, _AT = bytes([ANSWER, 0]), bytes([ANSWER, 1]), bytes([ANSWER_AT])  #: how a piece of an answer begins
+_WATERMARK = bytes([WATERMARK])
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class AnswerSender:
+    """See the module docstring."""
+
+    def __init__(self, connection: SealedConnection, runtime: SessionRuntime, lanes: LinkLanes) -> None:
+        self.area: DeviceArea | PlainArea | None = None  #: the program's side has mapped it
+        self.published = 0  #: calls up to there were published on connections before this one
+        self._connection, self._runtime, self._lanes = connection, runtime, lanes
+        self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._progress_queued = threading.Event()
+        self._closed = threading.Event()
+        self._last_watermark: tuple[Any, ...] | None = None
+        self._order = threading.Lock()  #: watermarks leave in the order in which they were made
+        self._whole = True  #: the next watermark names every stream
+        target = self._send if runtime.fast is None else self._send_fast
+        self._thread = threading.Thread(target=target, name="agent-send", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send what is queued."""
+        self._thread.start()
+
+    def finish(self, seconds: float) -> None:
+        """Send what is queued, for that long at most; nothing is sent after it."""
+        self._put("stop", None)
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._closed.set()
+        self._put("stop", None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is sent any more."""
+        return self._closed.is_set()
+
+    def deliver(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
+        """Queue an answer; called from device threads."""
+        self._put("answer", (seq, result, reply, payload))
+
+    def send_raw(self, kind: int, body: Any) -> None:
+        """Queue a message."""
+        self._put("raw", (kind, body))
+
+    def _put(self, kind: str, value: Any) -> None:
+        self._queue.put((kind, value))
+        if self._runtime.fast is not None:
+            self._runtime.fast.wake()
+
+    def notice(self, kind: str, **values: Any) -> None:
+        """Queue a word about the session."""
+        self._put("raw", (NOTICE, _encode({"kind": kind, "epoch": self._runtime.epoch, **values})))
+
+    def progressed(self) -> None:
+        """Queue a watermark: what is complete may have changed."""
+        if not self._progress_queued.is_set():
+            self._progress_queued.set()
+            self._put("progress", None)
+
+    def _send(self) -> None:
+        due = 0.0  #: when a watermark that nobody waits for is to be sent; 0: none
+        try:
+            while not self._closed.is_set():
+                try:
+                    timeout = max(0.0, due - time.monotonic()) if due else SIGN_OF_LIFE
+                    kind, value = self._queue.get(timeout=timeout)
+                except queue.Empty:
+                    if due:
+                        due = 0.0
+                        self._send_watermark()
+                    else:
+                        self._give_sign()
+                    continue
+                if kind == "stop":
+                    return
+                if kind == "answer":
+                    # First the watermark: a program that saw its wait return may free memory
+                    # without asking only if the shim knows by then that nothing is left running.
+                    self._send_watermark()
+                    self._send_answer(*value)
+                elif kind == "raw":
+                    self._connection.send(value[0], value[1])
+                else:
+                    due = due or time.monotonic() + WATERMARK_INTERVAL
+        except RgpuError:
+            self._closed.set()
+
+    def _send_fast(self) -> None:
+        """The thread's loop with a native path: its answers and what Python queued."""
+        fast = self._runtime.fast
+        assert fast is not None
+        try:
+            while not self._closed.is_set():
+                while not self._queue.empty():
+                    kind, value = self._queue.get()
+                    if kind == "stop":
+                        return
+                    if kind == "raw":
+                        self._connection.send(value[0], value[1])
+                        continue
+                    with self._order:
+                        self._send_watermark()
+                        if kind == "answer":
+                            self._send_answer(*value)
+                taken = fast.take(SIGN_OF_LIFE)
+                if isinstance(taken, Piece):
+                    self._send_piece(fast, taken)
+                elif taken is Took.PROGRESS:
+                    with self._order:
+                        self._send_watermark()
+                elif taken is Took.NOTHING:
+                    self._give_sign()
+        except RgpuError:
+            self._closed.set()
+
+    def _give_sign(self) -> None:
+        """Of life, where the agent's next step does not hang on our silence.
+
+        While the session stands still for a move: if nobody ever tells this worker how the move ended, the agent has
+        to ask for the owner. In the middle of a frame that does not come on: its length may be damaged, and then the
+        agent has to attach anew.
+        """
+        if not self._connection.stands() and not self._runtime.paused:
+            self._connection.send(PONG, POSITION_LAYOUT.pack(0))
+
+    def answer_here(self, fast: FastPath) -> bool:
+        """Look for the answer that the program waits for; True: it has one now, and most likely goes on.
+
+        Called by the thread that receives.
+        """
+        answered = False
+        while (piece := fast.take_here(SPIN, self._connection.fileno())) is not None:
+            self._send_piece(fast, piece)
+            answered = LOOK > 0.0
+        return answered
+
+    def look_for_more(self, fast: FastPath) -> None:
+        """Look for the program's next calls without sleeping, behind an answer of :meth:`answer_here`."""
+        fast.look(LOOK, self._connection.fileno())
+
+    def _send_piece(self, fast: FastPath, piece: Piece) -> None:
+        """One piece of an answer, before the first the watermark."""
+        if piece.result:
+            self._runtime.judge(piece.result)
+        head = _MORE if piece.more else _LAST
+        over, release = None, lambda: fast.release(piece)
+        try:
+            placed = self._place(piece)
+            begin = b""
+            if not piece.index:
+                begin = ANSWER_HEAD_LAYOUT.pack(piece.seq, piece.result, self._sticky(piece.result), 0)
+                self._runtime.answering(piece.seq)
+            whole: Any = placed + begin if placed else fast.plaintext(piece, head + begin)
+            if self._lanes.out and len(whole) >= WORTH:
+                number, over = self._lanes.turn()
+                mark = mark_back(number, len(whole))
+            with self._order:
+                messages = [] if piece.index else self._before_an_answer(fast)
+                self._connection.send_whole(*messages, whole if over is None else mark)
+            if over is not None:
+                over.send_run(whole, release)
+                release = _nothing
+        finally:
+            release()
+
+    def _before_an_answer(self, fast: FastPath) -> list[bytes]:
+        """First the watermark; printed text goes out at once."""
+        body = self._watermark_body(fast)
+        self._send_text()
+        return [_WATERMARK + body] if body else []
+
+    def _place(self, piece: Piece) -> bytes:
+        """The beginning of an ANSWER_AT for a piece that lies in the area; empty: it goes in a frame.
+
+        Only for calls that were published on this connection: the record ``completed`` of an older one may be
+        on its way already, and with it the area's piece would be used again before it was read.
+        """
+        area = self.area
+        if not isinstance(area, DeviceArea) or piece.size < SMALLEST or piece.seq <= self.published:
+            return b""
+        offset = area.offset(piece.address, piece.size)
+        return b"" if offset is None else _AT + PIECE_AT_LAYOUT.pack(piece.more, area.number, offset, piece.size)
+
+    def _watermark_body(self, fast: FastPath) -> bytes:
+        whole, self._whole = self._whole, False
+        body = fast.watermark(whole, self._runtime.executor.broken)
+        if body:
+            done, error, _ = WATERMARK_HEAD_LAYOUT.unpack_from(body)
+            self._runtime.place.complete(done)
+            if error:
+                self._runtime.judge(error)
+        return body
+
+    def _sticky(self, result: int) -> int:
+        return ANSWER_STICKY if result and result == self._runtime.executor.error else 0
+
+    def _send_watermark(self) -> None:
+        self._progress_queued.clear()
+        if self._runtime.fast is not None:
+            body = self._watermark_body(self._runtime.fast)
+            self._send_text()
+            if body:
+                self._connection.send(WATERMARK, body)
+            return
+        done, error, streams = self._runtime.watermark()
+        if error:
+            self._runtime.judge(error)
+        self._send_text()
+        state = (done, error, tuple(sorted(streams.items())))
+        if state == self._last_watermark:
+            return
+        changed = [item for item in state[2] if not self._last_watermark or item not in self._last_watermark[2]]
+        self._last_watermark = state
+        body = WATERMARK_HEAD_LAYOUT.pack(done, error, len(changed))
+        body += b"".join(STREAM_MARK_LAYOUT.pack(*item) for item in changed)
+        self._connection.send(WATERMARK, body)
+
+    def _send_text(self) -> None:
+        """What kernels printed, behind the look at what is complete and ahead of telling it.
+
+        So the program has the text of all work that it knows to be complete.
+        """
+        for position, text in self._runtime.text.pieces(self):
+            self._connection.send(TEXT, position.to_bytes(8, "little"), text)
+
+    def _send_answer(self, seq: int, result: int, reply: bytes, payload: bytes) -> None:
+        if result:
+            self._runtime.judge(result)
+        head = ANSWER_HEAD_LAYOUT.pack(seq, result, self._sticky(result), len(reply)) + reply
+        view = memoryview(payload)
+        more = len(view) > PIECE
+        self._runtime.answering(seq)
+        area = self.area
+        if isinstance(area, PlainArea) and len(view) >= SMALLEST and seq > self.published:  # see _place
+            offset = area.place(seq, view)
+            if offset is not None:
+                self._connection.send(ANSWER_AT, PIECE_AT_LAYOUT.pack(0, area.number, offset, len(view)), head)
+                return
+        self._send_part(b"\x01" if more else b"\x00", head, view[:PIECE])
+        at = PIECE
+        while more:
+            more = at + PIECE < len(view)
+            self._send_part(b"\x01" if more else b"\x00", view[at:at + PIECE])
+            at += PIECE
+
+    def _send_part(self, *parts: Any) -> None:
+        """A piece of an answer, over a lane if it is long."""
+        length = 1 + sum(map(len, parts))
+        if not self._lanes.out or length < WORTH:
+            self._connection.send(ANSWER, *parts)
+            return
+        number, lane = self._lanes.turn()
+        self._connection.send_whole(mark_back(number, length))
+        lane.send(ANSWER, *parts)
+
+
+def _nothing() -> None:
+    """It was given to somebody else to do."""

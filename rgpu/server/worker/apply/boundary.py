@@ -1,0 +1,114 @@
+"""The boundary between two records, where the session can stand still: one thread applies, others pause it.
+
+Between two records the applying thread looks whether it has to stand still, or to end; so a cut is always at a
+record's boundary. It waits there for the device, too, without holding up a cut.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from rgpu.session.errors import LinkError, TimedOut
+
+
+class Boundary:
+    """See the module docstring. ``interrupt`` makes who applies look here soon, until told False as often."""
+
+    def __init__(self, interrupt: Callable[[bool], None]) -> None:
+        self.under_way = False  #: a call of the driver goes on, beside the applying thread: this is no boundary
+        self.waited = 0.0  #: seconds that the applying thread waited here for work, or stood still
+        self._interrupt = interrupt
+        self._condition = threading.Condition()
+        self._pauses = 0
+        self._paused_at = 0.0  #: the first of them
+        self._applying = False
+        self._stopped = False
+        self._successors = 0  #: threads that want to apply instead
+        self._feeder = threading.Lock()  #: held by the thread that applies
+
+    # -- the applying thread ------------------------------------------------------
+    def enter(self) -> None:
+        """Records are applied from here on. Raises :class:`LinkError` where the thread has to go instead."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._pauses == 0 or self._sent_away())
+            if self._pauses:
+                self.check()
+            self._applying = True
+
+    def leave(self) -> None:
+        """No record is being applied from here on."""
+        with self._condition:
+            self._applying = self.under_way
+            self._condition.notify_all()
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Call ``done`` until it is true, without holding up a cut. Raises :class:`LinkError` as :meth:`check`."""
+        self.leave()
+        began = time.monotonic()
+        try:
+            while not done():
+                self.check()
+        finally:
+            self.enter()
+            self.waited += time.monotonic() - began
+
+    def check(self) -> None:
+        """Raise :class:`LinkError` where the applying thread has to go."""
+        if self._sent_away():
+            raise LinkError("another connection takes over, or the session ends here")
+
+    def _sent_away(self) -> bool:
+        return self._stopped or self._successors > 0
+
+    # -- which thread that is -----------------------------------------------------
+    def take_over(self, seconds: float) -> None:
+        """Become the applying thread; one that still waits is sent away. Raises :class:`TimedOut`."""
+        self._successors += 1
+        self._interrupt(True)
+        try:
+            with self._condition:
+                self._condition.notify_all()
+            if not self._feeder.acquire(timeout=seconds):
+                raise TimedOut("an earlier connection of the agent is still applying a call")
+        finally:
+            self._successors -= 1
+            self._interrupt(False)
+
+    def hand_back(self) -> None:
+        """The applying thread ends."""
+        self._feeder.release()
+
+    def stop(self) -> None:
+        """Let a waiting applying thread go; nothing can be applied usefully after it."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify_all()
+        self._interrupt(True)
+
+    # -- standing still -----------------------------------------------------------
+    def pause(self) -> None:
+        """Returns when no record is being applied; none will be until :meth:`resume`."""
+        self._interrupt(True)
+        with self._condition:
+            self._paused_at = self._paused_at if self._pauses else time.monotonic()
+            self._pauses += 1
+            self._condition.wait_for(lambda: not self._applying)
+
+    @property
+    def paused(self) -> bool:
+        """Whether somebody has it stand still."""
+        return self._pauses > 0
+
+    @property
+    def stood(self) -> float:
+        """Seconds that it has been standing still so far."""
+        return time.monotonic() - self._paused_at
+
+    def resume(self) -> None:
+        """Undo one :meth:`pause`."""
+        self._interrupt(False)
+        with self._condition:
+            self._pauses -= 1
+            self._condition.notify_all()

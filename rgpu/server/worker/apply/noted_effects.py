@@ -1,0 +1,40 @@
+"""What is applied and answered, written down where a test asks for it (:mod:`rgpu.session.effects`)."""
+
+from __future__ import annotations
+
+from rgpu.link.effects import EffectsLog
+from rgpu.server.apply_path import ApplyPath
+from rgpu.session.effects import Kind
+
+
+class NotedEffects:
+    """See the module docstring. Without a ``log`` nothing is written. ``epoch``: at which this worker applies."""
+
+    def __init__(self, path: ApplyPath, epoch: int) -> None:
+        self.log: EffectsLog | None = None
+        self.epoch = epoch
+        self._path = path
+
+    def applying(self, seq: int) -> None:
+        """That record, which the path handed back, is applied next."""
+        if self.log is not None and self._path.every_record:
+            self.log.applying(self.epoch, seq)
+
+    def fed(self) -> None:
+        """What came is applied: write it."""
+        if self.log is not None:
+            self.log.reached(self.epoch, self._path.applied)
+            self.log.flush()
+
+    def answering(self, seq: int) -> None:
+        """The answer to that call is about to leave."""
+        if self.log is not None:
+            self.log.reached(self.epoch, seq)
+            self.log.note(Kind.ANSWERED, self.epoch, seq)
+
+    def note(self, kind: Kind, note: str = "") -> None:
+        """Something happens at this position."""
+        if self.log is not None:
+            if kind not in (Kind.BEGUN, Kind.REBUILT):
+                self.log.reached(self.epoch, self._path.applied)
+            self.log.note(kind, self.epoch, self._path.applied, note)

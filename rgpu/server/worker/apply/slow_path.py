@@ -1,0 +1,160 @@
+"""The path of a device without a native one: every record is handed back, whole, and applied in Python.
+
+It says when: one record at a time, so that a cut never waits for more than one; none while too much is under way on
+the device; and which stream's turn it is while a backlog is kept in order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from rgpu.checkpoint.device import Device
+from rgpu.server.apply_path import Came, Fed
+from rgpu.session.journal.issue_order import UNBOUNDED, WORK, stream_of
+from rgpu.session.journal.record import Record, RecordReader
+
+PACE = 32  #: calls between two looks at how far behind the device is
+AHEAD = 128  #: calls that may be submitted and not complete
+LEAST_AHEAD = 8  #: the same while somebody tries in vain to have all of it complete
+PATIENCE = 1.0  #: seconds to wait for the device before more is submitted all the same
+SURPLUS = 12  #: calls beyond the usual ones: the end of each call is not known here as soon as it is to a native path
+
+
+class SlowPath:
+    """See the module docstring. Implements :class:`rgpu.server.apply_path.ApplyPath`."""
+
+    every_record = True
+
+    def __init__(self, device: Device) -> None:
+        self.applied = 0
+        self._device = device
+        self._reader = RecordReader()
+        self._given: Record | None = None  #: handed back next, before anything is read
+        self._fed = Fed(Came.ALL, 0)  #: one for all calls of feed(): it is the hot path of this kind of device
+        self._lock = threading.Lock()
+        self._interrupts = 0
+        self._ahead = AHEAD
+        self._look_due = False  #: at how far behind the device is
+        self._goal, self._deadline = 0, 0.0  #: of a wait for the device
+        self._usual = UNBOUNDED
+        self._live_stream: int | None = None  #: that work went to last while nothing is kept in order
+        self._stream: int | None = None  #: that work went to last in order
+
+    # -- the stream of records --------------------------------------------------
+    def reset(self) -> None:
+        self._reader, self._given = RecordReader(), None
+
+    def feed(self, data: Any) -> Fed:
+        fed = self._fed
+        fed.taken, fed.record, fed.applied = 0, None, self.applied
+        if self._interrupts:
+            fed.came = Came.INTERRUPTED
+        elif self._look_due and self._far_ahead():
+            fed.came = Came.AHEAD
+        else:
+            self._hand_back(data, fed)
+        return fed
+
+    def _hand_back(self, data: Any, fed: Fed) -> None:
+        record = self._given
+        if record is None:
+            reader = self._reader
+            before = reader.offset + reader.pending
+            record = next(reader.feed(data), None)
+            if record is None:
+                fed.came, fed.taken = Came.ALL, len(data)
+                return
+            fed.taken = reader.offset - before
+        if self._usual < UNBOUNDED and record.call_id in WORK and self._more_than_usual(record):
+            fed.came, self._given = Came.BEHIND, record
+        else:
+            fed.came, fed.record, self._given = Came.RECORD, record, None
+
+    def given(self, record: Record) -> bytes:
+        """It needs no bytes: the record is handed back as it is."""
+        self._given = record
+        return b""
+
+    def passed(self, seq: int) -> None:
+        self.applied = seq
+        self._look_due = seq % min(PACE, self._ahead) == 0
+
+    def position(self, applied: int, foreign: list[int]) -> None:
+        self.applied = applied
+
+    def keep_place(self, address: int) -> None:
+        """Every call is handed back: there is nothing to store here."""
+
+    def interrupt(self, on: bool) -> None:
+        with self._lock:
+            self._interrupts += 1 if on else -1
+
+    def broken(self, result: int) -> None:
+        """Nothing is applied here."""
+
+    # -- how far ahead of the device ------------------------------------------------
+    def _far_ahead(self) -> bool:
+        """Whether so much is submitted that it would not drain soon: what is submitted must, before a cut.
+
+        A program that launches without waiting would otherwise fill minutes of work into the
+        device's queues, and no move could stop it within its promised downtime. Bounded in time,
+        since the device's work may wait for a call that was not applied yet (SEMANTICS 19).
+        """
+        self._look_due = False
+        pending, _ = self._device.progress()
+        if len(pending) <= self._ahead:
+            return False
+        self._goal = sorted(pending)[-self._ahead // 2]
+        self._deadline = time.monotonic() + PATIENCE * self._ahead / AHEAD
+        return True
+
+    def may_go_on(self) -> bool:
+        return self._device.wait_complete(self._goal, 0.02) or time.monotonic() > self._deadline
+
+    def bound(self, tries: int) -> None:
+        self._ahead = max(LEAST_AHEAD, AHEAD >> tries)
+
+    def usual(self, calls: int) -> None:
+        self._usual = calls
+
+    def _more_than_usual(self, record: Record) -> bool:
+        """Whether clearly more than usual is under way, before work for another stream than the last."""
+        if record.seq <= self.applied:
+            return False
+        stream, before = stream_of(record.call_id, record.args), self._live_stream
+        self._live_stream = stream
+        return stream != before and len(self._device.progress()[0]) > self._usual + SURPLUS
+
+    def ahead(self) -> int:
+        pending = len(self._device.progress()[0])
+        return UNBOUNDED if pending >= AHEAD // 2 else pending
+
+    def reached(self) -> Any:
+        pending = self._device.progress()[0]
+        return len(pending), min(pending, default=0)
+
+    def waited(self) -> int:
+        """Waits are the caller's."""
+        return 0
+
+    # -- the order of issue ---------------------------------------------------------
+    def order(self, on: bool) -> None:
+        self._stream = None
+
+    def in_order(self, stream: int, seconds: float) -> int:
+        if stream != self._stream:
+            if not self._device.drain(seconds):
+                return 0
+            self._stream = stream
+        return 1
+
+    def pass_order(self, stream: int) -> None:
+        self._stream = stream
+
+    # -- answers: they are the runtime's ----------------------------------------------
+    def attach(self) -> None: ...
+    def detach(self) -> None: ...
+    def retained(self) -> list[tuple[int, int, bytes, bytes]]:
+        return []
