@@ -8,6 +8,7 @@ applies the hot calls itself and hands the others back. For any other device
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
@@ -60,8 +61,8 @@ class ApplyPath(Protocol):
         Raises :class:`Corrupt` for what is no record, or not the next one.
         """
 
-    def given(self, record: Record) -> bytes:
-        """What to feed for a record that was not cut from a stream."""
+    def given(self, records: Iterable[Record]) -> Iterable[bytes]:
+        """What to feed, piece by piece, for records that were not cut from a stream."""
 
     def passed(self, seq: int) -> None:
         """The record that was handed back was applied."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Iterable
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -148,8 +149,8 @@ class Engine:
                    (step.seq, step.call, step.stream, step.payload_len) if step.came == Came.WAITING else (0, 0, 0, 0),
                    step.applied)
 
-    def given(self, record: Record) -> bytes:
-        return pack_record(record)
+    def given(self, records: Iterable[Record]) -> Iterable[bytes]:
+        return map(pack_record, records)
 
     def may_go_on(self) -> bool:
         """It waits in :meth:`feed` itself, and never returns ``AHEAD``."""

@@ -22,6 +22,7 @@ from rgpu.server.worker.apply.executor import Executor
 from rgpu.server.worker.apply.journal_tap import JournalTap
 from rgpu.server.worker.apply.kept_answers import KeptAnswers
 from rgpu.server.worker.apply.late_calls import LateCalls
+from rgpu.server.worker.apply.lookahead import MAY_WAIT
 from rgpu.server.worker.apply.noted_effects import NotedEffects
 from rgpu.server.worker.apply.ordering import Ordering
 from rgpu.server.worker.session_text import STEP, SessionText
@@ -81,7 +82,7 @@ class ApplyLoop:
         """Apply records in order; those at or below the position are skipped. Raises as :meth:`take` does."""
         if self._boundary.under_way:
             self._late.finish(self._path.applied, b"")
-        self._run(memoryview(self._path.given(record)) for record in records)
+        self._run(map(memoryview, self._path.given(records)))
 
     def _run(self, pieces: Iterable[memoryview]) -> int:
         awaiting = 0
@@ -101,11 +102,10 @@ class ApplyLoop:
         path, at = self._path, 0
         while True:
             part = view[at:] if at else view
-            if self._text.printing:
-                if not path.every_record:  # each launch may print as much as the device's buffer holds
-                    part = part[:STEP]
-                if self._text.crowded:
-                    self._boundary.wait(self._text_taken)
+            if not path.every_record and self._text.printing:
+                part = part[:STEP]  # each launch may print as much as the device's buffer holds
+            if self._text.crowded:
+                self._boundary.wait(self._text_taken)
             fed = path.feed(part)
             begin, at = at, at + fed.taken
             if self.tap is not None:
@@ -169,7 +169,7 @@ class ApplyLoop:
     def _obey(self, command: Command, view: memoryview, at: int) -> None:
         match command:
             case Apply(record):
-                if self._late.concerns(record):
+                if record.call_id in MAY_WAIT and self._late.concern():
                     self._late.apply(record, view[at:])
                 else:
                     self._apply(record)
@@ -184,7 +184,8 @@ class ApplyLoop:
     def _apply(self, record: Record) -> None:
         if record.call_id in _AWAITED:
             self._answers.expect(record.seq)
-        self._effects.applying(record.seq)
+        if self._effects.log is not None:
+            self._effects.applying(record.seq)
         self.place.begins(record.seq)
         if record.call_id == _HOST_FUNCTION:
             self.open_functions.add(record.seq)

@@ -15,7 +15,7 @@ import structlog
 
 from rgpu.server.worker.apply import lookahead
 from rgpu.server.worker.apply.boundary import Boundary
-from rgpu.server.worker.apply.lookahead import MAY_WAIT, DoneScanner, Gates, Under
+from rgpu.server.worker.apply.lookahead import DoneScanner, Gates, Under
 from rgpu.session.calls.wire import BY_ID
 from rgpu.session.journal.record import Record
 
@@ -34,9 +34,9 @@ class LateCalls:
         self._gates, self._boundary, self._apply, self._read_ahead = gates, boundary, apply, read_ahead
         self._under: Under | None = None  #: a call of the driver that did not return yet
 
-    def concerns(self, record: Record) -> bool:
-        """Whether the driver may wait in that call now, for a function that the program runs."""
-        return record.call_id in MAY_WAIT and self._gates is not None and self._gates.held
+    def concern(self) -> bool:
+        """Whether the driver may wait now, in a call of ``MAY_WAIT``, for a function that the program runs."""
+        return self._gates is not None and self._gates.held
 
     def apply(self, record: Record, behind: Any) -> None:
         """Apply such a call. ``behind``: bytes of records that follow it. Raises what applying raises."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rgpu.checkpoint.device import Device
@@ -31,7 +32,8 @@ class SlowPath:
         self.applied = 0
         self._device = device
         self._reader = RecordReader()
-        self._given: Record | None = None  #: handed back next, before anything is read
+        self._records: Iterator[Record] | None = None  #: what is left of the piece that is being fed
+        self._held: Record | None = None  #: handed back next, before anything else
         self._fed = Fed(Came.ALL, 0)  #: one for all calls of feed(): it is the hot path of this kind of device
         self._lock = threading.Lock()
         self._interrupts = 0
@@ -44,38 +46,39 @@ class SlowPath:
 
     # -- the stream of records --------------------------------------------------
     def reset(self) -> None:
-        self._reader, self._given = RecordReader(), None
+        self._reader, self._records, self._held = RecordReader(), None, None
 
     def feed(self, data: Any) -> Fed:
         fed = self._fed
         fed.taken, fed.record, fed.applied = 0, None, self.applied
         if self._interrupts:
             fed.came = Came.INTERRUPTED
-        elif self._look_due and self._far_ahead():
+            return fed
+        if self._look_due and self._far_ahead():
             fed.came = Came.AHEAD
-        else:
-            self._hand_back(data, fed)
-        return fed
-
-    def _hand_back(self, data: Any, fed: Fed) -> None:
-        record = self._given
+            return fed
+        record = self._held
         if record is None:
             reader = self._reader
-            before = reader.offset + reader.pending
-            record = next(reader.feed(data), None)
+            before = reader.offset
+            if self._records is None:
+                before += reader.pending
+                self._records = reader.feed(data)
+            record = next(self._records, None)
             if record is None:
-                fed.came, fed.taken = Came.ALL, len(data)
-                return
+                fed.came, fed.taken, self._records = Came.ALL, len(data), None
+                return fed
             fed.taken = reader.offset - before
         if self._usual < UNBOUNDED and record.call_id in WORK and self._more_than_usual(record):
-            fed.came, self._given = Came.BEHIND, record
+            fed.came, self._held = Came.BEHIND, record
         else:
-            fed.came, fed.record, self._given = Came.RECORD, record, None
+            fed.came, fed.record, self._held = Came.RECORD, record, None
+        return fed
 
-    def given(self, record: Record) -> bytes:
-        """It needs no bytes: the record is handed back as it is."""
-        self._given = record
-        return b""
+    def given(self, records: Iterable[Record]) -> Iterable[bytes]:
+        """They need no bytes: the records are handed back as they are."""
+        self._records, self._held = iter(records), None
+        return (b"",)
 
     def passed(self, seq: int) -> None:
         self.applied = seq
