@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rgpu.migrate.leader.requests import Order
 from rgpu.migrate.move.options import MoveOptions
+from rgpu.migrate.records.schema import Program
 from rgpu.session.errors import (
     AlreadyExists,
     DeviceError,
@@ -18,6 +21,7 @@ from rgpu.session.errors import (
     Refused,
     RgpuError,
     StoreError,
+    UnknownOutcome,
     UsageError,
 )
 from tests.support.leader.pool import GIB, Fault, World, run
@@ -86,6 +90,35 @@ def test_a_start_whose_answer_was_lost_is_not_done_twice(tmp_path: Path) -> None
         w.pool.faults = [Fault("worker.start", "lost")]
         record = await w.session("s")
         assert (record.owner, record.epoch, record.state) == ("a", 1, "running")
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("queue", [False, True])
+def test_who_asks_again_gets_the_session_that_lost_its_node_meanwhile(tmp_path: Path, queue: bool) -> None:
+    """The answer was lost with the leader; before the client asked again, the session was lost, too, or has no place."""
+    async def test(w: World) -> None:
+        order = Order("s", "key", quota=GIB, program=Program(pid=7, host="client"))
+
+        async def ask() -> Any:
+            return await (w.coordinator.admission.create_or_wait(order) if queue
+                          else w.coordinator.admission.create(order))
+
+        first = await ask()
+        others = [host for host in w.pool.nodes if host != first.owner]
+        for host in w.pool.nodes:
+            await w.pool.cut_off(host)
+        await w.coordinator.worker_died("s", first.owner, epoch=1, position=None)
+        assert (await w.pool.record("s")).state == "recovering"
+        with pytest.raises(UnknownOutcome, match="s was made, and is being brought back"):
+            await ask()
+        for host in others:
+            await w.pool.register(w.pool.nodes[host])
+        again = await ask()
+        assert (again.state, again.epoch > 1, again.owner in others) == ("running", True, True)
+        stranger = replace(order, program=Program(pid=8, host="client"))
+        with pytest.raises(AlreadyExists):
+            await w.coordinator.admission.create(stranger)
 
     run(tmp_path, test)
 

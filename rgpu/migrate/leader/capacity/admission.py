@@ -27,7 +27,16 @@ from rgpu.migrate.records.ownership import Held
 from rgpu.migrate.records.schema import Program, QueueRecord, SessionRecord
 from rgpu.migrate.scheduling.placement import Choice, never_fits, sized
 from rgpu.migrate.scheduling.waiting import Entry, Served, Waiting, serve
-from rgpu.session.errors import AlreadyExists, Conflict, Fenced, NotFound, Refused, RgpuError, UsageError
+from rgpu.session.errors import (
+    AlreadyExists,
+    Conflict,
+    Fenced,
+    NotFound,
+    Refused,
+    RgpuError,
+    UnknownOutcome,
+    UsageError,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -59,8 +68,10 @@ class Admission:
         """Place a new session and start its worker; its record, ``running``.
 
         A repetition by the same agent for the same program (it did not get our answer) gives the
-        session it made. Raises :class:`AlreadyExists`, :class:`UsageError`, :class:`NotFound` (the
-        host asked for), :class:`Refused` with a reason for every device.
+        session it made, also where that lost its worker or its node meanwhile. Raises
+        :class:`AlreadyExists`, :class:`UsageError`, :class:`NotFound` (the host asked for),
+        :class:`Refused` with a reason for every device, :class:`UnknownOutcome` while the session
+        that was made waits to be brought back: ask again.
         """
         order.check()
         async with self.locks.session(order.name):
@@ -82,11 +93,16 @@ class Admission:
         if held is None or not program.pid or not _same(held.record, order):
             return None
         record = held.record
-        if record.state == "starting":
-            found = await self.recovery.returned(order.name) or await self.recovery.run(
-                order.name, "its start was interrupted", asked=True)
-            return found.record if found else None
-        return record if record.state in ("running", "moving") else None
+        if record.state not in ("starting", "recovering"):
+            return record if record.state in ("running", "moving") else None
+        # Why it was lost, not why it waits: that is said anew by each attempt.
+        why = record.failures[-1].reason if record.failures else "its start was interrupted"
+        found = await self.recovery.returned(order.name) or await self.recovery.run(
+            order.name, why, asked=record.state == "starting")
+        if found is None and (left := await self.records.find(order.name)) and left.record.state == "recovering":
+            raise UnknownOutcome(f"{order.name} was made, and is being brought back: {left.record.reason}",
+                                 session=order.name)
+        return found.record if found else None
 
     async def _create(self, order: Order, waited: Queued | None = None) -> SessionRecord:
         """The caller holds the session's lock. Raises :class:`NoPlaceNow` where waiting would help."""
