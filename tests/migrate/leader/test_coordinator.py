@@ -96,7 +96,7 @@ def test_a_start_whose_answer_was_lost_is_not_done_twice(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("queue", [False, True])
 def test_who_asks_again_gets_the_session_that_lost_its_node_meanwhile(tmp_path: Path, queue: bool) -> None:
-    """The answer was lost with the leader; before the client asked again, the session was lost, too, or has no place."""
+    """The answer was lost with the leader; before the client asked again, the session was lost, too."""
     async def test(w: World) -> None:
         order = Order("s", "key", quota=GIB, program=Program(pid=7, host="client"))
 
