@@ -55,7 +55,7 @@ from rgpu.migrate.transfer import peer_plan as plan
 from rgpu.migrate.transfer import replay_link as replay
 from rgpu.migrate.transfer.receiver import PageReceiver
 from rgpu.server.device.cpu import CpuDevice
-from rgpu.server.worker.agent import agent_link
+from rgpu.server.worker.agent import agent_link, answer_sender
 from rgpu.server.worker.agent import link_lanes as worker_lanes
 from rgpu.server.worker.agent.module_stream import ModuleStream
 from rgpu.server.worker.apply.journal_tap import JournalTap
@@ -346,8 +346,8 @@ def to_agent() -> dict[str, list[str]]:
     runtime.text.pieces = lambda who: [(3, b"printed")]  # type: ignore[method-assign,assignment]
     with mock.patch.object(SealedConnection, "send", tap), mock.patch.object(agent_link.AgentLink, "__init__", keep):
         link, agent = linked(runtime, printed=0)
-        link._send_answer(5, 0, b"reply", b"payload")
-        link._send_answer(6, 719, b"", b"")
+        link._sender._send_answer(5, 0, b"reply", b"payload")
+        link._sender._send_answer(6, 719, b"", b"")
         link.notice("cut", position=4, image="i")
         link._pinged(Ping(7, None))
         awaited = {17, 18, 19, 20, 23}
@@ -361,7 +361,7 @@ def to_agent() -> dict[str, list[str]]:
     stream.take(6, struct.pack("<QQ32s", 0, 70000, bytes(32)))
     mark = worker_lanes.mark_back(2, 1 << 20)
     book.note(mark[0], mark[1:])
-    at = agent_link._AT + to_data.PIECE_AT_LAYOUT.pack(1, 4, 64, 128)
+    at = answer_sender._AT + to_data.PIECE_AT_LAYOUT.pack(1, 4, 64, 128)
     book.note(at[0], at[1:])
     book.note(to_data.PONG, pong(9, 5))
     return book.told()

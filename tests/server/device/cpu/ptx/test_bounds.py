@@ -11,8 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rgpu.server.device.cpu.ptx import LaunchResult, LinkedModule, MemoryRanges, PtxError, parse_module
-
-from .support import HEADER, launch, ptx
+from tests.support.cpu.ptx import HEADER, launch, ptx
 
 ILLEGAL, MISALIGNED = 700, 716
 LANES, EXTENT, PAGE = 32, 64, 4096

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rgpu.server.device.cpu.ptx import MemoryRanges, PtxError, parse_module
-
-from .support import HEADER, launch, pack, ptx
+from tests.support.cpu.ptx import HEADER, launch, pack, ptx
 
 GRID = """
 .extern .func (.param .b64 r) cudaCGGetIntrinsicHandle(.param .b32 s);

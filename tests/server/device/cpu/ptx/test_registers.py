@@ -7,8 +7,7 @@ import pytest
 from rgpu.server.device.cpu.modules import Modules
 from rgpu.server.device.cpu.ptx import KernelInfo, parse_module
 from rgpu.server.device.cpu.ptxlink import with_max_registers
-
-from .support import HEADER, compile_cuda
+from tests.support.cpu.ptx import HEADER, compile_cuda
 
 
 def info(text: str, most: int = 0) -> KernelInfo:
