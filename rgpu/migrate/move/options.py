@@ -67,6 +67,3 @@ class MoveOptions:
         except (TypeError, ValueError) as error:
             raise UsageError(f"the wishes of a move cannot be read: {error}") from None
         return MoveOptions(**found)
-
-
-Wishes = MoveOptions  #: the name of earlier code

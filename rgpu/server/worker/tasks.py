@@ -29,7 +29,7 @@ from rgpu.checkpoint.store.writer import STAGING
 from rgpu.link.data.frames import SealedConnection, client_preamble, connect
 from rgpu.link.faults import fault
 from rgpu.migrate.move import forecast
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.records.reconcile import EVENTS
 from rgpu.server.device.cpu.facts import available_memory
 from rgpu.server.stalling import stuck
@@ -79,13 +79,13 @@ class Tasks:
     def do_send(self, move: str, address: list[Any], ticket: bytes, secret: bytes, **wanted: Any) -> dict[str, Any]:
         """Copy or replay while running, pause, send the rest; on return the other side has verified every page.
 
-        ``wanted``: the fields of :class:`~rgpu.migrate.move.options.Wishes`.
+        ``wanted``: the fields of :class:`~rgpu.migrate.move.options.MoveOptions`.
 
         The session stays paused for ``resume`` or ``forget``. On an error it
         runs on, and the error says why.
         """
         worker, runtime = self.worker, self.runtime
-        wishes = Wishes(**wanted)
+        wishes = MoveOptions(**wanted)
         if worker.state != "running":
             raise Fenced(f"the session is {worker.state} here")
         if runtime.executor.error:
@@ -142,8 +142,9 @@ class Tasks:
         # Everything has to be copied first; what differs by then is what changes meanwhile.
         first = measured.differing * PAGE / measured.speed
         later = replace(measured, differing=int(forecast.changed_in(measured, first)), changed=measured.changed[:1])
-        copy, by_replay = forecast.copying(later), forecast.replaying(later, Wishes().max_slowdown)
-        choice = forecast.choose(later, max_downtime=Wishes().max_downtime, max_slowdown=Wishes().max_slowdown)
+        usual = MoveOptions()
+        copy, by_replay = forecast.copying(later), forecast.replaying(later, usual.max_slowdown)
+        choice = forecast.choose(later, max_downtime=usual.max_downtime, max_slowdown=usual.max_slowdown)
         return {"pages": measured.pages, "differing": measured.differing, "changing": measured.changed[0][1],
                 "assumed_speed": measured.speed, "copy": copy.as_dict(), "free_pages": measured.free_pages,
                 "replay": by_replay.as_dict() if by_replay else None, "mode": choice.mode, "why": choice.reason}

@@ -29,7 +29,7 @@ from rgpu.link.faults import fault
 from rgpu.link.messages.pages import LAST, REPLAY
 from rgpu.migrate.move import forecast
 from rgpu.migrate.move.machine import Command, Event
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.source import SOURCE, Compared, Round, SourceRole, role_for
 from rgpu.migrate.transfer import replay_link as wire
 from rgpu.migrate.transfer.sender import PageSender
@@ -102,7 +102,7 @@ class SourceWorker(Protocol):
 class Departure(RoleShell[SourceRole]):
     """One move of this worker's session. Make one for each; :meth:`run` it once."""
 
-    def __init__(self, worker: SourceWorker, move: str, connection: SealedConnection, wishes: Wishes,
+    def __init__(self, worker: SourceWorker, move: str, connection: SealedConnection, wishes: MoveOptions,
                  more: Callable[[], SealedConnection] | None = None, phases: Phases | None = None) -> None:
         """``more`` opens a further connection to the destination, for pages."""
         super().__init__(SOURCE, role_for(wishes), worker.runtime.session, "source")

@@ -19,7 +19,7 @@ import pytest
 from rgpu.link.data.frames import Handover
 from rgpu.link.messages.data import TO_NODE
 from rgpu.migrate.move.machine import Command, Event
-from rgpu.migrate.move.options import Wishes
+from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.transfer.peer_source import PeerSource
 from rgpu.server.device.cpu import peer as cpu_peer
 from rgpu.server.device.cpu.device import CpuDevice
@@ -98,7 +98,7 @@ class Leaving:
             time.sleep(0.005)
 
     def leave(self, **wishes: Any) -> tuple[Departure, dict[str, Any]]:
-        departure = Departure(self.worker, "m", self.connection, Wishes(**wishes))
+        departure = Departure(self.worker, "m", self.connection, MoveOptions(**wishes))
         return departure, departure.run()
 
     def held(self) -> list[str]:
