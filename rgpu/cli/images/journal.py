@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,6 @@ from rgpu.session.errors import Corrupt, NotFound, UsageError
 from rgpu.session.journal.record import AWAITED, Record
 from rgpu.session.journal.recording import SUFFIX, Recording
 
-ADDR_NO_RANDOMIZE = 0x0040000
 #: Arguments that are printed as addresses.
 ADDRESSES = ("address", "destination", "source")
 #: What ends memory: by default a replay looks at what a session holds before the first of these.
@@ -146,12 +143,13 @@ def _show_replay(result: dict[str, Any]) -> None:
 def _replay(path: Path, device: str, memory: str, positions: tuple[int, ...], image: str | None = None
             ) -> tuple[dict[str, Any], list[Any]]:
     """What `replay` prints, and the snapshots. Raises :class:`RgpuError`."""
+    from rgpu.server.address_layout import ensure_fixed
     from rgpu.server.device.spec import make_device
     from rgpu.server.worker.apply.replaying import Replay
 
     recording = Recording(path)
     if device.startswith("cuda"):
-        _without_randomisation()
+        ensure_fixed("rgpu.cli.main", sys.argv[1:])
     made = make_device(device, parse_size(memory), own_stdout=True)
     if (text := getattr(made, "text", None)) is not None and text.holds_stdout:
         sys.stdout = text.former  # what the kernels print goes nowhere, and what is said here goes where it went
@@ -179,16 +177,6 @@ def _before_the_end(recording: Recording) -> tuple[int, ...]:
             break
         position = seq
     return (position - 1,) if position > 1 else ()
-
-
-def _without_randomisation() -> None:
-    """Module variables land alike only without address randomisation: start again without it (SEMANTICS 12)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    persona = libc.personality(0xFFFFFFFF)
-    if not persona & ADDR_NO_RANDOMIZE and libc.personality(persona | ADDR_NO_RANDOMIZE) != -1 \
-            and libc.personality(0xFFFFFFFF) & ADDR_NO_RANDOMIZE:
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "rgpu.cli.main", *sys.argv[1:]])
 
 
 def _store_and_name(place: str) -> tuple[Path, str]:

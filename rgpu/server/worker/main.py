@@ -6,14 +6,13 @@ send the session to another worker, receive one, write an image, activate,
 resume, forget. It never reads the registry and holds no pool secret. When the
 daemon goes it keeps serving, and waits for the daemon's next connection.
 
-Address randomisation is switched off before anything is loaded, so that module
-globals land alike in every worker (facts: identical in three runs).
+Address randomisation is off from its start (:mod:`rgpu.server.address_layout`), so that module globals land alike
+in every worker.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import os
 import signal
@@ -37,6 +36,7 @@ from rgpu.migrate.membership.lease_keeper import DeadlinePage
 from rgpu.migrate.membership.leases import NODE_SLOT
 from rgpu.migrate.records.reconcile import EVENTS
 from rgpu.server import ended_mark, position_page
+from rgpu.server.address_layout import ensure_fixed
 from rgpu.server.device import hardware
 from rgpu.server.device.spec import lost, make_device, warm
 from rgpu.server.module_cache import ModuleCache
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ADDR_NO_RANDOMIZE = 0x0040000
 #: Why a worker is told to forget a session that lives on: its agent looks for the owner then.
 ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 #: How long a worker without daemon and without agent keeps its session.
@@ -69,19 +68,6 @@ FAULT_SECONDS = 60.0
 WRITE_SECONDS = 2.0
 #: An attached agent's host answers each sign of life, every two seconds; after so long it counts as silent.
 UNHEARD_SECONDS = 15.0
-
-
-def without_randomisation() -> bool:
-    """Switch address randomisation off for this program and start it again; False if that is forbidden."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    persona = libc.personality(0xFFFFFFFF)
-    if persona & ADDR_NO_RANDOMIZE:
-        return True
-    if libc.personality(persona | ADDR_NO_RANDOMIZE) == -1:
-        return False
-    if not libc.personality(0xFFFFFFFF) & ADDR_NO_RANDOMIZE:
-        return False
-    os.execv(sys.executable, [sys.executable, "-m", "rgpu.server.worker.main", *sys.argv[1:]])
 
 
 class Worker:
@@ -427,7 +413,7 @@ def main() -> None:
     parser.add_argument("--module-cache-size", type=int, default=0)
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args()
-    fixed = without_randomisation()
+    fixed = ensure_fixed("rgpu.server.worker.main", sys.argv[1:])
     configure_logging(level=options.log_level)
     faulthandler.enable()  # a driver that crashes leaves every thread's stack in the worker's log
     structlog.contextvars.bind_contextvars(pid=os.getpid())

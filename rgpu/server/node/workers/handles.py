@@ -24,6 +24,7 @@ from rgpu.checkpoint.blobs.places import without_credentials
 from rgpu.link.local.channel import connect
 from rgpu.link.local.packets import Channel
 from rgpu.server import ended_mark, position_page
+from rgpu.server.address_layout import fixed_in_children
 from rgpu.server.node.workers.warm_workers import WarmWorkers
 from rgpu.server.worker.warm_worker import Assignment
 from rgpu.session.errors import LinkError, RgpuError, TimedOut, from_dict
@@ -220,7 +221,7 @@ def common_options(directory: Path, log_level: str, module_cache_size: int) -> t
 
 def spawn(arguments: list[str], log_path: Path) -> subprocess.Popen[bytes]:
     """A worker process of its own session, logging to ``log_path``. Raises OSError."""
-    with open(log_path, "ab") as output:
+    with open(log_path, "ab") as output, fixed_in_children():
         process = subprocess.Popen(
             [sys.executable, "-m", "rgpu.server.worker.main", *arguments],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True,
