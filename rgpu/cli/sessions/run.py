@@ -28,8 +28,10 @@ from rgpu.session.errors import NotFound, UsageError
 @click.option("--priority", type=click.IntRange(-1000, 1000), default=0, show_default=True,
               help="Who is served first; what has less may be stopped for a while in its favour (kept, and resumed).")
 @click.option("--anti-affinity", metavar="GROUP", help="No two sessions of GROUP share a host.")
-@click.option("--queue", is_flag=True, help="Wait for a place when there is none; the program starts, and stands at "
-              "its first CUDA call.")
+@click.option("--queue", is_flag=True, help="Wait for a place when there is none, before the program starts; with "
+              "--lazy the program starts, and stands at its first CUDA call.")
+@click.option("--lazy", is_flag=True, help="Start the program at once; its session is placed with its first CUDA call. "
+              "For programs that may need no GPU, or only after a long time.")
 @click.option("--host", help="Start on this host (default: the coordinator chooses).")
 @click.option("--recover", type=click.Choice(["on", "off"]),
               help="Keep the journal, to outlive a server (default: on).")
@@ -56,10 +58,10 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
             journal_dir: str | None, on_full: str, checkpoint_every: float, max_replay: float, divergence: str,
             record: Path | None, pool: str | None, program: tuple[str, ...], gpus: str | None, compute: int | None,
             models: tuple[str, ...], priority: int, anti_affinity: str | None, queue: bool, same_host: str,
-            client_grace: str | None) -> None:
+            client_grace: str | None, lazy: bool) -> None:
     """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
 
-    Exits as the program does.
+    The session is placed before PROGRAM starts; where that is refused, nothing is started. Exits as the program does.
     """
     from rgpu.client.run.launcher import run
     from rgpu.link.logging import configure_logging
@@ -75,7 +77,7 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
     sys.exit(run(list(program), name=name, memory=quota, pool=_pool(settings), recover=settings.recover,
                  journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
                  extra=options, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
-                 max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto"))
+                 max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto", lazy=lazy))
 
 
 def wishes(host: str | None, gpus: str | None, compute: int | None, models: tuple[str, ...], priority: int,

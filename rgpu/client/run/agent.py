@@ -1,7 +1,8 @@
 """The agent: a private socket for the program's processes, one session for each that connects.
 
 Sessions are named NAME, NAME/2, NAME/3 … in the order in which the processes
-first use CUDA. A process that cannot get a session is refused, with the
+first use CUDA; the first one may be made before the program starts (:meth:`Agent.place`).
+A process that cannot get a session is refused, with the
 reason, and its CUDA calls return an error; the agent and the others go on.
 """
 
@@ -24,8 +25,10 @@ import structlog
 from rgpu.client.journal.kept import Journal, Policy, prepare_directory
 from rgpu.client.journal.recorder import Recorder
 from rgpu.client.run import pool_desk as desks
-from rgpu.client.run.pool_desk import Desk
+from rgpu.client.run.placing import PlacedSession, program_asking
+from rgpu.client.run.pool_desk import Desk, Grant
 from rgpu.client.run.waiting import create_session
+from rgpu.client.session.attachment import Owner
 from rgpu.client.session.identity import Identity
 from rgpu.client.session.shipper import Shipper
 from rgpu.client.shim_link import answer_ring
@@ -79,6 +82,7 @@ class Agent:
                                                        "versions": versions.ours()})
         self._lock = threading.Lock()
         self._counter = 0
+        self._placed: PlacedSession | None = None
         self._shippers: dict[str, Shipper] = {}
         self._threads: list[threading.Thread] = []
         self._closing = False
@@ -92,6 +96,19 @@ class Agent:
         self._accepting.start()
 
     # -- what the launcher tells --------------------------------------------------------
+    def place(self, command: str, given_up: Callable[[], str] = lambda: "") -> None:
+        """Make the session of the first process that will use CUDA, before any process of the program runs.
+
+        ``command``: the program's path. ``given_up()``: why nobody wants it any more; empty while somebody does.
+        Raises what the pool refuses it with, :class:`Corrupt`, :class:`VersionMismatch`.
+        """
+        _, name = self._next_name()
+        args = self._order(name, program_asking(command, socket.gethostname()))
+        reply = create_session(self.desk, args, tell=self._complain, given_up=given_up)
+        facts, *_ = self._read(reply)
+        self._placed = PlacedSession(self.desk, args, reply)
+        self.observer.placed(facts, str(reply.get("driver_release") or ""))
+
     def child_started(self, pid: int) -> None:
         self._child = pid
 
@@ -116,6 +133,8 @@ class Agent:
         self._listener.close()
         for shipper in shippers:
             shipper.stop("the program ended")
+        if (placed := self._take_placed()) is not None:
+            placed.give_up(self._exit_code)
         deadline = time.monotonic() + timeout
         for thread in [self._accepting, *threads]:
             if thread.is_alive():
@@ -192,26 +211,15 @@ class Agent:
             peer.close()
 
     def _open_session(self, peer: LocalPeer, hello: Hello, early: list[NewSegment]) -> Shipper:
-        number, name = self._next_name()
-        reply = create_session(self.desk, {
-            "name": name, "memory": self.options.memory, "recover": self.options.recover,
-            "parent": self.options.name if name != self.options.name else None,
-            "program": {"pid": peer.pid, "command": hello.executable, "host": socket.gethostname()},
-            "options": self.options.extra, "versions": versions.ours()}, tell=self._complain,
-            given_up=self._wanted_by(peer))
-        try:
-            name = str(reply["session"])
-            self._check_versions(name, reply)
-            facts = SessionFacts.from_dict(reply["facts"])
-            owner, grant = desks.owner(reply), desks.grant(reply)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Corrupt(f"the pool's reply to session.create cannot be read: {error!r}", reason="reply") from error
+        number, reply, asked = self._ask_session(peer, hello)
+        facts, owner, grant = self._read(reply)
+        name = str(reply["session"])
         policy = self._policy(name, reply)
         # The journal is kept here, so its limits are this agent's, whatever the node says.
         facts = replace(facts, number=number, journal_limit=policy.limit, recover=policy.recover)
         page = AgentPage(answer_ring.CAPACITY if hello.ring else 0)
         ring = AnswerRing(page, *hello.ring) if hello.ring else None
-        identity = Identity(name, peer.pid, hello.executable, self._client)
+        identity = Identity(name, peer.pid, hello.executable, self._client, asked)
         shared = self.options.same_host
         shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy, shared), self.desk, owner, grant,
                           lambda: self._code_of(peer.pid), ring, lambda usage: self.observer.counts(name, usage),
@@ -227,6 +235,36 @@ class Agent:
         peer.send_welcome(facts.encode(), page.fd)
         log.info("session created", session=name, owner=owner.host, epoch=owner.epoch, pid=peer.pid)
         return shipper
+
+    def _ask_session(self, peer: LocalPeer, hello: Hello) -> tuple[int, dict[str, Any], int]:
+        """(number in the run, the pool's reply, the pid that it was asked for with), made now or waiting already."""
+        if (placed := self._take_placed()) is not None:
+            return 1, placed.take(), placed.asked_pid
+        number, name = self._next_name()
+        program = {"pid": peer.pid, "command": hello.executable, "host": socket.gethostname()}
+        reply = create_session(self.desk, self._order(name, program), tell=self._complain,
+                               given_up=self._wanted_by(peer))
+        return number, reply, peer.pid
+
+    def _take_placed(self) -> PlacedSession | None:
+        """The session that was made before the program, for whoever comes first."""
+        with self._lock:
+            placed, self._placed = self._placed, None
+        return placed
+
+    def _order(self, name: str, program: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of session.create."""
+        return {"name": name, "memory": self.options.memory, "recover": self.options.recover,
+                "parent": self.options.name if name != self.options.name else None, "program": program,
+                "options": self.options.extra, "versions": versions.ours()}
+
+    def _read(self, reply: dict[str, Any]) -> tuple[SessionFacts, Owner, Grant]:
+        """Raises :class:`Corrupt`, and :class:`VersionMismatch` for a node that knows nothing of ours."""
+        try:
+            self._check_versions(str(reply["session"]), reply)
+            return SessionFacts.from_dict(reply["facts"]), desks.owner(reply), desks.grant(reply)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Corrupt(f"the pool's reply to session.create cannot be read: {error!r}", reason="reply") from error
 
     def _wanted_by(self, peer: LocalPeer) -> Callable[[], str]:
         """Why a process that waits for a session wants none any more; empty while it does."""

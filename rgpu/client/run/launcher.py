@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import resource
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from rgpu.link import versions
 from rgpu.link.control import ControlClient
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.link.local.promptness import keep_prompt
-from rgpu.session.errors import AlreadyExists, NotFound, PoolUnavailable, RgpuError, UsageError
+from rgpu.session.errors import AlreadyExists, NotFound, PoolUnavailable, Refused, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
 
@@ -125,9 +127,12 @@ def described(files: PoolFiles, pool: str) -> list[Endpoint]:
 def run(command: Sequence[str], *, name: str | None = None, memory: int | None = None, pool: Path,
         recover: bool | None = None, journal_limit: int = 1 << 30, journal_dir: Path | None = None,
         on_full: str = "block", extra: dict[str, Any] | None = None, reraise: bool = False, record: Path | None = None,
-        checkpoint_every: float = 0.0, max_replay: float = 0.0, divergence: str = "warn", same_host: bool = True
-        ) -> int:
+        checkpoint_every: float = 0.0, max_replay: float = 0.0, divergence: str = "warn", same_host: bool = True,
+        lazy: bool = False) -> int:
     """Run ``command`` on sessions of the pool; returns its exit code, 128 + n when signal n ended it.
+
+    The first session is made before the program starts, which does not start if it is refused; ``lazy``: with the
+    program's first CUDA call.
 
     ``reraise``: end this process by that signal too, as a shell expects it. ``record``, ``checkpoint_every``,
     ``max_replay``, ``divergence``, ``same_host``: see :class:`rgpu.client.run.agent.Options`.
@@ -140,6 +145,8 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
     description = files.read_description()
     endpoints = description.endpoints
     library = shim_directory()
+    if not lazy and (cannot := _cannot_start(command[0])):
+        return cannot
     name = name or default_name(command)
     check_pool(keys, endpoints, name)
     options = Options(name, memory, recover, journal_limit, journal_dir, on_full, extra or {}, record,
@@ -149,15 +156,43 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
                   described=lambda: described(files, description.id))
     try:
         agent.start()
-        several = float((extra or {}).get("gpus") or 1) > 1
-        environ = environment(os.environ, library, agent.socket_path, _driver_version(agent), several)
-        status = _run_child(command, environ, agent)
+        status = 0 if lazy else _place(agent, shutil.which(command[0]) or command[0])
+        if not status:
+            several = float((extra or {}).get("gpus") or 1) > 1
+            environ = environment(os.environ, library, agent.socket_path, _driver_version(agent), several)
+            status = _run_child(command, environ, agent)
         agent.child_exited(status if status >= 0 else 128 - status)
     finally:
         agent.close()
     if status < 0 and reraise:
         die_by(-status)
     return status if status >= 0 else 128 - status
+
+
+def _cannot_start(program: str) -> int:
+    """The exit code of a program that cannot be executed, once the user was told; 0 for one that may be."""
+    if shutil.which(program):
+        return 0
+    path = Path(program)
+    there = "/" in program and path.exists()
+    print(f"rgpu: {program}: " + (f"{os.strerror(errno.EISDIR if path.is_dir() else errno.EACCES)}" if there
+                                  else "not found"), file=sys.stderr)
+    return NOT_EXECUTABLE if there else NOT_FOUND
+
+
+def _place(agent: Agent, program: str) -> int:
+    """Make the session: 0, or minus the signal that came before. Raises what the pool refuses it with."""
+    came: list[int] = []
+    old = _install(lambda number, frame: came.append(number), lambda: came.append(signal.SIGINT))
+    try:
+        agent.place(program, lambda: signal.Signals(came[0]).name if came else "")
+    except Refused:
+        if not came:
+            raise
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    return -came[0] if came else 0
 
 
 def _driver_version(agent: Agent) -> int | None:

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 THREADS = 4
 FIND_TIMEOUT = 5.0
-_OVER = frozenset({"ended", "failed"})
+OVER = frozenset({"ended", "failed"})  #: states of a session that comes back no more
 
 
 @dataclass
@@ -140,7 +140,7 @@ def owner_event(reply: Any) -> Event:
     """A reply of session.owner as an event; one without an address is *unknown*."""
     now = time.monotonic()
     try:
-        if reply.get("state") in _OVER:
+        if reply.get("state") in OVER:
             return OwnerGone(str(reply.get("reason") or f"the session has {reply['state']}"), now)
         return OwnerKnown(owner(reply), now)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):

@@ -47,7 +47,7 @@ def _now(desk: Desk, args: dict[str, Any], tell: Callable[[str], None], given_up
     until, said = time.monotonic() + REPEAT_SECONDS, False
     while True:
         try:
-            return dict(desk.call("session.create", args, CREATE_TIMEOUT))
+            return _ask(desk, args, given_up)
         except (UnknownOutcome, Fenced) as error:
             if time.monotonic() > until:
                 raise

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose session it is. ``pid``: the program's, as the kernel names it."""
+    """Whose session it is. ``pid``: the program's, as the kernel names it.
+
+    ``asked_pid``: of the process that asked the pool for the session; 0: the program itself did.
+    """
 
     session: str
     pid: int
     command: str
     client: str = ""
+    asked_pid: int = 0

@@ -162,7 +162,8 @@ class Upkeep:
         if shipper.link is not None:
             self._same_host = shipper.link.host.state
         return {"calls": journal.last_seq, "awaited_calls": shipper.awaited, "bytes": journal.total_bytes,
-                "pid": shipper.identity.pid, "command": shipper.identity.command, "journal_bytes": journal.kept_bytes,
+                "pid": shipper.identity.pid, "asked_pid": shipper.identity.asked_pid,
+                "command": shipper.identity.command, "journal_bytes": journal.kept_bytes,
                 "blocked_reason": self._kept_reason, "exposure": _EXPOSURES[self._state[0]],
                 "divergences": len(shipper.deliveries.divergences),
                 "divergence": shipper.deliveries.divergences[0].what if shipper.deliveries.divergences else "",

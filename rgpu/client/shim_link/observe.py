@@ -1,8 +1,9 @@
 """What the agent tells monitors (NVML) about the sessions of its program, without making one.
 
 A process with a session sees that session's devices. One without sees those of
-the run's first live session; before there is any, those of the device that the
-pool would choose now, which is no promise.
+the run's first live session; before there is any, those of the session that was
+made for the program before it started, or else of the device that the pool would
+choose now, which is no promise.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ class Observer:
     def began(self, session: str, pid: int, facts: SessionFacts, release: str) -> None:
         with self._lock:
             self._sessions[session] = _Seen(pid, facts, release)
+
+    def placed(self, facts: SessionFacts, release: str) -> None:
+        """A session waits for the program's first process: it needs no more asking what there is."""
+        with self._asking:
+            self._candidate, self._fresh_until = Candidate(replace(facts, number=0), release), float("inf")
 
     def counts(self, session: str, usage: Usage) -> None:
         """The session's shim keeps its figures on that page."""

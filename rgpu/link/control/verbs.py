@@ -84,6 +84,8 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.end", USER | NODE, LEADER, True, "{session, reason, exit_code, statistics}: its program ended."),
     Verb("session.withdraw", USER, LEADER, True,
          "{session, program, reason}: that program waits for a place no more; if it has just got one, that ends."),
+    Verb("session.keep", USER, LEADER, True,
+         "{session, program} → {session, state, endpoints}: that program lives and has not used its session yet."),
     Verb("session.kill", USER, LEADER, True, "{session}: end it now."),
     Verb("session.migrate", USER, LEADER, False, "{session, host, options} → the move's outcome; progress in between"),
     Verb("session.move_status", USER, ANY, True, "{session} → {move}"),

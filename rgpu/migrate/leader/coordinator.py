@@ -61,11 +61,11 @@ class Coordinator:
         self.checkpoints = checkpoints = Checkpoints(term, records, told, locks)
         self.restoring = Restoring(records, locks, recovery)
         self.endings = endings = Endings(term, records, told, locks, queue, moves)
-        self.silence = Silence(term, records, told, locks, checkpoints, endings, agent_grace)
         self.hosts = hosts = Hosts(registry, term, records)
         self.members = Members(registry, term, records)
         self.draining = Draining(term, records, tasks, hosts, moves)
         self.admission = Admission(term, records, told, locks, tasks, queue, recovery, endings)
+        self.silence = Silence(term, records, told, locks, checkpoints, endings, agent_grace, self.admission.kept)
         parking = Parking(term, records, told, locks, queue, checkpoints)
         self.rebalancing = Rebalancing(term, records, tasks, hosts, queue, moves, self.admission, parking,
                                        by_default=not isinstance(registry, EmbeddedRegistry))

@@ -14,10 +14,12 @@ silent for the grace                                an image is taken; if the ag
 ==================================================  ==================================================================
 
 A worker that never had an agent (of a recovery, a move) does not begin the count anew: the record's word counts.
+Where its client says that the program has not used the session yet (`session.keep`), the agent counts as heard.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,17 +85,19 @@ class Silence:
     """The leader's part. Automation: an operator's pause holds up the end, not the note."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
-                 checkpoints: Checkpoints, endings: Endings, grace: float) -> None:
-        """``grace``: the pool's, s, where a session asked for none."""
+                 checkpoints: Checkpoints, endings: Endings, grace: float,
+                 kept: Callable[[str], bool] = lambda name: False) -> None:
+        """``grace``: the pool's, s, where a session asked for none. ``kept(name)``: see :meth:`Admission.kept`."""
         self.term, self.records, self.commands, self.locks = term, records, commands, locks
-        self.checkpoints, self.endings, self.grace = checkpoints, endings, grace
+        self.checkpoints, self.endings, self.grace, self._kept = checkpoints, endings, grace, kept
 
     async def told(self, name: str, host: str, *, epoch: int, seconds: float, had_agent: bool = True) -> float:
         """Decide about a session whose node says for how long nothing was heard of its client host.
 
         After how many seconds the node is to say so again.
         """
-        quiet = Quiet(seconds, had_agent)
+        kept = not had_agent and self._kept(name)
+        quiet = Quiet(0.0, True) if kept else Quiet(seconds, had_agent)
         verdict = decide((await self.records.held(name)).record, quiet, self.term.clock.wall(), self.grace)
         if verdict.action == "note":
             await self._note(name, host, epoch, verdict.since)
@@ -102,7 +106,7 @@ class Silence:
                 log.info("a silent client's session is left alone", session=name, reason=pause)
                 return LONGEST_WAIT
             await self._end(name, host, epoch, verdict.since)
-        return verdict.wait
+        return min(verdict.wait, FIRST_AGENT_SECONDS) if kept else verdict.wait
 
     async def _note(self, name: str, host: str, epoch: int, since: float) -> None:
         async with self.locks.session(name):

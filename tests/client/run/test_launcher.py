@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,11 +12,12 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rgpu.client.run.launcher import default_name, environment
-from rgpu.session.errors import UsageError
+from rgpu.session.errors import Refused, UsageError
 from tests.support.agent.fake_pool import FakePool, FakeWorker
 from tests.support.building import libraries
 from tests.support.eventually import eventually
@@ -23,14 +25,15 @@ from tests.support.eventually import eventually
 ROOT = Path(__file__).parents[3]
 
 RUN = """
-import sys
+import json, os, sys
 from pathlib import Path
 from rgpu.client.run.launcher import run
 from rgpu.link.logging import configure_logging
 from rgpu.session.errors import RgpuError
 configure_logging(level="error")
 try:
-    sys.exit(run(sys.argv[3:], name=sys.argv[2], pool=Path(sys.argv[1]), reraise=True))
+    more = json.loads(os.environ["MORE"])
+    sys.exit(run(sys.argv[3:], name=sys.argv[2], pool=Path(sys.argv[1]), reraise=True, **more))
 except RgpuError as error:
     print(error.message, file=sys.stderr)
     sys.exit(error.exit_code)
@@ -60,8 +63,11 @@ def pool(tmp_path: Path) -> Iterator[FakePool]:
     pool.stop()
 
 
-def launch(pool: FakePool, library: Path, program: str, name: str = "prog", **more: object) -> subprocess.Popen[str]:
-    environ = dict(os.environ, RGPU_SHIM_DIR=str(library), PYTHONPATH=str(ROOT), LD_LIBRARY_PATH="/users/own")
+def launch(pool: FakePool, library: Path, program: str, name: str = "prog", given: dict[str, Any] | None = None,
+           **more: object) -> subprocess.Popen[str]:
+    """``given``: more arguments of :func:`run`."""
+    environ = dict(os.environ, RGPU_SHIM_DIR=str(library), PYTHONPATH=str(ROOT), LD_LIBRARY_PATH="/users/own",
+                   MORE=json.dumps(given or {}))
     command = [sys.executable, "-c", RUN, str(pool.files.root), name, sys.executable, "-uc", textwrap.dedent(program)]
     return subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload]
@@ -81,23 +87,83 @@ sys.exit(7)
     assert process.returncode == 7 and err == "complaint\n"
     driver = f"{library}/libcuda.so.1"
     assert out.splitlines() == ["HELLO", f"{library}:/users/own", driver, driver, str(library), str(library),
-                                "12080"]
+                                "13000"]
     ends = pool.said("session.end")
     assert [(end["session"], end["exit_code"]) for end in ends] == [("prog", 7)]
 
 
-def test_a_program_that_never_uses_cuda_costs_no_session(pool: FakePool, library: Path) -> None:
-    process = launch(pool, library, "pass")
+def test_the_session_is_made_before_the_program_and_taken_by_its_first_process(pool: FakePool, library: Path) -> None:
+    process = launch(pool, library, SESSION + "print(os.getpid())")
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    (created,) = pool.said("session.create")
+    assert created["program"]["pid"] == process.pid and created["program"]["command"] == sys.executable
+    (end,) = pool.said("session.end")
+    assert (end["session"], end["exit_code"]) == ("prog", 0)
+    assert (end["statistics"]["pid"], end["statistics"]["asked_pid"]) == (int(out), process.pid)
+
+
+def test_a_program_that_never_uses_cuda_gives_its_session_back(pool: FakePool, library: Path) -> None:
+    process = launch(pool, library, "raise SystemExit(3)")
+    process.communicate(timeout=20)
+    assert process.returncode == 3 and len(pool.said("session.create")) == 1
+    (end,) = pool.said("session.end")
+    assert (end["session"], end["exit_code"], end["reason"]) == ("prog", 3, "its program ended without using a GPU")
+
+
+def test_a_lazy_program_that_never_uses_cuda_costs_no_session(pool: FakePool, library: Path) -> None:
+    process = launch(pool, library, "pass", given={"lazy": True})
     process.communicate(timeout=20)
     assert process.returncode == 0 and pool.log == []
 
 
-def test_without_a_place_the_program_starts_all_the_same(pool: FakePool, library: Path) -> None:
+def test_a_lazy_program_starts_without_a_place(pool: FakePool, library: Path) -> None:
     """It may need no device; the shim then answers for the version that it speaks."""
     pool.places = 0
-    process = launch(pool, library, "import os; print(os.environ.get('RGPU_DRIVER_VERSION'))")
+    process = launch(pool, library, "import os; print(os.environ.get('RGPU_DRIVER_VERSION'))", given={"lazy": True})
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (0, "None\n", "")
+
+
+def test_without_a_place_nothing_is_started(pool: FakePool, library: Path) -> None:
+    pool.places = 0
+    process = launch(pool, library, "print('ran')")
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (Refused.exit_code, "", "no place for prog: a is full\n")
+    assert pool.said("session.end") == []
+
+
+def test_a_session_that_ended_before_its_program_used_it_is_not_made_again(pool: FakePool, library: Path) -> None:
+    process = launch(pool, library, "input()" + SESSION.replace("shim.hello()", "shim.hello(); print(shim.refused)")
+                     .replace("shim.call", "raise SystemExit(5)\nshim.call"))
+    eventually(lambda: pool.sessions.get("prog"))
+    pool.gone.add("prog")
+    out, err = process.communicate("\n", timeout=20)
+    assert process.returncode == 5 and "killed by its user" in out
+    assert "rgpu: no session: prog was ended before its program used it: killed by its user\n" in err
+    assert len(pool.said("session.create")) == 1
+
+
+def test_a_program_waits_for_its_place_before_it_starts(pool: FakePool, library: Path) -> None:
+    pool.line = ["a is full", "a is full"]
+    process = launch(pool, library, "print('ran')", given={"extra": {"queue": True}})
+    assert process.stderr is not None
+    assert process.stderr.readline() == "rgpu: prog waits at position 1 of 1: a is full\n"
+    pool.line = []
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "ran\n", "") and len(pool.said("session.end")) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_stops_waiting_starts_nothing_and_leaves_nothing(pool: FakePool, library: Path, number: int) -> None:
+    pool.line = ["a is full"]
+    process = launch(pool, library, "print('ran')", given={"extra": {"queue": True}})
+    assert process.stderr is not None and process.stderr.readline()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (-number, "", "")
+    (said,) = pool.said("session.withdraw")
+    assert said["session"] == "prog" and signal.Signals(number).name in said["reason"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
@@ -164,10 +230,11 @@ open({str(mark)!r}, "w").write("802")
 
 @pytest.mark.parametrize(("command", "code"), [("/no/such/program", 127), ("/etc/hostname", 126)])
 def test_a_program_that_cannot_be_started(pool: FakePool, library: Path, command: str, code: int) -> None:
-    environ = dict(os.environ, RGPU_SHIM_DIR=str(library), PYTHONPATH=str(ROOT))
+    environ = dict(os.environ, RGPU_SHIM_DIR=str(library), PYTHONPATH=str(ROOT), MORE="{}")
     done = subprocess.run([sys.executable, "-c", RUN, str(pool.files.root), "x", command], env=environ,
                           capture_output=True, text=True, timeout=20)
     assert done.returncode == code and command in done.stderr and len(done.stderr.splitlines()) == 1
+    assert pool.log == [] or os.access(command, os.X_OK)  # what the kernel alone knows is known after the placement
 
 
 def test_what_is_refused_before_the_program_starts(pool: FakePool, library: Path, tmp_path: Path) -> None:

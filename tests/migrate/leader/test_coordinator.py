@@ -452,6 +452,27 @@ def test_a_silence_outlives_the_worker(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_session_that_its_program_does_not_use_yet_is_not_silent(tmp_path: Path) -> None:
+    """As long as its client says that it lives; and what stands in the record is taken back."""
+    async def test(w: World) -> None:
+        admission, program = w.coordinator.admission, Program(pid=7, host="client")
+        await admission.create(Order("s", "agent", 1 << 30, program=program))
+        await w.coordinator.agent_silent("s", "a", epoch=1, seconds=100, had_agent=False)
+        assert (await w.pool.record("s")).silent_since
+        with pytest.raises(NotFound):
+            await admission.keep("s", agent="another", program=program)
+        assert not admission.kept("s")
+        assert (await admission.keep("s", agent="agent", program=program)).state == "running"
+        wait = await w.coordinator.agent_silent("s", "a", epoch=1, seconds=10_000, had_agent=False)
+        record = await w.pool.record("s")
+        assert (record.state, record.silent_since) == ("running", 0) and wait <= 15
+        admission._kept.clear()  # its client is gone
+        await w.coordinator.agent_silent("s", "a", epoch=1, seconds=10_000, had_agent=False)
+        assert (await w.pool.record("s")).state == "ended"
+
+    run(tmp_path, test)
+
+
 def test_an_owner_that_its_agent_cannot_reach(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         await w.session("s")

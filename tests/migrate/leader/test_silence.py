@@ -35,3 +35,5 @@ def record(since: float = 0.0, grace: float = 0.0) -> SessionRecord:
 ])
 def test_the_table(found: SessionRecord, quiet: Quiet, expected: Verdict) -> None:
     assert decide(found, quiet, NOW, 600.0) == expected
+
+

@@ -190,6 +190,7 @@ class FakePool:
         self.server = ControlServer(self._node, self.files.authorized, "tcp://127.0.0.1:*")
         for verb, handler in {"session.create": self.create, "session.owner": self.owner, "pool.ping": self.ping,
                               "session.end": self.note, "session.withdraw": self.note, "session.unreachable": self.note,
+                              "session.keep": self.note,
                               "session.candidate": self.candidate, "session.checkpoint": self.note,
                               "session.renew_ticket": self.renew}.items():
             self.server.register(verb, handler)
@@ -223,6 +224,8 @@ class FakePool:
             if len(self.line) > 1:
                 self.line.pop(0)
             return {"queued": {"position": 1, "waiting": 1, "reason": reason}}
+        if not self.places:
+            raise Refused(f"no place for {name}: a is full")
         if name in self.sessions:
             raise AlreadyExists(f"session {name} is there")
         worker = self.sessions[name] = FakeWorker(self, 1)
@@ -252,7 +255,10 @@ class FakePool:
 
     async def renew(self, request: Request) -> Any:
         self.lifetime = 3600.0
-        return self._grant(request.args["session"])
+        name = request.args["session"]
+        over = {"state": "ended", "reason": "killed by its user"} if name in self.gone else {}
+        worker = self.sessions[name]
+        return {"owner": "a", "address": list(worker.address), "epoch": worker.epoch, **self._grant(name), **over}
 
     async def note(self, request: Request) -> Any:
         self.log.append((request.verb, request.args))

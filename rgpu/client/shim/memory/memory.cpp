@@ -3,6 +3,9 @@
 #include "memory.hpp"
 
 #include <atomic>
+#include <cstdio>
+#include <iterator>
+#include <string>
 
 #include "capturing.hpp"
 #include "device.hpp"
@@ -52,6 +55,36 @@ Allocator* allocator_of(Memory& m, int device) {
 // Tells the agent what cuMemGetInfo would. Lock held; after every change of the allocator.
 void tell_used(int device, const Allocator& allocator) {
   report_used(device, allocator.quota() - allocator.available());
+}
+
+std::string bytes_text(std::uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  std::size_t unit = 0;
+  double value = static_cast<double>(bytes);
+  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit ? "%.1f %s" : "%.0f %s", value, kUnits[unit]);
+  return text;
+}
+
+// Says why CUDA_ERROR_OUT_OF_MEMORY is returned, once for each device: on a GPU of one's own it would have another reason.
+void say_out_of_quota(int device, std::uint64_t asked) {
+  std::uint64_t quota = 0, used = 0;
+  {
+    Memory& m = memory();
+    std::unique_lock guard(m.lock);
+    Allocator* allocator = allocator_of(m, device);
+    if (!allocator) return;
+    quota = allocator->quota();
+    used = quota - allocator->available();
+  }
+  const std::uint64_t whole = facts().devices[static_cast<std::size_t>(device)].total_memory;
+  const bool everything = whole && quota + kGranule > whole;  // in whole granules
+  log_once("quota " + std::to_string(device),
+           "out of memory: %s were asked for, and %s of the session's quota of %s are in use; %s",
+           bytes_text(asked).c_str(), bytes_text(used).c_str(), bytes_text(quota).c_str(),
+           everything ? "that is all that the device has: --gpu-model asks for another model"
+                      : "rgpu run --memory SIZE asks for more");
 }
 
 template <class Map>
@@ -105,6 +138,7 @@ bool charge_quota(int device, std::uint64_t size) {
       return true;
     }
   } while (reclaim_deferred(device));
+  say_out_of_quota(device, size);
   return false;
 }
 
@@ -212,8 +246,10 @@ CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& ad
         return section.publish(call);
       }
     }
-    if (!reclaim_deferred(device)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!reclaim_deferred(device)) break;
   }
+  say_out_of_quota(device, size);
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 bool hide_device(std::uint64_t address) {

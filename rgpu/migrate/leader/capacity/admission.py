@@ -42,6 +42,7 @@ log = structlog.get_logger(__name__)
 
 CREATE_TRIES = 3
 DEFAULT_QUOTA = 1 << 30  #: bytes, where neither memory nor a share of a GPU was asked for
+KEPT_SECONDS = 15.0  #: that a session which no process uses yet is its client's after a word of that
 LONGEST_ANSWER = 20.0  #: seconds that one question of a client is kept open
 
 
@@ -61,6 +62,7 @@ class Admission:
         self.term, self.records, self.commands = term, records, commands
         self.locks, self.tasks, self.queue, self.recovery, self.endings = locks, tasks, queue, recovery, endings
         self._busy: set[str] = set()
+        self._kept: dict[str, float] = {}  #: when the client of a session that its program does not use yet was heard
         self._given: dict[str, tuple[int, float]] = {}  #: made for a client that did not fetch it yet: epoch, when
 
     # -- at once ------------------------------------------------------------------
@@ -249,6 +251,21 @@ class Admission:
                 await self.queue.leave(name, reason)
             elif held is not None and held.record.live and _same(held.record, order):
                 await self.endings.end_epoch(name, held.record.epoch, reason)
+
+    async def keep(self, name: str, *, agent: str, program: Program) -> SessionRecord:
+        """Its client lives, and its program has not used it yet: that is no silence. Raises :class:`NotFound`."""
+        held = await self.records.held(name)
+        if not _same(held.record, Order(name, agent, program=program)):
+            raise NotFound(f"session {name} was not made for that program", session=name)
+        now = self.term.clock.monotonic()
+        self._kept = {other: when for other, when in self._kept.items() if now - when < KEPT_SECONDS}
+        if held.record.live:
+            self._kept[name] = now
+        return held.record
+
+    def kept(self, name: str) -> bool:
+        """Whether :meth:`keep` was called for it lately."""
+        return self.term.clock.monotonic() - self._kept.get(name, float("-inf")) < KEPT_SECONDS
 
     async def _enqueue(self, order: Order, why: str, arrived: float | None = None) -> None:
         """Raises as :meth:`RequestQueue.add`."""

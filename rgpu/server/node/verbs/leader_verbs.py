@@ -60,7 +60,7 @@ class LeaderVerbs:
         self._words, self._images, self._background = words, images, background
         self.table: dict[str, LeaderVerb] = {
             "session.create": self._create, "session.end": self._end, "session.kill": self._end,
-            "session.withdraw": self._withdraw,
+            "session.withdraw": self._withdraw, "session.keep": self._keep,
             "session.migrate": self._migrate, "session.move_abort": self._move_abort,
             "session.checkpoint": self._checkpoint, "session.restore": self._restore,
             "session.unreachable": self._unreachable, "worker.died": self._worker_died,
@@ -93,6 +93,11 @@ class LeaderVerbs:
         await self._coordinator.admission.withdraw(
             str(args["session"]), agent=public, program=program_of(args.get("program")), reason=reason)
         return {"session": args["session"], "reason": reason}
+
+    async def _keep(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+        record = await self._coordinator.admission.keep(str(args["session"]), agent=public,
+                                                        program=program_of(args.get("program")))
+        return {"session": record.name, "state": record.state, "endpoints": await self._attachments.endpoints()}
 
     async def _migrate(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         asked = dict(args.get("options") or {})

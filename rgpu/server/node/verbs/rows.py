@@ -38,7 +38,7 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
          grace: float = AGENT_GRACE) -> dict[str, Any]:
     """One line of ``rgpu ps``; ``line``: where a parked one stands in the queue."""
     stats, words, gpu = dict(view.get("stats") or {}), view.get("last_words") or {}, view.get("gpu") or {}
-    if record.state == "ended" and words.get("pid") == record.program.pid:  # and not of an earlier one of that name
+    if record.state == "ended" and _asked_pid(words) == record.program.pid:  # and not of an earlier one of that name
         stats.update(words)
     catch_up = dict(view.get("catch_up") or {})
     since, ends, silent = _silence(record, view, grace)
@@ -50,7 +50,7 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
              if catch_up.get("state") in ("ordered", "overlapping") else ""]
     return {"session": record.name, "state": record.state, "host": record.owner, "epoch": record.epoch,
             "memory_bytes": view.get("memory_bytes"), "calls": stats.get("calls", view.get("position")),
-            "awaited_calls": stats.get("awaited_calls"), "bytes": stats.get("bytes"), "pid": record.program.pid,
+            "awaited_calls": stats.get("awaited_calls"), "bytes": stats.get("bytes"), "pid": _pid(stats, record),
             "worker_pid": view.get("worker_pid"), "command": record.program.command, "attached": view.get("attached"),
             "module_bytes": stats.get("module_bytes"), "module_bytes_saved": stats.get("module_bytes_saved"),
             "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
@@ -65,6 +65,17 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "priority": record.wants.priority, "position": line.get("position") if line else None,
             "silent_since": since or None, "ends_at": ends or None,
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
+
+
+def _asked_pid(stats: dict[str, Any]) -> Any:
+    """Of the process that asked for the session, from its agent's figures; earlier agents know one process only."""
+    return stats.get("asked_pid") or stats.get("pid")
+
+
+def _pid(stats: dict[str, Any], record: SessionRecord) -> int:
+    """The program's process, once it uses its session; until then, who asked for it."""
+    pid = stats.get("pid")
+    return pid if isinstance(pid, int) and _asked_pid(stats) == record.program.pid else record.program.pid
 
 
 def _pinned(pins: Any) -> str:

@@ -26,6 +26,20 @@ def test_quota_is_exact_and_asks_nobody(agent, program):
     assert agent.awaited() == []
 
 
+def test_out_of_quota_is_said_once_with_quota_use_and_the_option(tmp_path, program):
+    with FakeAgent(tmp_path, quota=64 * MIB) as agent:
+        process = program(agent, """
+            context()
+            alloc(40 << 20)
+            address, physical = U64(), U64()
+            tell([cu.cuMemAlloc_v2(c.byref(address), SIZE(30 << 20)) for _ in range(3)])
+            """)
+        assert process.end() == [[2, 2, 2]]
+        (line,) = process.errors().splitlines()
+    assert line.endswith("out of memory: 30.0 MiB were asked for, and 40.0 MiB of the session's quota of 64.0 MiB are "
+                         "in use; rgpu run --memory SIZE asks for more")
+
+
 def test_small_allocations_share_a_granule(agent, program):
     told = program(agent, """
         context()

@@ -1,0 +1,1 @@
+"""What people see of the tool: refusals, tables, lost hosts, questions before harm."""

@@ -1,0 +1,96 @@
+"""Nothing starts that cannot run: what is refused is refused before the program, in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rgpu.session.errors import NotFound, Refused
+from tests.support.eventually import eventually
+from tests.support.pools.pool import EXAMPLES, ROOT, LocalPool
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+HEAT = (sys.executable, str(EXAMPLES / "heat.py"), "--n", "96", "--steps", "12000", "--report", "50")
+#: Starts, says so, and uses the GPU only when it is told to.
+WAITS = 'touch "$0.started"; while [ ! -e "$0" ]; do sleep 0.1; done; exec "$@"'
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
+    with LocalPool(tmp_path_factory.mktemp("people"), nodes=2, lease=8.0) as running:
+        yield running
+
+
+def run(pool: LocalPool, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "rgpu.cli.main", "run", *arguments], cwd=ROOT, env=pool.environment,
+                          capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("options", "error", "said"), [
+    (("--memory", "1TB"), Refused, "the largest that would fit is 8192 MiB"),
+    (("--host", "node-x"), NotFound, "no host is called 'node-x'; the pool has: node-a, node-b"),
+    (("--gpu-model", "B300"), Refused, "B300"),
+])
+def test_what_cannot_be_placed_is_not_started(pool: LocalPool, tmp_path: Path, options: tuple[str, ...],
+                                              error: type[Exception], said: str) -> None:
+    done = run(pool, "--name", "never", *options, "--", "touch", str(tmp_path / "ran"))
+    assert done.returncode == error.exit_code, done.stderr  # type: ignore[attr-defined]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rgpu: ") and said in line
+    assert not (tmp_path / "ran").exists() and done.stdout == ""
+    lazy = run(pool, "--name", "lazy", "--lazy", *options, "--", "touch", str(tmp_path / "ran"))
+    assert (lazy.returncode, lazy.stderr) == (0, "") and (tmp_path / "ran").exists()
+
+
+@pytest.mark.timeout(180)
+def test_in_a_full_pool_nothing_starts_and_the_queue_waits_before_the_start(pool: LocalPool, tmp_path: Path) -> None:
+    holders = [pool.run("sleep", "600", name=f"holds-{host}", options=("--memory", "8GiB", "--host", host))
+               for host in ("node-a", "node-b")]
+    for holder in holders:
+        pool.wait_state(holder.name, "running", 60)
+    full = run(pool, "--name", "full", "--", "touch", str(tmp_path / "ran"))
+    assert full.returncode == Refused.exit_code and len(full.stderr.splitlines()) == 1, full.stderr
+    assert not (tmp_path / "ran").exists()
+    waiting = pool.run("touch", str(tmp_path / "ran"), name="waits", options=("--queue",))
+    eventually(lambda: waiting.errors)
+    assert not (tmp_path / "ran").exists()
+    pool.rgpu("kill", "holds-node-a")
+    assert waiting.process.wait(60) == 0 and (tmp_path / "ran").exists()
+    row = pool.session("waits")
+    assert row["state"] == "ended" and "without using a GPU" in row["reason"]
+    for holder in holders:
+        holder.stop()
+
+
+@pytest.mark.timeout(240)
+def test_a_session_moves_before_its_program_uses_it(pool: LocalPool, tmp_path: Path,
+                                                    heat_digest: Callable[..., str]) -> None:
+    """Its client is no silent one meanwhile, however short the grace is."""
+    go = tmp_path / "go"
+    program = pool.run("sh", "-c", WAITS, str(go), *HEAT, name="late", options=("--host", "node-a", "--client-grace",
+                                                                               "4s"))
+    eventually(lambda: Path(f"{go}.started").exists(), within=60)
+    assert pool.session("late")["state"] == "running"
+    assert pool.rgpu("migrate", "late", "node-b")["outcome"] == "committed"
+    begun = time.monotonic()
+    while time.monotonic() - begun < 25:  # longer than a worker without agent is given
+        row = pool.session("late")
+        assert (row["state"], row["host"]) == ("running", "node-b"), row
+        time.sleep(2)
+    go.touch()
+    assert program.finish() == heat_digest()
+
+
+@pytest.mark.timeout(120)
+def test_out_of_quota_is_one_line_with_what_to_do(pool: LocalPool) -> None:
+    done = run(pool, "--name", "small", "--memory", "64MiB", "--", sys.executable, str(PROGRAMS / "over_quota.py"))
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "30.0 MiB were asked for, and 40.0 MiB of the session's quota of 64.0 MiB are in use" in line
+    assert "rgpu run --memory SIZE" in line
