@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from rgpu.cli import tables
 from rgpu.cli.settings import Settings
 from rgpu.session.errors import RgpuError
 
@@ -20,8 +22,8 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``-o json``: the documented machine-readable form on stdout."""
-    return click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text",
+    """``-o json``: the documented machine-readable form on stdout; ``-o yaml``: the same data."""
+    return click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text",
                         help="How to print the result.")(command)
 
 
@@ -78,7 +80,7 @@ def verb(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except RgpuError as error:
-            fail(error, as_json=kwargs.get("output") == "json")
+            fail(error, str(kwargs.get("output")))
         except KeyboardInterrupt:
             err.print("interrupted")
             sys.exit(130)
@@ -86,30 +88,34 @@ def verb(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def fail(error: RgpuError, as_json: bool = False) -> None:
+def fail(error: RgpuError, output: str = "text") -> None:
     """Print the error and exit with its class's code."""
-    if as_json:
+    if output == "json":
         print(json.dumps(error.as_dict(), default=str))
+    elif output == "yaml":
+        print(tables.as_yaml(error.as_dict()), end="")
     err.print(f"rgpu: {error.message}", markup=False)
     sys.exit(error.exit_code)
 
 
 def emit(value: Any, output: str, text: Callable[[Any], None]) -> None:
-    """Print ``value`` as JSON, or through ``text``."""
+    """Print ``value`` as JSON or YAML, or through ``text``."""
     if output == "json":
         print(json.dumps(value, indent=2, default=str))
+    elif output == "yaml":
+        print(tables.as_yaml(value), end="")
     else:
         text(value)
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """A plain table, the width of the terminal when there is one."""
-    view = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        view.add_column(column, overflow="fold")
-    for row in rows:
-        view.add_row(*("" if cell is None else str(cell) for cell in row))
-    out.print(view)
+def table(titles: Sequence[str], rows: Iterable[Sequence[Any]], *, drop: Sequence[str] = (),
+          cut: Sequence[str] = ()) -> None:
+    """A table as wide as the terminal, if there is one. ``drop``: titles that narrow ones lose, the first first.
+
+    ``cut``: titles of free text, which may be shortened.
+    """
+    tables.show([tables.Column(title, itemgetter(index), drop=len(drop) - drop.index(title) if title in drop else 0,
+                               cut=title in cut) for index, title in enumerate(titles)], [tuple(row) for row in rows])
 
 
 def size(count: int | float | None) -> str:
@@ -122,6 +128,19 @@ def size(count: int | float | None) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def age(seconds: float) -> str:
+    """Seconds for people: ``4 s``, ``12 min``, ``3 h``, ``2 d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def moment(when: float) -> str:
+    """Unix time, s, in this host's time zone: ``11-24 20:15:03``."""
+    return datetime.fromtimestamp(when).strftime("%m-%d %H:%M:%S")
 
 
 def settings(**options: Any) -> Settings:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 
 import click
 
@@ -44,6 +46,9 @@ def cli() -> None:
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names and reasons may have letters that this terminal lacks
+            stream.reconfigure(errors="backslashreplace")
     cli(prog_name="rgpu")
 
 

@@ -19,4 +19,5 @@ def explain(output: str) -> None:
     """Print every setting, its value, and which option, variable or file it came from."""
     rows = common.settings().explain()
     common.emit(rows, output, lambda values: common.table(
-        ("SETTING", "VALUE", "FROM", "MEANING"), ((v["name"], v["value"], v["source"], v["help"]) for v in values)))
+        ("SETTING", "VALUE", "FROM", "MEANING"), [(v["name"], v["value"], v["source"], v["help"]) for v in values],
+        drop=("MEANING", "FROM"), cut=("MEANING",)))

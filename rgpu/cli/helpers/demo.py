@@ -41,7 +41,7 @@ def command(steps: int, cells: int, output: str) -> None:
     """Run a program on node-a, move it to node-b, kill node-b, see it end on node-c."""
     program = [sys.executable, str(_example()), "--n", str(cells), "--steps", str(steps), "--report", "25"]
     folder = tempfile.mkdtemp(prefix="rgpu-demo-")
-    demo = Demo(Path(folder), program, quiet=output == "json")
+    demo = Demo(Path(folder), program, quiet=output != "text")
     try:
         result = demo.run()
     finally:

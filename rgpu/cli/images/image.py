@@ -15,6 +15,7 @@ from rgpu.checkpoint.store.images import ImageStore
 from rgpu.cli import common
 from rgpu.cli.pool import connect
 from rgpu.cli.settings import parse_age
+from rgpu.cli.tables import Column, Listing, list_options
 from rgpu.link.control.control_client import ControlClient
 from rgpu.session.errors import AlreadyExists, Corrupt
 
@@ -31,6 +32,15 @@ def _role(operator: bool) -> str:
     return "operator" if operator else "user"
 
 
+COLUMNS = (
+    Column("IMAGE", lambda i: i["image"]), Column("", lambda i: {True: "*", None: "?"}.get(i["named"], "")),
+    Column("SESSION", lambda i: i["session"], drop=1), Column("POSITION", lambda i: i["position"], drop=5),
+    Column("EPOCH", lambda i: i["epoch"], drop=6), Column("MEMORY", lambda i: i["memory"], common.size, drop=4),
+    Column("STORED", lambda i: i["stored"], common.size, drop=3), Column("AGE", lambda i: time.time() - i["created"],
+                                                                        lambda s: common.age(s) if s >= 0 else
+                                                                        "in the future", drop=2),
+    Column("PAGES", lambda i: i["pages"], wide=True), Column("USER", lambda i: i["user"], wide=True),
+    Column("NOTE", lambda i: i["error"], cut=True))
 _operator = click.option("--operator", is_flag=True, help="Act with the operator's key: everybody's images.")
 
 
@@ -38,29 +48,14 @@ _operator = click.option("--operator", is_flag=True, help="Act with the operator
 @click.argument("session", required=False)
 @_operator
 @common.pool_option
-@common.output_option
+@list_options
 @common.verb
-def ls(session: str | None, operator: bool, pool: str | None, output: str) -> None:
+def ls(session: str | None, operator: bool, pool: str | None, output: str, sort: str | None,
+       watch: float | None) -> None:
     """List images, newest first; `*` marks those that a session would be recovered from."""
+    listing = Listing(COLUMNS, "image", output, sort)
     with connect(common.settings(pool=pool), _role(operator)) as client:
-        result = client.call("image.ls", {"session": session}, timeout=120)
-    common.emit(result["images"], output, _show_list)
-
-
-def _show_list(rows: list[dict[str, Any]]) -> None:
-    common.table(("IMAGE", "", "SESSION", "POSITION", "EPOCH", "MEMORY", "STORED", "AGE", "NOTE"), (
-        (row["image"], {True: "*", None: "?"}.get(row["named"], ""), row["session"], row["position"], row["epoch"],
-         common.size(row["memory"]), common.size(row["stored"]), _age(row["created"]), row["error"]) for row in rows))
-
-
-def _age(created: float) -> str:
-    seconds = time.time() - created
-    if seconds < 0:
-        return "in the future"
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+        listing.follow(lambda: client.call("image.ls", {"session": session}, timeout=120)["images"], watch)
 
 
 @command.command("show")

@@ -69,7 +69,7 @@ def show(path: Path, limit: int, first: int, last: int, calls: tuple[str, ...], 
         raise UsageError(f"no wire call is named {', '.join(unknown)} (docs/users/coverage.md lists them)")
     wanted = {BY_NAME[name].id for name in calls}
     shown = 0
-    print("[" if output == "json" else f"{'POSITION':>8s}  {'THREAD':6s} CALL")
+    print("[" if output != "text" else f"{'POSITION':>8s}  {'THREAD':6s} CALL")
     for record in Recording(path):
         if last and record.seq > last or limit and shown >= limit:
             break
@@ -77,10 +77,10 @@ def show(path: Path, limit: int, first: int, last: int, calls: tuple[str, ...], 
                 or thread is not None and record.thread != thread:
             continue
         row = _row(record)
-        print((",\n" if shown else "") + json.dumps(row) if output == "json" else _line(row),
-              end="" if output == "json" else "\n")
+        print((",\n" if shown else "") + json.dumps(row) if output != "text" else _line(row),
+              end="" if output != "text" else "\n")
         shown += 1
-    if output == "json":
+    if output != "text":
         print("\n]")
 
 

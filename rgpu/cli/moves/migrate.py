@@ -79,7 +79,7 @@ def command(session: str, host: str | None, to: str | None, asked: str | None, m
             common.emit(client.call("session.migrate", arguments, timeout=120), output, _show_plan)
         else:
             arguments = {"session": session, "host": to, "options": options}
-            common.emit(_move(client, arguments, quiet=output == "json" or not common.err.is_terminal), output, _show)
+            common.emit(_move(client, arguments, quiet=output != "text" or not common.err.is_terminal), output, _show)
 
 
 def _read(client: Any, first: str, second: str) -> tuple[str | None, str, str | None]:

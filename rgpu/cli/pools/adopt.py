@@ -62,10 +62,10 @@ def _show(found: dict[str, Any]) -> None:
     say(f"the registry went back: {found['went_back']}")
     changed = [step for step in found["steps"] if step["action"] != "keep"]
     if changed:
-        common.table(("SESSION", "WHAT", "HOST", "EPOCH", "WHY"), (
+        common.table(("SESSION", "WHAT", "HOST", "EPOCH", "WHY"), [
             (step["session"], step["action"], step["host"], f"{step['before'] or '-'} → {step['epoch']}",
              step["reason"] + (f"; forgotten on {', '.join(step['stale'])}" if step["stale"] else ""))
-            for step in changed))
+            for step in changed], cut=("WHY",))
     say(f"{len(found['steps']) - len(changed)} sessions stay as they are on record")
     for name in found["keys"]:
         say(f"let in again: {name}")

@@ -6,26 +6,42 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, selecting
+from rgpu.cli.common import size
 from rgpu.cli.pool import connect
+from rgpu.cli.tables import Column, Listing, list_options
+
+COLUMNS = (
+    Column("HOST", lambda n: n["host"]), Column("STATE", lambda n: n["state"]),
+    Column("ADDRESS", lambda n: n.get("address"), drop=7),
+    Column("LEADER", lambda n: "*" if n.get("leader") else "", drop=4),
+    Column("DEVICE", lambda n: n["device"].get("device") or "none", drop=1),
+    Column("MODEL", lambda n: n["device"].get("name"), drop=6),
+    Column("MEMORY", lambda n: n["device"].get("total_memory"), size, drop=3),
+    Column("FREE", lambda n: n["device"].get("free_memory"), size, drop=2),
+    Column("SESSIONS", lambda n: n["device"].get("sessions"), drop=5),
+    Column("DATA", lambda n: n.get("data"), wide=True), Column("VERSION", lambda n: n.get("version"), wide=True),
+    Column("PID", lambda n: n.get("pid"), wide=True), Column("NOTE", lambda n: _note(n, n["device"]), cut=True))
 
 
 @click.command("nodes")
+@selecting.host_options
 @common.pool_option
-@common.output_option
+@list_options
 @common.verb
-def command(pool: str | None, output: str) -> None:
+def command(pool: str | None, output: str, sort: str | None, watch: float | None, hosts: tuple[str, ...],
+            states: tuple[str, ...]) -> None:
     """List hosts: address, state, devices and what is free on them."""
+    listing = Listing(COLUMNS, "host", output, sort)
     with connect(common.settings(pool=pool)) as client:
-        nodes = client.call("node.list", {})["nodes"]
-    common.emit(nodes, output, _show)
 
+        def look() -> list[dict[str, Any]]:
+            found = selecting.select(client.call("node.list", {})["nodes"], hosts, states)
+            if output in ("json", "yaml"):
+                return found
+            return [{**node, "device": device} for node in found for device in node["devices"] or [{}]]
 
-def _show(nodes: list[dict[str, Any]]) -> None:
-    common.table(("HOST", "STATE", "ADDRESS", "LEADER", "DEVICE", "MEMORY", "FREE", "SESSIONS", "NOTE"), (
-        (n["host"], n["state"], n["address"], "*" if n.get("leader") else "", d.get("name", "none"),
-         common.size(d.get("total_memory")), common.size(d.get("free_memory")), d.get("sessions"), _note(n, d))
-        for n in nodes for d in n["devices"] or [{}]))
+        listing.follow(look, watch)
 
 
 def _note(node: dict[str, Any], device: dict[str, Any]) -> str:

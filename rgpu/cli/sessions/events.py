@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, tables
 from rgpu.cli.pool import connect
-from rgpu.cli.sessions.history import about, moment
+from rgpu.cli.sessions.history import about
 from rgpu.session.errors import PoolUnavailable
 
 WAIT_SECONDS = 10.0
@@ -50,5 +50,6 @@ def command(follow: bool, last: int, kind: str | None, pool: str | None, output:
 def _print(events: list[dict[str, Any]], kind: str | None, output: str) -> None:
     for event in events:
         if kind in (None, event["kind"]):
-            print(json.dumps(event) if output == "json" else
-                  f"{moment(event['when'])}  {about(event):20}  {event['decision']:12}  {event['reason']}", flush=True)
+            line = f"{common.moment(event['when'])}  {about(event):20}  {event['decision']:12}  {event['reason']}"
+            print(json.dumps(event) if output == "json" else f"---\n{tables.as_yaml(event)}".rstrip()
+                  if output == "yaml" else line, flush=True)

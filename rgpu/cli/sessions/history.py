@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 import click
@@ -30,12 +29,9 @@ def command(session: str | None, host: str | None, limit: int, pool: str | None,
 
 
 def show(events: list[dict[str, Any]]) -> None:
-    common.table(("WHEN", "ABOUT", "DECISION", "EPOCH", "OWNER", "REASON"), (
-        (moment(e["when"]), about(e), e["decision"], e["epoch"], e["owner"], e["reason"]) for e in events))
-
-
-def moment(when: float) -> str:
-    return datetime.fromtimestamp(when).strftime("%m-%d %H:%M:%S")
+    common.table(("WHEN", "ABOUT", "DECISION", "EPOCH", "OWNER", "REASON"), [
+        (common.moment(e["when"]), about(e), e["decision"], e["epoch"], e["owner"], e["reason"]) for e in events],
+        drop=("EPOCH", "OWNER", "WHEN"), cut=("REASON",))
 
 
 def about(event: dict[str, Any]) -> str:

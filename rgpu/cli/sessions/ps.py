@@ -6,34 +6,49 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import common, selecting
+from rgpu.cli.common import age, moment, size
 from rgpu.cli.pool import connect
+from rgpu.cli.tables import Column, Listing, list_options
+
+SESSION = Column("SESSION", lambda s: s["session"])
+STATE = Column("STATE", lambda s: s["state"])
+HOST = Column("HOST", lambda s: s.get("host"))
+NOTE = Column("NOTE", lambda s: s.get("note") or "", cut=True)
+MORE = (Column("USER", lambda s: s.get("user"), wide=True),
+        Column("LABELS", lambda s: ",".join(f"{k}={v}" for k, v in (s.get("labels") or {}).items()), wide=True),
+        Column("AGE", lambda s: s.get("age_s"), age, wide=True),
+        Column("COMMAND", lambda s: s.get("command"), wide=True))
+LIVE = (SESSION, STATE, HOST, Column("EPOCH", lambda s: s["epoch"] or None, drop=5),
+        Column("MEMORY", lambda s: s.get("memory_bytes"), size, drop=2),
+        Column("GPU", lambda s: s.get("gpu_share"), lambda share: f"{share:.0%}", drop=3),
+        Column("OF", lambda s: s.get("compute_limit"), lambda share: f"{share:.0%}", drop=4),
+        Column("CALLS", lambda s: s.get("calls"), drop=6), Column("AWAITED", lambda s: s.get("awaited_calls"), drop=7),
+        Column("PID", lambda s: s.get("pid"), drop=8), Column("WORKER", lambda s: s.get("worker_pid"), drop=9),
+        *MORE, Column("NOTE", NOTE.value, drop=1, cut=True))
+ALL = (SESSION, STATE, Column("HOST", HOST.value, drop=4), Column("EXIT", lambda s: s.get("exit_code"), drop=1),
+       Column("ENDED", lambda s: s.get("ended"), moment, drop=2),
+       Column("LASTED", lambda s: s.get("lasted_s"), age, drop=3),
+       Column("MEMORY", lambda s: s.get("memory_bytes"), size, drop=5), *MORE, NOTE)
 
 
 @click.command("ps")
-@click.option("-a", "--all", "everything", is_flag=True, help="Also sessions that ended or failed.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also sessions that ended or failed: exit code, when, "
+              "how long they lasted, and why.")
+@selecting.session_options
 @common.pool_option
-@common.output_option
+@list_options
 @common.verb
-def command(everything: bool, pool: str | None, output: str) -> None:
+def command(everything: bool, pool: str | None, output: str, sort: str | None, watch: float | None,
+            hosts: tuple[str, ...], states: tuple[str, ...], users: tuple[str, ...], labels: tuple[str, ...]) -> None:
     """List sessions (where they run, what they hold, how often they wait) and requests that wait for a place."""
+    listing = Listing(ALL if everything else LIVE, "session", output, sort)
+    selecting.read_labels(labels)
+    everything = everything or bool({"ended", "failed"} & set(states))
     with connect(common.settings(pool=pool)) as client:
-        found = client.call("session.list", {"all": everything})
-    sessions = found["sessions"] + found.get("queue", [])
-    common.emit(sessions, output, _show)
 
+        def look() -> list[dict[str, Any]]:
+            found = client.call("session.list", {"all": everything})
+            return selecting.select(found["sessions"] + found.get("queue", []), hosts, states, users, labels)
 
-def _show(sessions: list[dict[str, Any]]) -> None:
-    common.table(
-        ("SESSION", "STATE", "HOST", "EPOCH", "MEMORY", "GPU", "CALLS", "AWAITED", "PID", "WORKER", "NOTE"),
-        ((s["session"], s["state"], s.get("host"), s["epoch"] or "", common.size(s.get("memory_bytes")), _time(s),
-          s.get("calls"), s.get("awaited_calls"), s.get("pid"), s.get("worker_pid"), s.get("note") or "")
-         for s in sessions))
-
-
-def _time(session: dict[str, Any]) -> str:
-    """Its share of the device's time in the last seconds, and what it is held to."""
-    recent, limit = session.get("gpu_share"), session.get("compute_limit")
-    if recent is None:
-        return ""
-    return f"{recent:.0%}" + (f" of {limit:.0%}" if limit else "")
+        listing.follow(look, watch)

@@ -10,6 +10,7 @@ import click
 
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files
+from rgpu.cli.selecting import read_labels
 from rgpu.cli.settings import Settings
 from rgpu.session.devices import MAX_GPUS
 from rgpu.session.errors import NotFound, UsageError
@@ -28,6 +29,8 @@ from rgpu.session.errors import NotFound, UsageError
 @click.option("--priority", type=click.IntRange(-1000, 1000), default=0, show_default=True,
               help="Who is served first; what has less may be stopped for a while in its favour (kept, and resumed).")
 @click.option("--anti-affinity", metavar="GROUP", help="No two sessions of GROUP share a host.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="To find the session by: `rgpu ps --label "
+              "KEY=VALUE`; may be given several times.")
 @click.option("--queue", is_flag=True, help="Wait for a place when there is none, before the program starts; with "
               "--lazy the program starts, and stands at its first CUDA call.")
 @click.option("--lazy", is_flag=True, help="Start the program at once; its session is placed with its first CUDA call. "
@@ -58,7 +61,7 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
             journal_dir: str | None, on_full: str, checkpoint_every: float, max_replay: float, divergence: str,
             record: Path | None, pool: str | None, program: tuple[str, ...], gpus: str | None, compute: int | None,
             models: tuple[str, ...], priority: int, anti_affinity: str | None, queue: bool, same_host: str,
-            client_grace: str | None, lazy: bool) -> None:
+            client_grace: str | None, lazy: bool, labels: tuple[str, ...]) -> None:
     """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
 
     The session is placed before PROGRAM starts; where that is refused, nothing is started. Exits as the program does.
@@ -69,6 +72,8 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
     settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
                                journal_dir=journal_dir, client_grace=client_grace)
     options = wishes(host, gpus, compute, models, priority, anti_affinity, queue)
+    if labels:
+        options["labels"] = read_labels(labels)
     if settings.given("client_grace"):
         options["client_grace"] = settings.client_grace
     # With --gpus and no word on memory the share of a device's memory is meant, which only the pool knows.

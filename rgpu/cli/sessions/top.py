@@ -39,7 +39,7 @@ def command(interval: float, pool: str | None, output: str) -> None:
     -o json, it prints the pool once.
     """
     with connect(common.settings(pool=pool)) as client:
-        if output == "json" or not common.out.is_terminal:
+        if output != "text" or not common.out.is_terminal:
             common.emit(look(client).as_dict(), output, lambda value: _print(Picture(**value)))
             return
         from rgpu.cli.sessions.top_app import TopApp  # Textual takes a moment to load: only for the screen
@@ -49,7 +49,10 @@ def command(interval: float, pool: str | None, output: str) -> None:
 
 def _print(picture: Picture) -> None:
     common.out.print(headline(picture), markup=False)
-    for columns, rows in ((NODE_COLUMNS, node_rows(picture)), (SESSION_COLUMNS, session_rows(picture)),
-                          (QUEUE_COLUMNS, queue_rows(picture)), (MOVE_COLUMNS, move_rows(picture))):
+    for columns, rows, drop in (
+            (NODE_COLUMNS, node_rows(picture), ("SESSIONS", "USED", "MEMORY")),
+            (SESSION_COLUMNS, session_rows(picture), ("CALLS", "EPOCH", "COMMAND", "MEMORY")),
+            (QUEUE_COLUMNS, queue_rows(picture), ("PRIORITY", "KIND", "SINCE", "WANTS")),
+            (MOVE_COLUMNS, move_rows(picture), ("PAGES", "ROUND", "SENT", "PROGRESS"))):
         if rows:
-            common.table(columns, rows)
+            common.table(columns, rows, drop=drop, cut=("NOTE", "REASON", "COMMAND"))

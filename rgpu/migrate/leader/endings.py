@@ -21,10 +21,12 @@ class Endings:
         self.term, self.records, self.commands = term, records, commands
         self.locks, self.queue, self.moves = locks, queue, moves
 
-    async def end(self, name: str, reason: str = "its program ended", created: float = 0.0) -> SessionRecord | None:
+    async def end(self, name: str, reason: str = "its program ended", created: float = 0.0,
+                  exit_code: int | None = None) -> SessionRecord | None:
         """End a session and give its memory back; one that ended is no error, one that waits for a place waits no more.
 
-        ``created``: only the one made then, if the name is not another's by now. Raises :class:`NotFound`.
+        ``created``: only the one made then, if the name is not another's by now. ``exit_code``: its program's, where
+        that is known. Raises :class:`NotFound`.
         """
         if created and (now := (await self.records.held(name)).record).created != created:
             return now
@@ -35,17 +37,17 @@ class Endings:
             if left and held is None:
                 return None
             held = await self.records.held(name)
-            return held.record if held.record.state == "ended" else (await self._end(name, reason)).record
+            return held.record if held.record.state == "ended" else (await self._end(name, reason, exit_code)).record
 
     async def end_epoch(self, name: str, epoch: int, reason: str) -> None:
         """End a session if it is at that epoch still; the caller holds its lock."""
         if (await self.records.held(name)).record.epoch == epoch:
             await self._end(name, reason)
 
-    async def _end(self, name: str, reason: str) -> Held:
+    async def _end(self, name: str, reason: str, exit_code: int | None = None) -> Held:
         before = await self.records.held(name)
         held = await self.term.change(name, lambda h: ownership.end(
-            h, leader=self.term.leader, now=self.term.clock.wall(), reason=reason))
+            h, leader=self.term.leader, now=self.term.clock.wall(), reason=reason, exit_code=exit_code))
         args = {"session": name, "reason": reason}
         hosts = {before.record.owner, before.record.open_move.destination if before.record.open_move else None}
         if before.record.parked is not None:  # the node that it was on may not have heard that it had to go

@@ -42,7 +42,7 @@ class Order:
 
 def read_order(args: dict[str, Any], agent: str) -> Order:
     """The order of a ``session.create``: {name, memory, recover, program, options: {host, gpus, compute, models,
-    priority, anti_affinity, client_grace}}.
+    priority, anti_affinity, client_grace, labels}}.
 
     Raises :class:`UsageError` for what makes no sense, :class:`Refused` for more GPUs than a session can have.
     """
@@ -79,7 +79,7 @@ def read_wants(options: dict[str, Any]) -> tuple[Wants, int]:
         wants = msgspec.convert({
             "compute": compute or 0, "models": models, "priority": options.get("priority") or 0,
             "anti_affinity": options.get("anti_affinity") or "", "gpus": count,
-            "client_grace": options.get("client_grace") or 0}, Wants)
+            "client_grace": options.get("client_grace") or 0, "labels": options.get("labels") or {}}, Wants)
     except msgspec.ValidationError as error:
         raise UsageError(f"the request cannot be read: {error}") from error
     return wants, share

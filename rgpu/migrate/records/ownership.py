@@ -318,11 +318,11 @@ def fail(held: Held, *, epoch: int, leader: Leader, now: float, reason: str) -> 
     return _decide("fail", held, record, leader, now, reason)
 
 
-def end(held: Held, *, leader: Leader, now: float, reason: str) -> Decision:
-    """The program ended, or the session is killed."""
+def end(held: Held, *, leader: Leader, now: float, reason: str, exit_code: int | None = None) -> Decision:
+    """The program ended, or the session is killed. ``exit_code``: the program's, where that is known."""
     _check("end", held, held.record.epoch)
     record = held.record.replace(state="ended", owner=None, move=_aborted(held.record, reason), reason=reason,
-                                 parked=None)
+                                 parked=None, ended=now, exit_code=exit_code)
     return _decide("end", held, record, leader, now, reason)
 
 

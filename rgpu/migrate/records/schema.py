@@ -40,6 +40,8 @@ U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
+LabelKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
+LabelValue = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._/@:+-]{0,63}$")]
 
 #: ready: takes sessions. cordoned: keeps its own. draining: is to be emptied. unhealthy: its sessions go.
 NodeState = Literal["ready", "cordoned", "draining", "unhealthy"]
@@ -81,6 +83,7 @@ class Wants(Record, frozen=True, kw_only=True):
     ``models``: names of acceptable devices (:func:`rgpu.migrate.scheduling.placement.is_model`); none: any.
     ``anti_affinity``: no two sessions of one group share a host. ``gpus``: devices, all of one host; memory and
     compute are of each of them. ``client_grace``: seconds that its client's host may be silent; 0: the pool's.
+    ``labels``: for people, to find it by.
     """
 
     compute: Annotated[int, Meta(ge=0, le=100)] = 0
@@ -89,6 +92,7 @@ class Wants(Record, frozen=True, kw_only=True):
     anti_affinity: Annotated[str, Meta(max_length=64)] = ""
     gpus: Annotated[int, Meta(ge=1, le=MAX_GPUS)] = 1
     client_grace: Seconds = 0.0
+    labels: Annotated[dict[LabelKey, LabelValue], Meta(max_length=16)] = {}
 
 
 class DeviceRecord(Record, frozen=True, kw_only=True):
@@ -234,6 +238,8 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     failures: Annotated[list[Failure], Meta(max_length=16)] = []
     wants: Wants = Wants()
     moved: Seconds = 0.0  #: when it was moved last
+    ended: Seconds = 0.0  #: when; 0: it did not, or by an earlier version
+    exit_code: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  #: of its program; None: not known
     silent_since: Seconds = 0.0  #: since when its client's host is silent; 0: it is not, as far as is known
     parked: Parked | None = None
 

@@ -42,16 +42,16 @@ class Endings:
         self._told: dict[WorkerHandle, tuple[bool, float]] = {}
 
     # -- programs that ended -------------------------------------------------------
-    def ended(self, session: str, reason: str) -> None:
+    def ended(self, session: str, reason: str, exit_code: Any = None) -> None:
         """The program of a session here is over: the leader hears of it, however long there is none."""
-        self._background.spawn(self.report(session, reason))
+        self._background.spawn(self.report(session, reason, exit_code))
 
     def left_behind(self) -> None:
         """Programs that ended while no daemon was here to hear of it. For a daemon that starts."""
         for folder, reason in ended_mark.read(self._directory / "workers").items():
             self.ended(folder.name.replace("@", "/"), reason or UNKNOWN)
 
-    async def report(self, session: str, reason: str) -> None:
+    async def report(self, session: str, reason: str, exit_code: Any = None) -> None:
         """Have the session of a program that is over ended, wherever it is by now.
 
         Its agent tells the leader as well, but does not wait for one: its program's exit does not. While it is told
@@ -60,7 +60,8 @@ class Endings:
         """
         worker = self._held.running.get(session)
         record = self._recall(session)
-        args: dict[str, Any] = {"session": session, "reason": reason, **({"created": record.created} if record else {})}
+        args: dict[str, Any] = {"session": session, "reason": reason, "exit_code": exit_code,
+                                **({"created": record.created} if record else {})}
         while not self._background.stopping.is_set():
             try:
                 await self._ask("session.end", args)

@@ -93,4 +93,4 @@ class WorkerEvents:
         self._background.spawn(self._reconciler.read_for(session, str(values["move"])))
 
     async def _ended(self, session: str, values: dict[str, Any]) -> None:
-        self._endings.ended(session, str(values.get("reason") or "the program ended"))
+        self._endings.ended(session, str(values.get("reason") or "the program ended"), values.get("exit_code"))

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,3 +95,29 @@ def test_out_of_quota_is_one_line_with_what_to_do(pool: LocalPool) -> None:
     (line,) = done.stderr.splitlines()
     assert "30.0 MiB were asked for, and 40.0 MiB of the session's quota of 64.0 MiB are in use" in line
     assert "rgpu run --memory SIZE" in line
+
+
+@pytest.mark.timeout(180)
+def test_ended_sessions_say_how_when_and_why(pool: LocalPool) -> None:
+    """Also of a program that a signal ended, and found by its label."""
+    label = ("--label", "of=endings")
+    for name, ends in (("exits", "raise SystemExit(7)"), ("dies", "import os; os.kill(os.getpid(), 9)")):
+        code = f"import sys; sys.path.insert(0, {str(PROGRAMS)!r}); from common import start; start(); {ends}"
+        run(pool, "--name", name, *label, "--", sys.executable, "-c", code)
+    killed = pool.run("sleep", "600", name="stopped", options=label)
+    pool.wait_state("stopped", "running", 60)
+    pool.rgpu("kill", "stopped")
+    found: list[dict[str, Any]] = []
+
+    def all_ended() -> bool:
+        found[:] = pool.rgpu("ps", "--all", "--label", "of=endings", "--state", "ended")
+        return len(found) == 3
+
+    eventually(all_ended)
+    rows = {row["session"]: row for row in found}
+    killed.stop()
+    assert {name: row["exit_code"] for name, row in rows.items()} == {"exits": 7, "dies": 137, "stopped": None}
+    assert all(row["labels"] == {"of": "endings"} and row["created"] < row["ended"] < time.time() + 1
+               and 0 < row["lasted_s"] < 120 for row in rows.values())
+    assert "killed" in rows["stopped"]["note"] and rows["exits"]["note"] == "the program ended"
+    assert pool.rgpu("ps", "--label", "of=endings") == []

@@ -33,11 +33,12 @@ def rgpu_run(pool: LocalPool, name: str, *command: str, options: tuple[str, ...]
                             stderr=subprocess.PIPE)
 
 
-def test_nvml_agrees_with_the_driver(single: LocalPool) -> None:
+@pytest.mark.parametrize(("options", "before"), [((), 1), (("--lazy",), 0)])
+def test_nvml_agrees_with_the_driver(single: LocalPool, options: tuple[str, ...], before: int) -> None:
     for module in ("pynvml", "gpustat", "cuda.bindings.driver"):
         pytest.importorskip(module, reason="in the test extra")
-    process = rgpu_run(single, "monitored", sys.executable, str(PROGRAMS / "monitored.py"),
-                       options=("--memory", "64MiB"))
+    process = rgpu_run(single, f"monitored-{before}", sys.executable, str(PROGRAMS / "monitored.py"), str(before),
+                       options=("--memory", "64MiB", *options))
     out, err = process.communicate(timeout=90)
     assert process.returncode == 0, err[-3000:]
     assert out.rstrip().endswith("monitored")

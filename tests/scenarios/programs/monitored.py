@@ -1,4 +1,7 @@
-"""Asks NVML about the device before the program has a session and while it has one, and compares with the driver."""
+"""Asks NVML about the device before the program has a session and while it has one, and compares with the driver.
+
+Argument: how many sessions the run has before its first CUDA call.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def rows() -> int:
     """Sessions of this run that the pool knows."""
     listed = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "ps", "--all", "-o", "json"], capture_output=True,
                             text=True, check=True).stdout
-    return listed.count('"session": "monitored')
+    return listed.count(f'"session": "monitored-{sys.argv[1]}')
 
 
 n.nvmlInit()
@@ -30,7 +33,7 @@ before = (n.nvmlDeviceGetUUID(device), n.nvmlDeviceGetName(device), n.nvmlDevice
 memory = n.nvmlDeviceGetMemoryInfo(device)
 assert (memory.total, memory.used) == (64 << 20, 0) and n.nvmlDeviceGetComputeRunningProcesses(device) == []
 assert n.nvmlSystemGetCudaDriverVersion() == int(os.environ["RGPU_DRIVER_VERSION"])
-assert rows() == 0, "looking made a session"
+assert rows() == int(sys.argv[1]), "looking made a session"
 
 ok(d.cuInit(0))
 context = ok(d.cuDevicePrimaryCtxRetain(0))

@@ -84,7 +84,9 @@ class LeaderVerbs:
 
     async def _end(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         reason = str(args.get("reason") or "killed by its user")
-        await self._coordinator.end(str(args["session"]), reason, float(args.get("created") or 0.0))
+        code = args.get("exit_code")
+        await self._coordinator.end(str(args["session"]), reason, float(args.get("created") or 0.0),
+                                    code if type(code) is int and abs(code) < 2**31 else None)
         self._words.keep(str(args["session"]), args.get("statistics"))
         return {"session": args["session"], "reason": reason}
 

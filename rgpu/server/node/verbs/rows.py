@@ -16,7 +16,7 @@ def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]]) -> dict[s
             "awaited_calls": None, "pid": record.program.pid, "worker_pid": None, "command": record.program.command,
             "position": line.get("position"), "priority": record.wants.priority, "quota": record.quota,
             "reason": str(line.get("reason") or record.reason), "note": _in_line(line) or record.reason,
-            "age_s": max(0.0, time.time() - record.arrived)}
+            "labels": record.wants.labels, "created": record.arrived, "age_s": max(0.0, time.time() - record.arrived)}
 
 
 def _in_line(line: dict[str, Any] | None) -> str:
@@ -64,7 +64,16 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "catch_ups": catch_up.get("catch_ups"), "catch_up_stalls": catch_up.get("stalls"),
             "priority": record.wants.priority, "position": line.get("position") if line else None,
             "silent_since": since or None, "ends_at": ends or None,
+            "labels": record.wants.labels, "created": record.created, **_end(record),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
+
+
+def _end(record: SessionRecord) -> dict[str, Any]:
+    """When it ended, s; how long it lasted, s; its program's exit code: None where it did not, or it is not known."""
+    over = record.state in ("ended", "failed")
+    ended = (record.ended or record.changed) if over else None
+    return {"ended": ended, "lasted_s": None if ended is None else max(0.0, ended - record.created),
+            "exit_code": record.exit_code if over else None}
 
 
 def _asked_pid(stats: dict[str, Any]) -> Any:
