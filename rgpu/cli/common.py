@@ -36,7 +36,7 @@ def registry_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--registry", metavar="ADDRESS",
                         help="Where the pool's truth is: etcd://HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE"
                              "&user=NAME&password-file=FILE&timeout=SECONDS, or embedded (this host only; default: "
-                             "RGPU_REGISTRY, or embedded).")(command)
+                             "RGPU_REGISTRY, else the one that this host served by before, else embedded).")(command)
 
 
 def registry_address(settings: Settings) -> str:

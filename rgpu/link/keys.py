@@ -38,7 +38,8 @@ from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, No
 ROLES = ("user", "node", "operator", "invited")
 SECRET_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
-_LIMIT = 64 * 1024  #: longest file read here, bytes
+_LIMIT = 64 * 1024  #: longest file of a key, bytes
+_DESCRIPTION_LIMIT = 4 << 20  #: longest pool.json, bytes: some 30,000 members
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -260,7 +261,8 @@ class PoolFiles:
     def read_description(self) -> PoolDescription:
         """Raises :class:`NotFound`, :class:`Corrupt`."""
         try:
-            description = msgspec.json.decode(_read(self.description_path), type=PoolDescription)
+            data = _read(self.description_path, limit=_DESCRIPTION_LIMIT)
+            description = msgspec.json.decode(data, type=PoolDescription)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"{self.description_path}: {error}", path=str(self.description_path)) from error
         for endpoint in description.endpoints:
@@ -319,7 +321,7 @@ def write_file(path: Path, data: bytes, *, mode: int, replace: bool) -> None:
         raise
 
 
-def _read(path: Path, *, private: bool = False) -> bytes:
+def _read(path: Path, *, private: bool = False, limit: int = _LIMIT) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -332,9 +334,9 @@ def _read(path: Path, *, private: bool = False) -> bytes:
         if private and mode & 0o077:
             raise AuthenticationFailed(f"{path} can be read by others (mode {mode:04o}): run 'chmod 600 {path}', "
                                        "or better make a new key", path=str(path), mode=mode)
-        data = file.read(_LIMIT + 1)
-    if len(data) > _LIMIT:
-        raise Corrupt(f"{path} is longer than {_LIMIT} bytes", path=str(path), reason="length")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise Corrupt(f"{path} is longer than {limit} bytes", path=str(path), reason="length")
     return data
 
 

@@ -21,8 +21,9 @@ from rgpu.cli.helpers.finding import Finding
 from rgpu.cli.pool import pool_files
 from rgpu.cli.settings import Settings
 from rgpu.migrate.registry.open import open_registry
+from rgpu.server.node import belonging
 from rgpu.session.addresses import DEVICE_BASE, DEVICE_STRIDE
-from rgpu.session.errors import RgpuError
+from rgpu.session.errors import Refused, RgpuError
 
 
 @click.command("doctor")
@@ -126,22 +127,34 @@ def _gpu() -> Finding:
 
 
 def _registry(settings: Settings) -> Finding:
-    """Whether this host reaches the pool's etcd as a node would."""
+    """Whether this host reaches the pool's registry as a node would, and whether it is that pool's."""
     files = pool_files(settings)
-    address = common.registry_address(settings)
-    if not address and files.description_path.exists():
-        address = files.registry_address()
-    if not address.startswith("etcd"):
-        return Finding("registry", True, "embedded, in the pool's directory")
-
-    async def look() -> str:
-        registry = await open_registry(address)
-        try:
-            return f"{address.partition('?')[0]} answers, revision {await registry.revision()}"
-        finally:
-            await registry.close()
-
+    said = (common.registry_address(settings) or "embedded") if settings.given("registry") else ""
+    advice = "docs/operators/etcd.md says how etcd is set up and named"
+    hosts = sorted(path.parent.name for path in files.root.glob("nodes/*/node.key"))
     try:
-        return Finding("registry", True, asyncio.run(look()))
+        # A folder that was never a node's has no registry of its own to be at odds with.
+        known = [belonging.look(files, host) for host in hosts] if files.description_path.exists() else []
+        addresses = [belonging.choose(said, one) for one in known]
+        for one, address in zip(known, addresses, strict=True):
+            if address != one.at_home or one.embedded:  # else there is nothing yet to look at
+                belonging.judge(one, asyncio.run(belonging.read(address)), belonging.ours(files, one.host))
+        address = addresses[0] if addresses else said
+        if not address.startswith("etcd"):
+            return Finding("registry", True, "embedded, in the pool's directory")
+        return Finding("registry", True, f"{belonging.without_options(address)} answers, revision "
+                       f"{asyncio.run(_revision(address))}" + (f"; it holds pool {known[0].described.id}" if known
+                                                                else ""))
+    except Refused as error:
+        return Finding("registry", False, error.message, "started so, the node here would refuse: "
+                       "docs/operators/pool.md, \"To which pool a node belongs\"")
     except RgpuError as error:
-        return Finding("registry", False, error.message, "docs/operators/etcd.md says how etcd is set up and named")
+        return Finding("registry", False, error.message, advice)
+
+
+async def _revision(address: str) -> int:
+    registry = await open_registry(address)
+    try:
+        return await registry.revision()
+    finally:
+        await registry.close()

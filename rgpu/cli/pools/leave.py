@@ -14,8 +14,8 @@ from rgpu.cli.moves.drain import wait_empty
 from rgpu.cli.pool import connect, pool_files
 from rgpu.cli.settings import parse_seconds
 from rgpu.link.control.control_client import ControlClient
+from rgpu.link.description import drop_endpoint
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
-from rgpu.server.node.state_file import drop_endpoint
 from rgpu.session.errors import NotFound, PoolUnavailable, TimedOut
 
 STOP_SECONDS = 30.0

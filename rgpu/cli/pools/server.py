@@ -55,6 +55,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
     other nodes; killed, its workers live on and a restarted daemon adopts them.
     """
+    from rgpu.server.node import belonging
     from rgpu.server.node.daemon import run
     from rgpu.server.node.metrics import parse_address
     from rgpu.server.node.options import Options
@@ -63,6 +64,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
                                keep_images=keep_images, spares=spares,
                                checkpoint_bandwidth=checkpoint_bandwidth, enforce_compute=enforce_compute,
                                client_grace=client_grace)
+    said = common.registry_address(settings)
     credentials = Path(settings.store_credentials).expanduser() if settings.store_credentials else None
     files = pool_files(settings)
     if token:
@@ -72,13 +74,16 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     if not files.description_path.exists():
         raise NotFound(f"there is no pool in {files.root}; `rgpu up` or `rgpu keys init` makes one, and an "
                        "invitation (`rgpu keys invite` there, --join here) lets this host into another")
+    if settings.given("registry"):
+        said = said or "embedded"
+    address = belonging.choose(said, belonging.look(files, host))
     if metrics:
         parse_address(metrics)
     if coordinator == "only":
         devices = ()
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
                 control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator != "never",
-                registry=common.registry_address(settings), metrics=metrics, log_level=settings.log_level,
+                registry=address, metrics=metrics, log_level=settings.log_level,
                 advertise_data=advertise_data, spares=settings.spares,
                 checkpoint_bandwidth=settings.checkpoint_bandwidth, enforce_compute=settings.enforce_compute,
                 module_cache_size=parse_size(module_cache_size), store=settings.store, store_credentials=credentials,

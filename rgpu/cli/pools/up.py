@@ -16,6 +16,7 @@ from rgpu.checkpoint.blobs import places
 from rgpu.cli import common
 from rgpu.cli.pool import daemon_state, pool_files, wait_ready
 from rgpu.cli.settings import parse_size
+from rgpu.server.node import belonging
 from rgpu.session.errors import AlreadyExists, PoolUnavailable
 
 
@@ -49,6 +50,8 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cac
                             "`rgpu down`")
     if not files.description_path.exists():
         files.create()
+    for host in hosts:
+        belonging.choose("embedded", belonging.look(files, host))
     processes = {}
     for index, host in enumerate(hosts):
         device = devices[index % len(devices)] if devices else "cpu"

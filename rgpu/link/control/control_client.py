@@ -25,7 +25,8 @@ from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.link.messages.control import Request as Message
 from rgpu.session.errors import AuthenticationFailed, PoolUnavailable, RgpuError, UnknownOutcome, from_dict
 
-CONNECT_SECONDS = 2.0  #: for one node to finish the handshake, before the next is tried
+CONNECT_SECONDS = 2.0  #: for one node to finish the handshake
+HEAD_START = 0.3  #: s that a node has for it alone, before the next is looked at as well
 Progress = Callable[[dict[str, Any]], None]
 _decode = msgspec.msgpack.Decoder().decode
 _AUTH_REFUSED = 400
@@ -70,7 +71,7 @@ class ControlClient:
     """Blocking; for command lines and agents. Any thread may call; one call at a time.
 
     Several endpoints are tried in turn, the one that answered last first, those that did not answer last: a call's
-    time may not suffice for all of them.
+    time may not suffice for all of them. One that is dead costs :data:`HEAD_START` while another one is not.
     """
 
     def __init__(self, keys: KeyPair, endpoints: Sequence[Endpoint], connect_timeout: float = CONNECT_SECONDS) -> None:
@@ -108,7 +109,7 @@ class ControlClient:
             deadline = time.monotonic() + timeout
             for gone in self._peers.keys() - set(self._endpoints):
                 self._drop(gone)  # else it would look for a node that is there no more, for ever
-            for endpoint in list(self._endpoints):
+            for endpoint in self._order(deadline):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
@@ -131,11 +132,32 @@ class ControlClient:
             where = ", ".join(endpoint.address for endpoint in self._endpoints) or "no address known"
             raise PoolUnavailable(f"no node of the pool answers ({where}): is the pool running? ('rgpu up')", verb=verb)
 
+    def _order(self, deadline: float) -> list[Endpoint]:
+        """The endpoints as they are to be asked: before all others the first one that has connected.
+
+        One after the other begins to connect, each with a head start; half the time is left for the asking itself.
+        """
+        endpoints = list(self._endpoints)
+        until = time.monotonic() + min(deadline - time.monotonic(), self._connect_timeout) / 2
+        for endpoint in endpoints if len(endpoints) > 1 else []:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                if self._peer(endpoint).wait_connected(min(left, HEAD_START)):
+                    return [endpoint, *(other for other in endpoints if other != endpoint)]
+            except _NotLetIn:
+                self._drop(endpoint)  # it is told once; asked in its turn, it says so again
+        return endpoints
+
+    def _peer(self, endpoint: Endpoint) -> _Peer:
+        if endpoint not in self._peers:
+            self._peers[endpoint] = _Peer(self._context, self._keys, endpoint)
+        return self._peers[endpoint]
+
     def _ask(self, endpoint: Endpoint, message: Message, left: float, patience: float,
              on_progress: Progress | None) -> Any:
-        peer = self._peers.get(endpoint)
-        if peer is None:
-            peer = self._peers[endpoint] = _Peer(self._context, self._keys, endpoint)
+        peer = self._peer(endpoint)
         if not peer.wait_connected(min(left, self._connect_timeout)):
             raise PoolUnavailable(f"{endpoint.address} does not answer")
         deadline = time.monotonic() + left

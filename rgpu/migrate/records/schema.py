@@ -27,7 +27,7 @@ MAX_PRIORITY = 1000
 
 NODES, SESSIONS, HISTORY, LEADER = "nodes/", "sessions/", "history/", "election/leader"
 HOSTS, POOL, KEYS, INVITATIONS = "hosts/", "pool/settings", "keys/", "invitations/"
-QUEUE = "queue/"
+QUEUE, IDENTITY = "queue/", "pool/identity"
 #: Subjects of history that are no session; no session may have such a name.
 OF_HOST, OF_POOL = "@host/", "@pool"
 
@@ -315,6 +315,14 @@ class PoolRecord(Record, frozen=True, kw_only=True):
     rebalance: bool | None = None
     reason: Text = ""
     changed: Seconds = 0.0
+
+
+class IdentityRecord(Record, frozen=True, kw_only=True):
+    """``pool/identity``: which pool this registry holds, by the id in its ``pool.json``."""
+
+    v: int = SCHEMA
+    pool: Name
+    since: Seconds = 0.0
 
 
 class KeyRecord(Record, frozen=True, kw_only=True):

@@ -18,9 +18,11 @@ from rgpu import __version__
 from rgpu.checkpoint.blobs import places
 from rgpu.checkpoint.store import retention
 from rgpu.link.control import ControlServer
+from rgpu.link.description import update_endpoint
 from rgpu.link.keys import Endpoint
 from rgpu.link.logging import configure_logging
 from rgpu.migrate.membership.registration import new_incarnation
+from rgpu.server.node import belonging
 from rgpu.server.node.background import Background
 from rgpu.server.node.commands.adopting import AdoptCommands
 from rgpu.server.node.commands.checkpoints import CheckpointCommand
@@ -40,6 +42,7 @@ from rgpu.server.node.node_state import NodeState
 from rgpu.server.node.options import Options
 from rgpu.server.node.pool.candidacy import Candidacy
 from rgpu.server.node.pool.commanding import NodeCommander
+from rgpu.server.node.pool.description import Description
 from rgpu.server.node.pool.keyring import Keyring
 from rgpu.server.node.pool.leader_link import LeaderLink
 from rgpu.server.node.pool.leader_reports import LeaderReports
@@ -55,7 +58,7 @@ from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.sessions.move_progress import MoveProgress
-from rgpu.server.node.state_file import hold_name, update_endpoint, write_state
+from rgpu.server.node.state_file import hold_name, write_state
 from rgpu.server.node.store.checkpoints import Checkpoints
 from rgpu.server.node.store.images import NodeImages
 from rgpu.server.node.verbs.attachments import Attachments
@@ -73,7 +76,7 @@ from rgpu.server.node.workers.compute import ComputeShares
 from rgpu.server.node.workers.logs import WorkerLogs
 from rgpu.server.node.workers.starter import WorkerStarter
 from rgpu.server.node.workers.warm_workers import WarmWorkers
-from rgpu.session.errors import RgpuError
+from rgpu.session.errors import Refused, RgpuError
 
 log = structlog.get_logger(__name__)
 
@@ -96,6 +99,7 @@ class Daemon:
         self.metrics = Metrics()
         self.control.observe = lambda verb, outcome: self.metrics.count("rgpu_requests_total", verb, outcome)
         self._answers = False
+        self._elsewhere = False  #: this node was told to serve in a registry that is not its pool's
         self._make_sessions()
         self._make_pool()
         self._make_verbs_of_the_leader()
@@ -213,9 +217,11 @@ class Daemon:
             loop.add_signal_handler(number, stopping.set)
         try:
             await self.taking_back.connect(self.events.hear)
+            await self._settle()
             await self.records.open(self.options.registry_address, self.identity.directory / "registry.json", stopping)
             self._register()
             await self._wait_believed()
+            await belonging.claim(self.records.registry, self.options.files.read_description().id)
             await self._join(loop)
             self._write_state(ready=True)
             log.info("node is ready", host=self.identity.host, control=self.control.address,
@@ -225,6 +231,15 @@ class Daemon:
             log.info("node stops", host=self.identity.host)
         finally:
             await self._stop()
+
+    async def _settle(self) -> None:
+        """Raises :class:`Refused` in a registry that is not this pool's: the workers here are for the right one."""
+        try:
+            await belonging.settle(self.options.files, self.identity.host, self.options.registry_address,
+                                   self.background.stopping)
+        except Refused:
+            self._elsewhere = True
+            raise
 
     async def _join(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take back what adopted workers say they hold, answer, and register."""
@@ -250,6 +265,7 @@ class Daemon:
         if self.options.coordinator:
             spawn(self.candidacy.run(self.records.registry, self.identity, self.registration))
         spawn(self.keyring.run())
+        spawn(Description(self.options.files, self.records, self.authorized).run())
         spawn(self.registration.refresh())
         spawn(self.taking_back.tell_agents(self.control.address, list(self.held.running.values())))
         self.warm.start(list(self.devices.slots))
@@ -294,7 +310,7 @@ class Daemon:
         self.background.cancel()
         with contextlib.suppress(RgpuError, asyncio.TimeoutError):
             await asyncio.wait_for(self._leave(), LEAVE_SECONDS)
-        for session in list(self.held.running) + list(self.held.incoming):
+        for session in [] if self._elsewhere else [*self.held.running, *self.held.incoming]:
             with contextlib.suppress(RgpuError):
                 await self.held.end(session, "the node stops")
         await self.control.stop()

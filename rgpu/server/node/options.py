@@ -26,7 +26,7 @@ class Options:
     coordinator: bool
     log_level: str
     module_cache_size: int = DEFAULT_SIZE  #: bytes of images kept on disk; 0: none
-    registry: str = ""  #: etcd://…; "": the embedded one, in the pool's directory
+    registry: str = ""  #: etcd://…, embedded:PATH; "": the one that pool.json names
     store: str = ""  #: where images are; the pool's directory if empty
     store_credentials: Path | None = None
     keep_images: int = 3  #: newest images of each session that stay; 0: all

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rgpu.link.keys import Endpoint, PoolFiles
+from rgpu.link.keys import PoolFiles
 from rgpu.session.errors import AlreadyExists
 
 PATIENCE = 5.0  #: seconds for a daemon that was killed to be gone
@@ -70,22 +70,3 @@ def hold_name(directory: Path, host: str, patience: float = PATIENCE) -> int:
                 os.close(fd)
                 raise AlreadyExists(f"a daemon of {host} runs already on this machine") from None
         time.sleep(0.05)
-
-
-def drop_endpoint(files: PoolFiles, host: str) -> None:
-    """Take a host that left the pool out of pool.json."""
-    with open(files.root / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        description = files.read_description()
-        description.endpoints = [known for known in description.endpoints if known.host != host]
-        files.write_description(description)
-
-
-def update_endpoint(files: PoolFiles, endpoint: Endpoint) -> None:
-    """Put a node's control address into pool.json, in place of its older one; several daemons may do so at once."""
-    with open(files.root / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        description = files.read_description()
-        others = [known for known in description.endpoints if known.host != endpoint.host]
-        description.endpoints = sorted([*others, endpoint], key=lambda known: known.host)
-        files.write_description(description)

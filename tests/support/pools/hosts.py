@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rgpu.link.control.control_client import ControlClient
-from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
+from rgpu.link.keys import KeyPair, PoolFiles
 from rgpu.session.errors import RgpuError
 from tests.support.pools.faults import children, state
 from tests.support.pools.pool import ROOT, LocalPool, Program, VerbError
@@ -130,7 +130,8 @@ class HostsPool(LocalPool):
     def start_daemon(self, host: str, *options: str) -> None:
         """In its namespace; a returning host has its folder still."""
         address = self.network.hosts[host]
-        registry = ["--registry", self.registry] if host == NAMES[0] else []  # the others are told when they join
+        # The others are told when they join.
+        registry = ["--registry", self.registry] if host == NAMES[0] and self.registry else []
         with open(self.folder / f"{host}.log", "ab") as log:
             self.servers[host] = subprocess.Popen(
                 ["ip", "netns", "exec", self.network.space(host), sys.executable, "-m", "rgpu.cli.main", "server",
@@ -141,7 +142,7 @@ class HostsPool(LocalPool):
                 start_new_session=True)
 
     def wait_ready(self, host: str, seconds: float = 90.0) -> None:
-        """Until the pool has it, and the operator's folder knows where it answers."""
+        """Until the pool has it."""
         deadline = time.monotonic() + seconds
         while True:
             process = self.servers[host]
@@ -151,17 +152,6 @@ class HostsPool(LocalPool):
                     break
             assert time.monotonic() < deadline, f"{host} is not there:\n{self.logs()[-6000:]}"
             time.sleep(0.3)
-        self._note_endpoints()
-
-    def _note_endpoints(self) -> None:
-        """An operator writes down every node's address: the first one may be away."""
-        with self.client() as client:
-            known = client.call("pool.ping", {})["endpoints"]
-        description = self.files.read_description()
-        fresh = {e["host"]: Endpoint(e["address"], e["public"], e["host"]) for e in known}
-        kept = {e.host: e for e in description.endpoints}
-        description.endpoints = list({**kept, **fresh}.values())
-        self.files.write_description(description)
 
     def client(self) -> ControlClient:
         return ControlClient(KeyPair.load(self.files.key_path("operator")), self.files.read_description().endpoints)

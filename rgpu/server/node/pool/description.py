@@ -1,0 +1,73 @@
+"""The node's folder knows all members of the pool: pool.json follows who registers and who leaves for good.
+
+Who is away stays written down as long as its key is on record: it may come back, and when every node was stopped its
+address is all that a client has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+
+from rgpu.link import description
+from rgpu.link.keys import AuthorizedKeys, Endpoint, PoolFiles
+from rgpu.migrate.records.schema import NODES
+from rgpu.migrate.registry.base import Compacted
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.session.errors import RgpuError
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 10.0  #: between two looks without news of nodes: keys may be taken off the record
+AGAIN_SECONDS = 1.0
+
+
+class Description:
+    """Keeps pool.json of ``files`` what ``records`` say. ``authorized``: whose keys are the pool's."""
+
+    def __init__(self, files: PoolFiles, records: PoolRecords, authorized: AuthorizedKeys) -> None:
+        self._files, self._records, self._authorized = files, records, authorized
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            while True:
+                await self.look()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+                self._changed.clear()
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    async def look(self) -> None:
+        """Read who is there and write it down; what fails is tried again with the next look."""
+        try:
+            nodes = await self._records.nodes()
+            living = [Endpoint(node.control, node.public_key, node.host) for node in nodes.values() if node.control]
+            # A daemon of this folder that has just come back has written its address; its record is the old one still.
+            here = {path.parent.name for path in self._files.root.glob("nodes/*/node.key")}
+            if await asyncio.to_thread(description.remember, self._files, living, self._member, None, here):
+                log.info("pool.json was written anew", members=[endpoint.host for endpoint in living])
+        except (RgpuError, OSError) as error:
+            log.warning("pool.json may lack members", path=str(self._files.description_path), reason=str(error))
+
+    def _member(self, endpoint: Endpoint) -> bool:
+        """Whether a node that is away belongs to the pool still."""
+        return self._authorized.find(endpoint.public) is not None
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                revision = (await self._records.registry.list(NODES)).revision
+                self._changed.set()
+                async for _ in self._records.registry.watch(NODES, revision + 1):
+                    self._changed.set()
+            except Compacted:
+                continue
+            except RgpuError:
+                await asyncio.sleep(AGAIN_SECONDS)
