@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What an image costs a training beside it, and what parts of its work cost that are done by others, without rgpu.
+"""What a checkpoint costs a training beside it, and what parts of its work cost that are done by others, without rgpu.
 
     python bench/checkpoint/beside.py --device cuda:0 [--rounds 5] [--without processors,disk,copies,room]
     python bench/checkpoint/beside.py --device cpu --mib 64 --memory 1GiB \
@@ -8,15 +8,15 @@
 A session (default: GPT-2 124M training, bench/workloads/gpt2_steps.py) runs undisturbed but for what is done beside it,
 one after the other, a few seconds apart:
 
-image       `rgpu checkpoint`
-processors  as many processes as store images name and compress as many pages, at the same nice value
+checkpoint       `rgpu checkpoint`
+processors  as many processes as store checkpoints name and compress as many pages, at the same nice value
 disk        a process writes as many bytes to a file of the same file system
 copies      a process copies as many bytes from the GPU to pinned memory, 16 MiB at a time (cuda)
 room        a process takes and maps as many bytes of the GPU's memory, 256 MiB at a time, and gives them back (cuda)
-nothing     as long as the first image took: what it says is how far to trust the others
+nothing     as long as the first checkpoint took: what it says is how far to trust the others
 
 Row: by how many ms the steps meanwhile were longer, all together, than as many in the three seconds before and
-the three behind; and the seconds it took. A part that costs what the image costs is what the image costs.
+the three behind; and the seconds it took. A part that costs what the checkpoint costs is what the checkpoint costs.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--mib", type=int, default=5000, help="of an image, for the parts")
+    parser.add_argument("--mib", type=int, default=5000, help="of a checkpoint, for the parts")
     parser.add_argument("--memory", default="24GiB")
     parser.add_argument("--without", type=lambda text: text.split(","), default=[], metavar="PART,…",
                         help="parts left out")

@@ -4,20 +4,20 @@
     python bench/checkpoint/checkpoints.py [--device cuda:0] [--mib 1024,16384,65536] [--unique 1024,4096] \
         [--seconds 150]
 
-Device and store without a pool: memory of which every word differs is touched, then imaged by the code of workers.
-Rows: the first image, with all copies on the device; after 1 % of the pages changed; after scattered bytes changed; all
-changed and no room on the device, so that pages go to pinned host memory in the pause; and the restore into a fresh
-process, from the page cache. Of --mib the memory repeats itself after 256 MiB, so that its store fits into memory: the
-pause copies all of it, the store has it once. Of --unique no two pages are equal and none can be compressed: these rows
-say what storing costs. Beside them the driver's own checkpoint and restore of a program with as much memory, in the
-same run, for the sizes that --seconds leave time for. A store on a disk measures the disk.
+Device and store without a pool: memory of which every word differs is touched, then checkpointed by the code of
+workers. Rows: the first checkpoint, with all copies on the device; after 1 % of the pages changed; after scattered
+bytes changed; all changed and no room on the device, so that pages go to pinned host memory in the pause; and the
+restore into a fresh process, from the page cache. Of --mib the memory repeats itself after 256 MiB, so that its store
+fits into memory: the pause copies all of it, the store has it once. Of --unique no two pages are equal and none can be
+compressed: these rows say what storing costs. Beside them the driver's own checkpoint and restore of a program with as
+much memory, in the same run, for the sizes that --seconds leave time for. A store on a disk measures the disk.
 
-Parts of a pause: hash (of every page), state (taken, and compared with the previous image), room (memory of the device
-taken in the pause), copy (on the device), read (to the host). Before it: prepare (the estimate of what will have to be
-copied, and memory for that). Of a restore: read (with the names of the bytes against those of the chunks, by processes
-where there are enough processors) and copy are ms of all its threads together, verify is the hash of every page on the
-device; pages of zeros cost nothing, fresh memory is zeros. That of --unique is done twice, the second time without
-comparing names, by threads.
+Parts of a pause: hash (of every page), state (taken, and compared with the previous checkpoint), room (memory of the
+device taken in the pause), copy (on the device), read (to the host). Before it: prepare (the estimate of what will have
+to be copied, and memory for that). Of a restore: read (with the names of the bytes against those of the chunks, by
+processes where there are enough processors) and copy are ms of all its threads together, verify is the hash of every
+page on the device; pages of zeros cost nothing, fresh memory is zeros. That of --unique is done twice, the second time
+without comparing names, by threads.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from rgpu.checkpoint.manifest import cut  # noqa: E402
 from rgpu.checkpoint.manifest.state import SessionState  # noqa: E402
 from rgpu.checkpoint.pages.frozen import MomentView, look  # noqa: E402
 from rgpu.checkpoint.session import restore  # noqa: E402
-from rgpu.checkpoint.session.imaging import Imaging  # noqa: E402
+from rgpu.checkpoint.session.checkpointing import Checkpointing  # noqa: E402
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore  # noqa: E402
 from rgpu.checkpoint.store.delivery import Delivery  # noqa: E402
-from rgpu.checkpoint.store.images import DirectoryStore  # noqa: E402
 from rgpu.checkpoint.store.writer import STAGING  # noqa: E402
 from rgpu.server.device.cpu.facts import available_memory  # noqa: E402
 from rgpu.server.device.spec import make_device  # noqa: E402
@@ -110,20 +110,20 @@ class Load:
     def take(self, view: MomentView) -> SessionState:
         return cut.take(view, session="bench", epoch=1, position=1, hash_key=KEY, live={})  # type: ignore[arg-type]
 
-    def image(self, store: DirectoryStore, name: str, base: str | None, room: int | None = None) -> dict[str, Any]:
+    def checkpoint(self, store: DirectoryStore, name: str, base: str | None, room: int | None = None) -> dict[str, Any]:
         began = time.monotonic()
-        imaging = Imaging(self.device, KEY, room)
+        checkpointing = Checkpointing(self.device, KEY, room)
         # As a worker's own limit, but that all of this process's memory may find room.
         staging = max(STAGING, min(available_memory() * 3 // 4, sum(size for _, size in self.chunks) * 9 // 8))
         with store.writer(name, base, staging=staging) as writer:
-            _, counts = imaging.run(writer, self.still, self.take)
+            _, counts = checkpointing.run(writer, self.still, self.take)
         total = time.monotonic() - began
-        return {**imaging.taken.as_dict(), "total_ms": round(total * 1000, 1),
+        return {**checkpointing.taken.as_dict(), "total_ms": round(total * 1000, 1),
                 "pages": counts["pages"], "raw_bytes": counts["raw_bytes"], "stored_bytes": counts["stored_bytes"],
                 "stored_gb_per_s": counts["stored_bytes"] / total / 1e9}
 
 
-def images(spec: str, mib: int, store: DirectoryStore, unique: bool) -> Iterator[dict[str, Any]]:
+def checkpoints(spec: str, mib: int, store: DirectoryStore, unique: bool) -> Iterator[dict[str, Any]]:
     load, size = Load(spec, mib, unique=unique), mib << 20
     look(load.device, KEY)  # what is compiled at its first use is compiled
 
@@ -133,21 +133,21 @@ def images(spec: str, mib: int, store: DirectoryStore, unique: bool) -> Iterator
                 "written_share": found["stored_bytes"] / size,
                 "pause_gb_per_s": held / found["pause_ms"] / 1e6 if held else None}
 
-    yield row("first", load.image(store, "first", None))
+    yield row("first", load.checkpoint(store, "first", None))
     newest = "first"
     if not unique:
         load.touch_share(0.01, max(PAGE, size // 100 // len(load.chunks) // PAGE * PAGE))
-        yield row("1 % of the pages", load.image(store, "part", "first"))
+        yield row("1 % of the pages", load.checkpoint(store, "part", "first"))
         load.touch_share(0.0005, 1024)  # 1 KiB in each of 3 % of the pages
-        yield row("scattered: 1 KiB in each of 3 % of the pages", load.image(store, "scattered", "part"))
+        yield row("scattered: 1 KiB in each of 3 % of the pages", load.checkpoint(store, "scattered", "part"))
         newest = "scattered"
     load.touch_all(99)
-    yield row("all, no room on the device", load.image(store, "last", newest, room=0))
+    yield row("all, no room on the device", load.checkpoint(store, "last", newest, room=0))
     load.device.close()
 
 
 def restored(spec: str, mib: int, store: DirectoryStore, unique: bool) -> Iterator[dict[str, Any]]:
-    """The image `last` into a fresh device, every page verified; then again, its chunks' names not checked."""
+    """The checkpoint `last` into a fresh device, every page verified; then again, its chunks' names not checked."""
     began = time.monotonic()
     load = Load(spec, mib, fill=False)
     load.device.frames().prepare(KEPT)  # as a warm worker has them
@@ -164,12 +164,12 @@ def restored(spec: str, mib: int, store: DirectoryStore, unique: bool) -> Iterat
 def restored_once(load: Load, mib: int, store: DirectoryStore, unique: bool, names: bool, made: float,
                   ) -> dict[str, Any]:
     began = time.monotonic()
-    with store.open("last") as image, encoders.for_restore(mib << 20) as image.processes:
+    with store.open("last") as checkpoint, encoders.for_restore(mib << 20) as checkpoint.processes:
         opened = time.monotonic() - began
-        delivery = Delivery(image, load.device, names, image.processes)
+        delivery = Delivery(checkpoint, load.device, names, checkpoint.processes)
         pages = delivery.run()
         written = time.monotonic() - began
-        restore.finish(load.device, image.state, blame=delivery.blame)
+        restore.finish(load.device, checkpoint.state, blame=delivery.blame)
         seconds = time.monotonic() - began
     return {"name": "restore" if names else "restore, chunks' names not checked",
             "size_gib": mib / 1024, "unique": unique, "pages": pages,
@@ -194,13 +194,13 @@ def main() -> int:
     parser.add_argument("--unique", default="1024,4096", help="MiB of memory without equal pages; empty: none")
     parser.add_argument("--seconds", type=float, default=150, help="after which no driver's own checkpoint is begun")
     parser.add_argument("--store", type=Path, default=Path("/dev/shm/rgpu-bench-checkpoints"))
-    parser.add_argument("--part", choices=("images", "restore"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=("checkpoints", "restore"), help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT") or ROOT / "bench" / "results"))
     options = parser.parse_args()
     sizes, unique = ([int(size) for size in text.split(",") if size] for text in (options.mib, options.unique))
     store = DirectoryStore(options.store)
     if options.part:
-        rows_of = images if options.part == "images" else restored
+        rows_of = checkpoints if options.part == "checkpoints" else restored
         for row in rows_of(options.device, (sizes or unique)[0], store, not sizes):
             print(json.dumps(row), flush=True)
         return 0
@@ -215,7 +215,7 @@ def main() -> int:
     for mib, alone in sorted([(mib, False) for mib in sizes] + [(mib, True) for mib in unique]):
         shutil.rmtree(options.store, ignore_errors=True)
         try:
-            for kind in ("images", "restore"):
+            for kind in ("checkpoints", "restore"):
                 for row in measured(kind, options, mib, alone):
                     rows.append(row)
                     print(show(row), flush=True)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Do journal and images stay as small over many calls as they are at first?
+"""Do journal and checkpoints stay as small over many calls as they are at first?
 
     python bench/checkpoint/flat.py [--calls 200000] [--device cpu]
 
-A program makes, uses and destroys objects all the time. At each tenth of its calls an image is taken, and what is kept
-is looked at: the journal (the most in that tenth), the image's manifest, what it wrote, the store, agent and worker.
-Between two images the journal grows with the calls; from one tenth to the next nothing may.
+A program makes, uses and destroys objects all the time. At each tenth of its calls a checkpoint is taken, and what is
+kept is looked at: the journal (the most in that tenth), the checkpoint's manifest, what it wrote, the store, agent and
+worker. Between two checkpoints the journal grows with the calls; from one tenth to the next nothing may.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Run:
         self.began = time.monotonic()
 
     def part(self, number: int, program: Program) -> None:
-        """Until that tenth of the calls was made; then an image."""
+        """Until that tenth of the calls was made; then a checkpoint."""
         journal, goal = 0, self.calls * number // PARTS
         while True:
             row = self.pool.session("flat")
@@ -55,12 +55,14 @@ class Run:
             if program.process.poll() is not None:
                 raise SystemExit(f"the program ended: {program.errors[-5:]}")
             time.sleep(0.2)
-        image = self.pool.rgpu("checkpoint", "flat")
-        listed = {one["image"]: one for one in self.pool.rgpu("image", "ls")}[image["image"]]
+        checkpoint = self.pool.rgpu("checkpoint", "flat")
+        listed = {one["image"]: one for one in self.pool.rgpu("image", "ls")}[checkpoint["image"]]
         self.rows.append({
-            "calls": image["position"], "seconds": round(time.monotonic() - self.began, 1), "journal_bytes": journal,
-            "manifest_bytes": listed["manifest_bytes"], "image_pages": image["pages"], "image_bytes": image["bytes"],
-            "store_bytes": size_of(self.folder / "pool" / "images"), "pause_ms": image["pause_ms"],
+            "calls": checkpoint["position"], "seconds": round(time.monotonic() - self.began, 1),
+                          "journal_bytes": journal,
+            "manifest_bytes": listed["manifest_bytes"], "image_pages": checkpoint["pages"],
+                          "image_bytes": checkpoint["bytes"],
+            "store_bytes": size_of(self.folder / "pool" / "images"), "pause_ms": checkpoint["pause_ms"],
             "worker_rss": resident(int(row["worker_pid"])) or 0, "agent_rss": resident(program.process.pid) or 0})
         print(line(self.rows[-1]), flush=True)
 
@@ -68,7 +70,7 @@ class Run:
 def line(row: dict[str, Any]) -> str:
     kib = {name: f"{row[name] / 1024:.0f} KiB" for name in ("journal_bytes", "image_bytes", "store_bytes")}
     return (f"{row['calls']:>9,} calls {row['seconds']:6.1f} s  journal ≤ {kib['journal_bytes']:>9s}  manifest "
-            f"{row['manifest_bytes']:6,} B  image {row['image_pages']:3} pages, {kib['image_bytes']:>8s}  store "
+            f"{row['manifest_bytes']:6,} B  checkpoint {row['image_pages']:3} pages, {kib['image_bytes']:>8s}  store "
             f"{kib['store_bytes']:>9s}  RSS worker {row['worker_rss'] >> 20} MiB, agent {row['agent_rss'] >> 20} MiB  "
             f"pause {row['pause_ms']:.1f} ms")
 
@@ -86,7 +88,7 @@ def growth(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Journal and image size over many calls.")
+    parser = argparse.ArgumentParser(description="Journal and checkpoint size over many calls.")
     parser.add_argument("--calls", type=int, default=200_000)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--journal-limit", default="16MiB")

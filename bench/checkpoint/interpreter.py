@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What storing an image costs the thread that applies a session's calls, by threads and by processes; no GPU.
+"""What storing a checkpoint costs the thread that applies a session's calls, by threads and by processes; no GPU.
 
     python bench/checkpoint/interpreter.py [--seconds 6] [--threads 6] [--processes 2] [--folder /dev/shm]
 
 The thread does what a worker's applying thread does for each message: opens a sealed one of 4 KiB and makes a call of
 C, which lets the interpreter go; it waits 50 µs between two. Meanwhile frames of pages are named, compressed and
-stored, as for an image. Rows: messages a second, by that of the thread alone; bytes stored.
+stored, as for a checkpoint. Rows: messages a second, by that of the thread alone; bytes stored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rgpu.checkpoint.native import pagehash_native  # noqa: E402
 from rgpu.checkpoint.pages import pagehash  # noqa: E402
 from rgpu.checkpoint.pages.pages import PageList  # noqa: E402
 from rgpu.checkpoint.store import writer  # noqa: E402
-from rgpu.checkpoint.store.images import DirectoryStore  # noqa: E402
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore  # noqa: E402
 
 KEY = bytes(range(32))
 BASE = 0x2000_0000_0000
@@ -78,8 +78,8 @@ class Storing:
         region, expanded = Region(BASE, FRAME_PAGES * PAGE, "mapped"), pagehash.expand_key(KEY)
         maps = [mmap.mmap(memory.fd, memory.size) for memory in frames]
         each = [np.frombuffer(one, np.uint8).reshape(FRAME_PAGES, PITCH) for one in maps]
-        with self.store.writer("i", encoders=self.encoders) as image:
-            image.prepare()
+        with self.store.writer("i", encoders=self.encoders) as checkpoint:
+            checkpoint.prepare()
             while not self.over.is_set():
                 index, turn = free.get(), turn + 1
                 rows, memory = each[index], frames[index]
@@ -91,7 +91,7 @@ class Storing:
                     np.uint8).reshape(-1, 8)
                 hashes = pagehash_native.hash_rows(start, PITCH, FRAME_PAGES, expanded)
                 listed = PageList.of([region], [(0, np.arange(FRAME_PAGES), hashes)])
-                image.add_rows(rows, listed, KEY, partial(free.put, index), memory)
+                checkpoint.add_rows(rows, listed, KEY, partial(free.put, index), memory)
                 self.stored += FRAME_PAGES * PAGE
         for memory in frames:
             os.close(memory.fd)

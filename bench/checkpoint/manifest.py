@@ -4,8 +4,9 @@
     python bench/checkpoint/manifest.py [--mib 64,128,256]
 
 A session's modules stand whole in its manifest. For so many MiB of them: encoding in one go and in pieces, decoding
-whole and for the next image (the pages alone); milliseconds of each, and the longest that a thread which only sleeps
-half a millisecond at a time had to wait meanwhile: it needs the interpreter, as the thread that applies calls does.
+whole and for the next checkpoint (the pages alone); milliseconds of each, and the longest that a thread which only
+sleeps half a millisecond at a time had to wait meanwhile: it needs the interpreter, as the thread that applies calls
+does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from rgpu.checkpoint.device import PAGE  # noqa: E402
-from rgpu.checkpoint.manifest import manifest as image  # noqa: E402
+from rgpu.checkpoint.manifest import manifest  # noqa: E402
 from rgpu.checkpoint.manifest.state import RegionState, SessionState  # noqa: E402
 from rgpu.checkpoint.pages import pagehash  # noqa: E402
 
@@ -50,7 +51,7 @@ class Sleeper:
             self.longest, last = max(self.longest, now - last - NAP), now
 
 
-def body_with(mib: int) -> image.Body:
+def body_with(mib: int) -> manifest.Body:
     pages = REGION // PAGE
     regions = [RegionState(0x2000_0000_0000 + index * REGION, REGION, "mapped", hashes=os.urandom(16 * pages))
                for index in range(REGIONS)]
@@ -58,15 +59,15 @@ def body_with(mib: int) -> image.Body:
             "payloads": [os.urandom(CONTENT) for _ in range((mib << 20) // CONTENT)]}
     state = SessionState(session="s", epoch=1, position=5, hash_key=bytes(pagehash.KEY_BYTES), regions=regions,
                          live=live)
-    return image.Body(image="i", created=0.0, state=state, packs=[], chunks=image.Chunks(b"", b"", b"", b""),
-                      pages=[image.ZERO_PAGE.to_bytes(4, "little") * pages] * REGIONS)
+    return manifest.Body(image="i", created=0.0, state=state, packs=[], chunks=manifest.Chunks(b"", b"", b"", b""),
+                      pages=[manifest.ZERO_PAGE.to_bytes(4, "little") * pages] * REGIONS)
 
 
-def in_one_go(body: image.Body) -> bytes:
+def in_one_go(body: manifest.Body) -> bytes:
     """As it was done first: encoded, put behind its head, summed."""
     summary = msgspec.msgpack.encode(body.summary())
     data = summary + msgspec.msgpack.encode(body)
-    return image._checksum(data, key=KEY) + data
+    return manifest._checksum(data, key=KEY) + data
 
 
 def main() -> None:
@@ -76,12 +77,12 @@ def main() -> None:
     sleeper, rows = Sleeper(), list[dict[str, Any]]()
     for mib in map(int, options.mib.split(",")):
         body = body_with(mib)
-        data = image.encode(body, KEY)
+        data = manifest.encode(body, KEY)
         ways: dict[str, Callable[[], Any]] = {
             "encode in one go": lambda body=body: in_one_go(body),
-            "encode in pieces": lambda body=body: image.encode_pieces(body, KEY),
-            "decode whole": lambda data=data: image.decode(data, KEY, "i"),
-            "decode the pages alone": lambda data=data: image.decode(data, KEY, "i", pages_alone=True)}
+            "encode in pieces": lambda body=body: manifest.encode_pieces(body, KEY),
+            "decode whole": lambda data=data: manifest.decode(data, KEY, "i"),
+            "decode the pages alone": lambda data=data: manifest.decode(data, KEY, "i", pages_alone=True)}
         for name, do in ways.items():
             time.sleep(0.2)
             sleeper.longest, began = 0.0, time.monotonic()

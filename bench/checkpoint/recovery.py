@@ -6,17 +6,18 @@
 
 One program (default: GPT-2 124M, bf16, bench/workloads/gpt2_steps.py) runs four times: without recovery, undisturbed
 with a checkpoint each --every seconds, without recovery again, and disturbed: the worker is killed some time after the
-first checkpoint, and when that is survived and another image taken, the whole node (worker and daemon). Losses are
+first checkpoint, and when that is survived and another checkpoint taken, the whole node (worker and daemon). Losses are
 compared bit by bit.
 
 Rows: `worker` and `node`: seconds from the kill to the next step's loss, of which
-detect (until the pool has decided on a recovery), start (until a worker stands with the image restored) and
-replay (attach, replay of the journal, the step itself); steps_replayed and image_age: the work since the image.
+detect (until the pool has decided on a recovery), start (until a worker stands with the checkpoint restored) and
+replay (attach, replay of the journal, the step itself); steps_replayed and image_age: the work since the checkpoint.
 `steady`: the mean step of the run with checkpoints by that of the runs without recovery before and after it, by its own
-median, and by the mean of its steps while no image was written (`over_between`: what images cost, in one run, whatever
-the machine does meanwhile); `images_ms`: of each image how much longer the steps took while it was made than as many
-around it, all together, and `over_around`, the mean of that by the time from one image to the next; with the steps
-around each image, and what each image says of its pause. `--part steady` leaves the disturbed run out.
+median, and by the mean of its steps while no checkpoint was written (`over_between`: what checkpoints cost, in one run,
+whatever the machine does meanwhile); `images_ms`: of each checkpoint how much longer the steps took while it was made
+than as many around it, all together, and `over_around`, the mean of that by the time from one checkpoint to the next;
+with the steps around each checkpoint, and what each checkpoint says of its pause. `--part steady` leaves the disturbed
+run out.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from tests.support.pools.pool import LocalPool, Program  # noqa: E402
 
 WORKLOAD = ROOT / "bench" / "workloads" / "gpt2_steps.py"
 WARM = 20  #: steps at the beginning that no mean counts
-SLACK = 0.3  #: seconds behind an image and before the next one whose steps count as beside it
+SLACK = 0.3  #: seconds behind a checkpoint and before the next one whose steps count as beside it
 
 
 @dataclass
@@ -70,11 +71,11 @@ class Run:
         """Seconds of each step after the warm ones."""
         return [b - a for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)]
 
-    def around(self, image: float, before: float = 6.0, after: float = 1.0) -> list[tuple[float, float]]:
-        """(seconds from an image's publication to the step's end, ms of the step), of the steps beside it."""
-        return [(round(b - image, 3), round((b - a) * 1e3, 1))
+    def around(self, checkpoint: float, before: float = 6.0, after: float = 1.0) -> list[tuple[float, float]]:
+        """(seconds from a checkpoint's publication to the step's end, ms of the step), of the steps beside it."""
+        return [(round(b - checkpoint, 3), round((b - a) * 1e3, 1))
                 for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)
-                if image - before < b < image + after]
+                if checkpoint - before < b < checkpoint + after]
 
     def excess(self, began: float, ended: float, beside: float = 3.0) -> float | None:
         """By how many ms the steps of that time were longer, all together, than as many of the seconds around it.
@@ -89,10 +90,10 @@ class Run:
             [b - a for a, b in steps if ended < a and b < ended + beside]) if some]
         return (sum(during) - statistics.mean(usual) * len(during)) * 1e3 if usual and during else None
 
-    def between(self, images: list[float], every: float) -> list[float]:
-        """Of these, the steps while no image was written: the next is asked for so long after the last one."""
+    def between(self, checkpoints: list[float], every: float) -> list[float]:
+        """Of these, the steps while no checkpoint was written: the next is asked for so long after the last one."""
         return [b - a for a, b in zip(self.times[WARM:], self.times[WARM + 1:], strict=False)
-                if any(image + SLACK < a and b < image + every - SLACK for image in images)]
+                if any(checkpoint + SLACK < a and b < checkpoint + every - SLACK for checkpoint in checkpoints)]
 
 
 class Bench:
@@ -115,7 +116,7 @@ class Bench:
             raise SystemExit(f"{program.name} ended with {code}: {program.errors[-20:]}\n{self.pool.logs()}")
         return Run.of(program.lines)
 
-    def images(self, name: str) -> list[dict[str, Any]]:
+    def checkpoints(self, name: str) -> list[dict[str, Any]]:
         """The checkpoints that are on record, oldest first."""
         return [e for e in self.history(name) if e["decision"] == "publish_image"]
 
@@ -124,17 +125,17 @@ class Bench:
         return found
 
     def statistics(self, name: str) -> list[dict[str, Any]]:
-        """What taking each image that is still there cost: its pause and the parts of it, oldest first."""
+        """What taking each checkpoint that is still there cost: its pause and the parts of it, oldest first."""
         rows = sorted(self.pool.rgpu("image", "ls", name), key=lambda row: row["created"])
         return [{"begun": row["created"], **self.pool.rgpu("image", "show", row["image"])["statistics"]}
                 for row in rows]
 
-    def wait_image(self, name: str, count: int, seconds: float = 120) -> int:
+    def wait_checkpoint(self, name: str, count: int, seconds: float = 120) -> int:
         """Until so many checkpoints are on record; how many are."""
         deadline = time.monotonic() + seconds
-        while (found := len(self.images(name))) < count:
+        while (found := len(self.checkpoints(name))) < count:
             if time.monotonic() > deadline:
-                raise SystemExit(f"{name} has {found} images, {count} were expected\n{self.pool.logs()}")
+                raise SystemExit(f"{name} has {found} checkpoints, {count} were expected\n{self.pool.logs()}")
             time.sleep(0.5)
         return found
 
@@ -144,7 +145,7 @@ class Bench:
         victims = [int(row["worker_pid"])]
         if whole:
             victims.append(int(self.pool.node(row["host"])["pid"]))
-        image = self.images(program.name)[-1]["when"]
+        checkpoint = self.checkpoints(program.name)[-1]["when"]
         before = len(program.lines)
         killed = time.time()
         for pid in victims:
@@ -157,10 +158,10 @@ class Bench:
         after = self.pool.session(program.name)
         moments = {e["decision"]: e["when"] for e in reversed(self.history(program.name)) if e["when"] > killed}
         decided, started = moments["recover"], moments["started"]
-        steps = [t for t in Run.of(program.lines).times if image < t <= killed]
+        steps = [t for t in Run.of(program.lines).times if checkpoint < t <= killed]
         return {"name": "node" if whole else "worker", "to_next_step_s": later[0] - killed,
                 "detect_s": decided - killed, "start_s": started - decided, "replay_s": later[0] - started,
-                "steps_replayed": len(steps), "image_age_s": killed - image, "epoch": after["epoch"],
+                "steps_replayed": len(steps), "image_age_s": killed - checkpoint, "epoch": after["epoch"],
                 "from": row["host"], "to": after["host"]}
 
 
@@ -171,7 +172,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     every = ("--checkpoint-every", str(options.every))
     calm_program = bench.start("calm", *every)
     calm = bench.end(calm_program, limit)
-    taken, statistics_of = [e["when"] for e in bench.images("calm")], bench.statistics("calm")
+    taken, statistics_of = [e["when"] for e in bench.checkpoints("calm")], bench.statistics("calm")
     again = bench.end(bench.start("bare-again", "--recover", "off"), limit)
     rows, after = disturb(bench, every, limit) if options.part == "all" else ([], calm)
     return {
@@ -183,23 +184,23 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 
 def disturb(bench: Bench, every: tuple[str, str], limit: float) -> tuple[list[dict[str, Any]], Run]:
-    """The run in which the worker is killed, and after another image its node."""
+    """The run in which the worker is killed, and after another checkpoint its node."""
     program = bench.start("disturbed", *every)
     rows: list[dict[str, Any]] = []
     count = 0
     for whole in (False, True):
-        count = bench.wait_image("disturbed", count + 1)
+        count = bench.wait_checkpoint("disturbed", count + 1)
         time.sleep(bench.options.every / 2)
         rows.append(bench.blow(program, whole))
     return rows, bench.end(program, limit)
 
 
-def steady(calm: Run, bare_steps: list[float], taken: list[float], images: list[dict[str, Any]],
+def steady(calm: Run, bare_steps: list[float], taken: list[float], checkpoints: list[dict[str, Any]],
            every: float) -> dict[str, Any]:
-    """``taken``: when each image was published; ``images``: what each says of itself."""
+    """``taken``: when each checkpoint was published; ``checkpoints``: what each says of itself."""
     calm_steps, between = calm.steps(), calm.between(taken, every)
-    costs = [(excess, image["seconds"]) for when, image in zip(taken, images, strict=False)
-             if (excess := calm.excess(when - image["seconds"] - SLACK, when + SLACK)) is not None]
+    costs = [(excess, checkpoint["seconds"]) for when, checkpoint in zip(taken, checkpoints, strict=False)
+             if (excess := calm.excess(when - checkpoint["seconds"] - SLACK, when + SLACK)) is not None]
     return {
         "images": len(taken), "mean_ms": statistics.mean(calm_steps) * 1e3,
         "median_ms": statistics.median(calm_steps) * 1e3, "longest_ms": max(calm_steps) * 1e3,
@@ -209,7 +210,7 @@ def steady(calm: Run, bare_steps: list[float], taken: list[float], images: list[
         "images_ms": [round(excess) for excess, _ in costs],
         "over_around": 1 + statistics.mean(excess / 1e3 / (every + seconds) for excess, seconds in costs)
         if costs else None,
-        "around": [calm.around(image) for image in taken], "statistics": images,
+        "around": [calm.around(checkpoint) for checkpoint in taken], "statistics": checkpoints,
         "over_between": statistics.mean(calm_steps) / statistics.mean(between) if between else None}
 
 

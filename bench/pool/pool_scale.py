@@ -6,8 +6,8 @@
 
 Real: the etcd (one member), the registry's client, the records, and the coordinator that leads. Simulated: the nodes
 (bench/pool/pool_nodes.py), of which few processes play many, and the sessions, which are records. At each rate that
-many changes of session records a second are asked for (an image named: record and history in one transaction, compared
-with the revision read and with the election, as the coordinator does it), for S seconds; measured are what was
+many changes of session records a second are asked for (a checkpoint named: record and history in one transaction,
+compared with the revision read and with the election, as the coordinator does it), for S seconds; measured are what was
 reached, its latency, the lag of every node's watch, and what etcd and coordinator use. Prints a table, writes JSON.
 """
 
@@ -36,7 +36,7 @@ from rgpu.migrate.records import ownership  # noqa: E402
 from rgpu.migrate.records.ownership import Held, Leader  # noqa: E402
 from rgpu.migrate.records.schema import (  # noqa: E402
     LEADER,
-    ImageName,
+    CheckpointName,
     LeaderRecord,
     Needs,
     Program,
@@ -135,7 +135,8 @@ def session(number: int, nodes: int) -> SessionRecord:
         name=f"session-{number:05d}", state="running", owner=f"node-{host:04d}", incarnation=host + 1, epoch=3,
         quota=8 << 30, agent="k" * 40, device=f"cuda:{number // nodes % 8}",
         needs=Needs(kind="cuda", compute_capability=(9, 0), driver_version=13000),
-        image=ImageName(name=f"session-{number:05d}-e3-p1-1", position=1, epoch=3, created=time.time(), bytes=1 << 30),
+        checkpoint=CheckpointName(name=f"session-{number:05d}-e3-p1-1", position=1, epoch=3, created=time.time(),
+                                  bytes=1 << 30),
         program=Program(pid=4711, command="python train.py --epochs 10", host="client.example.org"),
         created=time.time(), changed=time.time(), running_since=time.time(), reason="started on a simulated node")
 
@@ -264,11 +265,14 @@ class Bench:
 
     async def _publish(self, registry: EtcdRegistry, leader: Leader, index: int) -> None:
         held = self.held[index]
-        position = held.record.image.position + 1 if held.record.image else 1
-        image = ImageName(name=f"{held.record.name}-e3-p{position}", position=position, epoch=3, created=time.time(),
+        position = held.record.checkpoint.position + 1 if held.record.checkpoint else 1
+        checkpoint = CheckpointName(name=f"{held.record.name}-e3-p{position}", position=position, epoch=3,
+                                    created=time.time(),
                           bytes=1 << 30)
-        decision = ownership.publish_image(held, owner=str(held.record.owner), epoch=3, image=image, leader=leader,
-                                           now=time.time(), reason=f"image {image.name} at position {position}")
+        decision = ownership.publish_checkpoint(held, owner=str(held.record.owner), epoch=3, checkpoint=checkpoint,
+                                                leader=leader,
+                                           now=time.time(), reason=f"checkpoint {checkpoint.name} at position "
+                                                                   f"{position}")
         try:
             result = await txn_certain(registry, decision.compares, decision.operations)
         except UnknownOutcome:

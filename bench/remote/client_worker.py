@@ -110,7 +110,7 @@ def serve_engine(connection: SealedConnection) -> None:
 
     device = CudaDevice(0)
     load = device.load
-    device.load = lambda module, image, *rest: load(module, b"kernel 16\n", *rest)  # type: ignore[method-assign]
+    device.load = lambda module, binary, *rest: load(module, b"kernel 16\n", *rest)  # type: ignore[method-assign]
     ended = threading.Event()
     runtime = SessionRuntime(connection.session, 1, device)
     AgentLink(connection, runtime, lambda event, values: ended.set() if event == "detached" else None,

@@ -32,7 +32,7 @@ def on_the_fake_driver() -> None:
     os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 
 
-def image(fake: bool) -> bytes:
+def binary(fake: bool) -> bytes:
     if fake:
         return b"add_one 12\n"
     from cuda.bindings import nvrtc
@@ -74,7 +74,7 @@ def main() -> None:
         journal("context_create", context=16, device=0, flags=0, primary=1),
         journal("memory_map", address=BASE, size=size, device=0),
         journal("memory_allocate", address=BASE, size=size),
-        journal("module_load", image(fake), module=17, context=16, library=0, options=b""),
+        journal("module_load", binary(fake), module=17, context=16, library=0, options=b""),
         journal("stream_create", stream=18, context=16, flags=1, priority=0)]))
     if agent.answer(5)[0]:
         raise SystemExit("the module does not load")

@@ -31,10 +31,10 @@ def fat_binaries(data: bytes) -> Iterator[bytes]:
     """Every well-formed fat binary in a file."""
     at = data.find(MAGIC_BYTES)
     while at >= 0:
-        image = _fat_binary(data, at)
-        if image:
-            yield image
-        at = data.find(MAGIC_BYTES, at + (len(image) or 4))
+        binary = _fat_binary(data, at)
+        if binary:
+            yield binary
+        at = data.find(MAGIC_BYTES, at + (len(binary) or 4))
 
 
 def _fat_binary(data: bytes, start: int) -> bytes:
@@ -54,11 +54,11 @@ def _fat_binary(data: bytes, start: int) -> bytes:
     return data[start:end]
 
 
-def may_run(image: bytes, major: int, minor: int) -> bool:
+def may_run(binary: bytes, major: int, minor: int) -> bool:
     """As the shim decides before it sends anything (fatbin.cpp, may_run_on)."""
     device = major * 10 + minor
     return any(part.architecture <= device and (part.kind == PTX or part.architecture // 10 == major)
-               for part in unpack(image) if part.kind in (PTX, ELF))
+               for part in unpack(binary) if part.kind in (PTX, ELF))
 
 
 def libraries(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -85,12 +85,12 @@ def main() -> None:
         for path in options.files:
             for name, data in libraries(path):
                 row = [0, 0, 0, 0]
-                for image in fat_binaries(data):
-                    if not may_run(image, major, minor):
+                for binary in fat_binaries(data):
+                    if not may_run(binary, major, minor):
                         row[0] += 1
                         continue
-                    sent = len(slimmer.slim(image, (major, minor)))
-                    row = [row[0], row[1] + 1, row[2] + len(image), row[3] + sent]
+                    sent = len(slimmer.slim(binary, (major, minor)))
+                    row = [row[0], row[1] + 1, row[2] + len(binary), row[3] + sent]
                 if row[0] or row[1]:
                     _show(name, row)
                     totals = [a + b for a, b in zip(totals, row, strict=True)]

@@ -110,13 +110,13 @@ class Device(Protocol):
     def destroy_stream(self, stream: int) -> None: ...
     def create_event(self, event: int, context: int, flags: int) -> None: ...
     def destroy_event(self, event: int) -> None: ...
-    def load(self, module: int, image: bytes, options: bytes, library: bool,
+    def load(self, module: int, binary: bytes, options: bytes, library: bool,
              device: int = 0) -> tuple[ModuleTable, str]:
         """Load on one of the session's devices; returns the table and the compiler's log. Raises DeviceError."""
 
     def unload(self, module: int) -> None: ...
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
-        """cuLink*: (CUjitInputType, name, data) → an image that load() takes, and a log."""
+        """cuLink*: (CUjitInputType, name, data) → a module binary that load() takes, and a log."""
 
     def function_attributes(self, module: int, function: int) -> tuple[int, ...]:
         """The 16 attributes once the function is loaded: the table of a lazy load has -1 for some."""
@@ -230,7 +230,7 @@ class Device(Protocol):
         """
 
     def frames(self) -> FramePool:
-        """The frames through which images go, both ways. One image at a time uses them."""
+        """The frames through which checkpoints go, both ways. One checkpoint at a time uses them."""
 
     def page_ring(self) -> PageRing:
         """The device's one staging ring, made when the device was opened. One page stream uses it at a time."""

@@ -55,18 +55,20 @@ MODULE_CACHE_SIZE = "4GiB"
 
 def module_cache_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--module-cache-size", metavar="SIZE", default=MODULE_CACHE_SIZE, show_default=True,
-                        help="Disk that a node may use to keep the kernels' images it was sent, so that no client "
+                        help="Disk that a node may use to keep the module binaries it was sent, so that no client "
                              "sends one twice; 0 keeps none.")(command)
 
 
 def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--store``, ``--store-credentials``, ``--keep-images``: where images go, and how many stay."""
+    """``--store``, ``--store-credentials``, ``--keep-images``: where checkpoints go, and how many stay."""
     for option in (
-        click.option("--keep-images", metavar="N", help="Newest images of each session that stay when a new one is "
+        click.option("--keep-images", metavar="N", help="Newest checkpoints of each session that stay when a new one "
+                                                        "is "
                      "taken; 0: all (default 3)."),
         click.option("--store-credentials", metavar="FILE", help="Credentials of an object store (JSON, mode 0600; "
                      "default: the AWS_* variables)."),
-        click.option("--store", metavar="DIR|s3://…", help="Where images are kept: a directory that every node sees, "
+        click.option("--store", metavar="DIR|s3://…", help="Where checkpoints are kept: a directory that every node "
+                                                           "sees, "
                      "or s3://BUCKET/PREFIX?endpoint=URL (default: the pool's directory).")):
         command = option(command)
     return command

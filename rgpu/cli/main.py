@@ -14,10 +14,10 @@ from rgpu import __version__
 VERBS = {
     "up": "pools.up", "down": "pools.down", "server": "pools.server", "run": "sessions.run", "ps": "sessions.ps",
     "describe": "sessions.describe", "logs": "sessions.logs", "kill": "sessions.kill", "nodes": "pools.nodes",
-    "migrate": "moves.migrate", "checkpoint": "images.checkpoint", "restore": "images.restore", "image":
-    "images.image", "cordon": "moves.cordon", "uncordon": "moves.uncordon", "drain": "moves.drain", "leave":
+    "migrate": "moves.migrate", "checkpoint": "checkpoints.checkpoint", "restore": "checkpoints.restore", "image":
+    "checkpoints.image", "cordon": "moves.cordon", "uncordon": "moves.uncordon", "drain": "moves.drain", "leave":
     "pools.leave", "rebalance": "moves.rebalance", "pool": "pools.pool_group", "history": "sessions.history",
-    "events": "sessions.events", "journal": "images.journal", "keys": "pools.keys", "config": "helpers.config",
+    "events": "sessions.events", "journal": "checkpoints.journal", "keys": "pools.keys", "config": "helpers.config",
     "doctor": "helpers.doctor", "demo": "helpers.demo", "top": "sessions.top", "completion": "helpers.completion",
     "simulate": "helpers.simulate",
 }

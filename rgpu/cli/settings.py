@@ -99,16 +99,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("pool", lambda: str(_state_home() / "pool"), str, "the pool's directory (addresses and keys)"),
     Setting("registry", lambda: "embedded", str, "the pool's registry: etcd://HOST:PORT,…/PREFIX?…, or embedded"),
     Setting("memory", lambda: 1 << 30, parse_size, "device memory of a session (its quota)"),
-    Setting("recover", lambda: True, parse_flag, "keep the journal since the last image, to outlive a server"),
+    Setting("recover", lambda: True, parse_flag, "keep the journal since the last checkpoint, to outlive a server"),
     Setting("journal_limit", journal_limit, parse_size, "journal kept in memory before it is spilled (default: 1/32 of "
             "the machine's memory, 256 MiB to 4 GiB)"),
     Setting("journal_dir", lambda: str(_state_home() / "journal"), str, "where a journal is spilled to"),
     Setting("max_downtime", lambda: 10.0, parse_seconds, "longest stop that a move may cause"),
-    Setting("store", lambda: "", str, "where images are: a directory or s3://BUCKET/PREFIX?endpoint=URL (default: the "
+    Setting("store", lambda: "", str, "where checkpoints are: a directory or s3://BUCKET/PREFIX?endpoint=URL (default: "
+                                      "the "
             "pool's directory)"),
     Setting("store_credentials", lambda: "", str, "file with the credentials of an object store (default: AWS_* "
             "variables); read by node daemons only"),
-    Setting("keep_images", lambda: 3, int, "newest images of each session that stay when a new one is taken; 0: all"),
+    Setting("keep_images", lambda: 3, int, "newest checkpoints of each session that stay when a new one is taken; 0: "
+                                           "all"),
     Setting("checkpoint_bandwidth", lambda: 0, parse_size, "bytes/s that the checkpoints of a node may write together; "
             "0: no limit"),
     Setting("enforce_compute", lambda: "shared", parse_policy, "when a node holds sessions to their shares of a "

@@ -103,14 +103,14 @@ def open_log(who: str, session: str, host: str = "") -> EffectsLog | None:
         return None
 
 
-def publishing(host: str, session: str, epoch: int, position: int, image: str) -> None:
-    """A leader is about to name an image."""
+def publishing(host: str, session: str, epoch: int, position: int, checkpoint: str) -> None:
+    """A leader is about to name a checkpoint."""
     if _FOLDER is None:
         return
     found = _leaders.get((host, session)) or open_log("leader", session, host)
     if found is not None:
         _leaders[host, session] = found
-        found.note(Kind.PUBLISHING, epoch, position, image)
+        found.note(Kind.PUBLISHING, epoch, position, checkpoint)
 
 
 def _effect(kind: Kind, epoch: int, first: int, last: int, note: str = "") -> bytes:

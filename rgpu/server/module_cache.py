@@ -1,9 +1,9 @@
-"""The images that a node has seen, on disk, so that no client sends one twice.
+"""The module binaries that a node has seen, on disk, so that no client sends one twice.
 
 One directory serves all workers of a node. A file's name is the BLAKE3 hash of
 its content, so nothing ever has to be kept in step: a file is right, or it is
 found out when it is read, deleted, and counts as absent. Nothing here is ever
-needed: on a full or broken disk the images are sent again.
+needed: on a full or broken disk the module binaries are sent again.
 
 Writing: a temporary file, locked (flock) by its writer as long as it lives,
 flushed, renamed. Making room and making temporary files happen under the
@@ -12,7 +12,7 @@ The bound counts temporary files at their full size. Least recently used
 (modification time) goes first.
 
 Whoever names a hash gets the module that it names loaded, so the sessions of one node can
-tell which images others brought. They share a pool, and its keys, already.
+tell which module binaries others brought. They share a pool, and its keys, already.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class ModuleCache:
         if error.errno not in self._told:
             self._told.add(error.errno or 0)
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            log.warning(f"{what} the module cache; images are sent again", directory=str(self.directory),
+            log.warning(f"{what} the module cache; module binaries are sent again", directory=str(self.directory),
                         reason="the disk is full" if full else str(error))
 
     def statistics(self) -> dict[str, int]:

@@ -4,7 +4,7 @@ Two books, one on each side of the data link, both without I/O:
 
 :class:`RetainedAnswers`   the worker's: every answer given, until the record
                            ``completed(seq)`` for it was applied. Travels with
-                           an image and a move, is sent again after an ATTACH.
+                           a checkpoint and a move, is sent again after an ATTACH.
 :class:`DeliveredAnswers`  the digests of what the program was given. A replay
                            answers again: the answer is not delivered a second
                            time, and one that differs is a :class:`Divergence`
@@ -121,7 +121,7 @@ class RetainedAnswers:
         return True
 
     def as_list(self) -> list[list[Any]]:
-        """For an image or a move: rows of seq, result, reply, payload."""
+        """For a checkpoint or a move: rows of seq, result, reply, payload."""
         return [list(row) for row in self.unobserved()]
 
     @staticmethod

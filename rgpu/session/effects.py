@@ -2,7 +2,7 @@
 
 State machines and records say what *should* be. An *effect* is what a process did
 that another could notice: a call applied, an answer sent, accepted, a journal
-cut, an image about to be named. Workers, agents and leaders write theirs down
+cut, a checkpoint about to be named. Workers, agents and leaders write theirs down
 where a test asks for it (:mod:`rgpu.link.effects`); the checker in
 ``tests/effects`` compares all of them with what the registry said (OWNERSHIP 1, 2, 5).
 
@@ -38,7 +38,7 @@ class Kind(IntEnum):
 
     # of a worker
     BEGUN = 1  #: an empty session at position 0; ``note``: the state it was started in
-    REBUILT = 2  #: from an image, or from the pages of a move, at that position
+    REBUILT = 2  #: from a checkpoint, or from the pages of a move, at that position
     ACTIVE = 3  #: the registry named this worker the owner, at that position
     APPLIED = 4  #: the calls first..last, in order
     ANSWERED = 5  #: the answer of that call goes out
@@ -49,10 +49,10 @@ class Kind(IntEnum):
     ATTACHED = 16  #: ships from that position on
     WANTED = 17  #: the program waits for the answer of that call
     ACCEPTED = 18  #: the program was given the answer of that call
-    CUT = 19  #: the journal up to there is not needed any more; ``note``: because of that image
+    CUT = 19  #: the journal up to there is not needed any more; ``note``: because of that checkpoint
     ENDED = 20  #: the session's last call; ``note``: why, when it did not end by the program's end
     # of a leader
-    PUBLISHING = 32  #: about to name image ``note``, which stands at that position
+    PUBLISHING = 32  #: about to name checkpoint ``note``, which stands at that position
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):

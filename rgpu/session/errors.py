@@ -36,7 +36,7 @@ class UsageError(RgpuError):
 
 
 class NotFound(RgpuError):
-    """A session, host, image or file of that name does not exist."""
+    """A session, host, checkpoint or file of that name does not exist."""
 
     code, exit_code = "not_found", 3
 
@@ -66,7 +66,7 @@ class AuthenticationFailed(RgpuError):
 
 
 class Corrupt(RgpuError):
-    """A journal, frame, image or record does not verify. detail: offset, reason."""
+    """A journal, frame, checkpoint or record does not verify. detail: offset, reason."""
 
     code, exit_code = "corrupt", 8
 
@@ -90,7 +90,7 @@ class MoveFailed(RgpuError):
 
 
 class RecoveryFailed(RgpuError):
-    """A session could not be brought back; image and journal are kept."""
+    """A session could not be brought back; checkpoint and journal are kept."""
 
     code, exit_code = "recovery_failed", 12
 
@@ -114,31 +114,31 @@ class Fenced(RgpuError):
 
 
 class StoreError(RgpuError):
-    """The image store failed; the classes below say how."""
+    """The checkpoint store failed; the classes below say how."""
 
     code, exit_code = "store", 16
 
 
 class StoreFull(StoreError):
-    """The image store has no room, or a quota is used up."""
+    """The checkpoint store has no room, or a quota is used up."""
 
     code, exit_code = "store_full", 30
 
 
 class StoreDenied(StoreError):
-    """The image store refuses the credentials, or what they may do."""
+    """The checkpoint store refuses the credentials, or what they may do."""
 
     code, exit_code = "store_denied", 31
 
 
 class StoreUnreachable(StoreError):
-    """The image store does not answer."""
+    """The checkpoint store does not answer."""
 
     code, exit_code = "store_unreachable", 32
 
 
 class StoreMissing(StoreError):
-    """Something that an image names is not in the store any more."""
+    """Something that a checkpoint names is not in the store any more."""
 
     code, exit_code = "store_missing", 33
 

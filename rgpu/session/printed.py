@@ -2,7 +2,7 @@
 
 The worker's book. Positions are counts of bytes since the session's beginning,
 so that they mean the same to every worker that ever holds the session: what a
-replay prints again is counted again from the image's count on, and dropped as
+replay prints again is counted again from the checkpoint's count on, and dropped as
 far as the program has had it. Text of blocks that run side by side may come in
 another order in a replay; it is the count that is held (docs/developers/devices.md,
 "Device printf").
@@ -112,7 +112,7 @@ class PrintedText:
         self.size = 0
 
     def as_state(self) -> list[Any]:
-        """For an image or a move: [produced, the bytes at its end that may not be delivered]."""
+        """For a checkpoint or a move: [produced, the bytes at its end that may not be delivered]."""
         return [self.produced, b"".join((*self._sent, *self._unsent))]
 
     @staticmethod

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rgpu.cli.images.journal import command
+from rgpu.cli.checkpoints.journal import command
 
 HEAT = str(Path(__file__).parents[1] / "session" / "corpora" / "heat.rgpuj")
 SMALL = ("--device-memory", "64MiB")
@@ -43,7 +43,7 @@ def test_verify_names_offset_and_reason(tmp_path: Path) -> None:
     assert "does not exist" in run("verify", str(tmp_path / "none"), code=3)
 
 
-def test_replay_snapshot_image_and_diff(tmp_path: Path) -> None:
+def test_replay_snapshot_checkpoint_and_diff(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     done = json.loads(run("replay", HEAT, *SMALL, "--snapshot", str(first), "--at", "23", "-o", "json"))
     assert done["error"] == 0 and done["divergences"] == [] and done["answers_compared"] == 7

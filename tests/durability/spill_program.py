@@ -63,7 +63,7 @@ def main() -> None:
         for run in spilled.runs:
             kept.append(FiledRun(run.first, run.last, file, offset, run.size))
             offset += run.size
-        if number == 2:  # an image counts: the oldest file is not needed any more
+        if number == 2:  # a checkpoint counts: the oldest file is not needed any more
             mark("cut 0")
             for filed in kept[:RUNS]:
                 filed.drop()

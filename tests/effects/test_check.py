@@ -15,7 +15,7 @@ from tests.support.effects.check import RULES, Change, check
 
 
 class Story:
-    """A session that began on node-a, had an image named, and was recovered on node-b from it."""
+    """A session that began on node-a, had a checkpoint named, and was recovered on node-b from it."""
 
     def __init__(self) -> None:
         self.clock = 0
@@ -93,12 +93,12 @@ def record_back(story: Story) -> None:
     story.changes.append(Change(20, "running", "node-a", 1))
 
 
-def image_back(story: Story) -> None:
+def checkpoint_back(story: Story) -> None:
     story.changes.append(Change(20, "running", "node-b", 2, ("i0", 4, 2), 9))
 
 
 def publication(story: Story) -> None:
-    """node-a's image is named after node-b took over."""
+    """node-a's checkpoint is named after node-b took over."""
     story.changes.append(Change(20, "running", "node-b", 2, ("late", 12, 1), 12))
 
 
@@ -130,7 +130,7 @@ def sent_later(story: Story) -> None:
 
 
 def not_owner(story: Story) -> None:
-    story.changes = [Change(c.revision, c.state, "node-c" if c.epoch == 2 else c.owner, c.epoch, c.image, c.cut)
+    story.changes = [Change(c.revision, c.state, "node-c" if c.epoch == 2 else c.owner, c.epoch, c.checkpoint, c.cut)
                      for c in story.changes]
 
 
@@ -179,7 +179,7 @@ def started_behind_the_cut(story: Story) -> None:
 
 
 FORGED: list[tuple[str, Callable[[Story], None]]] = [
-    ("record-back", record_back), ("record-back", image_back), ("publication", publication),
+    ("record-back", record_back), ("record-back", checkpoint_back), ("publication", publication),
     ("epoch-back", epoch_back), ("epoch-back", cut_back), ("accepted-twice", accepted_twice),
     ("unanswered", unanswered), ("not-sent", not_sent), ("not-sent", sent_later), ("not-owner", not_owner),
     ("before-active", before_active), ("not-applied", not_applied), ("gap", gap), ("gap", applied_again),

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from rgpu.checkpoint.device import PAGE
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest as manifests
 from rgpu.checkpoint.manifest.state import RegionState, SessionState
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.ring import HostRing
@@ -123,7 +123,7 @@ def graph_nodes(data: bytes) -> None:
 
 
 def live_objects(data: bytes) -> None:
-    """The live objects of an image; what is taken says the same again."""
+    """The live objects of a checkpoint; what is taken says the same again."""
     try:
         value = msgspec.msgpack.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -196,25 +196,25 @@ def _feed(opener: Opener, data: bytes) -> list[bytes]:
         return got
 
 
-# -- images ----------------------------------------------------------------------------
+# -- checkpoints ----------------------------------------------------------------------------
 def manifest(data: bytes) -> None:
     """A manifest with a right checksum, so that what is behind it is reached; and as it stands."""
     for whole in (data, _signed(data)):
         for pages_alone in (False, True):
             try:
-                image.decode(whole, image_key(), "fuzz", pages_alone)
+                manifests.decode(whole, checkpoint_key(), "fuzz", pages_alone)
             except RgpuError:
                 pass
 
 
-def image_key() -> bytes:
-    return bytes(getattr(image, "DEFAULT_KEY", _KEY))
+def checkpoint_key() -> bytes:
+    return bytes(getattr(manifests, "DEFAULT_KEY", _KEY))
 
 
 def _signed(body: bytes) -> bytes:
-    head = struct.pack("<8sIIQ8s", image.MAGIC, image.VERSION, image.MINIMUM_READER, len(body),
-                       image.key_id(image_key()))
-    return head + image._checksum(head, body, key=image_key()) + body
+    head = struct.pack("<8sIIQ8s", manifests.MAGIC, manifests.VERSION, manifests.MINIMUM_READER, len(body),
+                       manifests.key_id(checkpoint_key()))
+    return head + manifests._checksum(head, body, key=checkpoint_key()) + body
 
 
 def session_state(data: bytes) -> None:
@@ -389,7 +389,7 @@ def _journal_seeds() -> list[bytes]:
 
 
 def _manifest_seeds() -> list[bytes]:
-    from tests.support.checkpoint.fake_device import FakeDevice  # noqa: F401 - images are made on it where the store's API allows
+    from tests.support.checkpoint.fake_device import FakeDevice  # noqa: F401 - checkpoints are made on it where the store's API allows
 
     return [_state().encode(), _signed(_state().encode())]
 

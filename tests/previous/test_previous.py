@@ -1,4 +1,6 @@
-"""Records, images and journals of earlier versions of the package are read by this one, and mean what they meant."""
+"""Records, checkpoints and journals of earlier versions of the package are read by this one, and mean what they
+meant.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_there_is_one() -> None:
 def test_its_record_is_read_and_written(previous: Previous) -> None:
     record = previous.record
     assert (record.name, record.state, record.v) == (SESSION, "running", 1) and record.live
-    assert 0 < previous.position < len(previous.calls) and record.usable_images == [record.image]
+    assert 0 < previous.position < len(previous.calls) and record.usable_checkpoints == [record.checkpoint]
     assert previous.record.journal_from <= previous.position
     changed = record.replace(epoch=record.epoch + 1, state="recovering")
     was, now = (msgspec.msgpack.decode(data) for data in ((previous.folder / "record").read_bytes(), encode(record)))
@@ -65,19 +67,19 @@ def test_its_record_is_read_and_written(previous: Previous) -> None:
     assert decode(encode(record), SessionRecord, SESSION) == record
 
 
-def test_its_image_is_whole(previous: Previous) -> None:
-    assert previous.record.image is not None
-    counts = previous.store().verify(previous.record.image.name)
+def test_its_checkpoint_is_whole(previous: Previous) -> None:
+    assert previous.record.checkpoint is not None
+    counts = previous.store().verify(previous.record.checkpoint.name)
     assert counts["pages"] >= 1
 
 
 def test_it_is_restored_served_and_moved(previous: Previous) -> None:
-    """From the image the session goes on by its journal, is cut in the middle, and goes on in another worker."""
-    assert previous.record.image is not None
+    """From the checkpoint the session goes on by its journal, is cut in the middle, and goes on in another worker."""
+    assert previous.record.checkpoint is not None
     last, first = len(previous.calls), Here(previous)
     try:
-        with previous.store().open(previous.record.image.name) as image:
-            first.runtime.restore(image.state, image.pages())
+        with previous.store().open(previous.record.checkpoint.name) as checkpoint:
+            first.runtime.restore(checkpoint.state, checkpoint.pages())
         assert first.runtime.applied == previous.position
         middle = (previous.position + last) // 2
         first.serve(middle)
@@ -99,7 +101,7 @@ def test_it_is_restored_served_and_moved(previous: Previous) -> None:
     assert {seq: given[seq] for seq in served} == served and len(served) > 5
 
 
-#: Recorded before this was looked at, with the interpreter's path as the program's command. The image is sealed by
+#: Recorded before this was looked at, with the interpreter's path as the program's command. The checkpoint is sealed by
 #: checksums: another path in it would be a forgery, not a recording. They go when v0.1.0 is recorded anew elsewhere.
 WITH_A_PATH = {"record", "images"}
 

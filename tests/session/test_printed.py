@@ -65,7 +65,7 @@ def test_another_connection_gets_what_its_side_lacks() -> None:
 
 
 def test_a_replay_repeats_nothing() -> None:
-    """The image stood at 4 of which 2 may be missing; the program has had 9 by the time of the death."""
+    """The checkpoint stood at 4 of which 2 may be missing; the program has had 9 by the time of the death."""
     book = PrintedText.from_state([4, b"cd"])
     book.attach(9)
     book.add(b"ef")
@@ -120,7 +120,7 @@ def test_every_byte_once_through_breaks_deaths_and_moves(seed: int) -> None:
     whole = bytes(rng.randrange(256) for _ in range(2000))
     got = bytearray()
     worker, position = PrintedText(), 0  # how much of `whole` this worker's calls have printed
-    image: tuple[int, list[object]] = (0, [0, b""])
+    checkpoint: tuple[int, list[object]] = (0, [0, b""])
     worker.attach(0)
     while len(got) < len(whole):
         what = rng.choice(("print", "print", "send", "send", "confirm", "break", "die", "move", "image"))
@@ -137,9 +137,9 @@ def test_every_byte_once_through_breaks_deaths_and_moves(seed: int) -> None:
         elif what == "break":
             worker.attach(len(got))
         elif what == "image":
-            image = (position, worker.as_state())
+            checkpoint = (position, worker.as_state())
         elif what == "die":
-            position, state = image
+            position, state = checkpoint
             worker = PrintedText.from_state(state)
             worker.attach(len(got))
         elif what == "move":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rgpu.checkpoint.store.images import DirectoryStore, user_key, user_prefix, user_tag
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore, user_key, user_prefix, user_tag
 from rgpu.client.data_link import connection as dl
 from rgpu.client.session.delivery import AnswerAssembler
 from rgpu.link.keys import KeyPair
@@ -43,12 +43,12 @@ class Previous:
 
     @property
     def position(self) -> int:
-        """Of the image."""
-        assert self.record.image is not None
-        return self.record.image.position
+        """Of the checkpoint."""
+        assert self.record.checkpoint is not None
+        return self.record.checkpoint.position
 
     def store(self) -> DirectoryStore:
-        """The user's part of the images."""
+        """The user's part of the checkpoints."""
         tag = user_tag(self.record.agent)
         return DirectoryStore(self.folder / "images" / user_prefix(tag), user_key(self.secret, tag))
 

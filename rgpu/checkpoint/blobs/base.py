@@ -1,4 +1,4 @@
-"""What an image store needs of the place it lies in, and the place that is a directory.
+"""What a checkpoint store needs of the place it lies in, and the place that is a directory.
 
 A *blob* is a named, immutable sequence of bytes. Two properties carry the
 whole store: a blob appears under its name whole, durable, or not at all; and

@@ -63,7 +63,7 @@ def make_directories(path: Path, stop: Path) -> None:
 class NewFile:
     """A file that appears under its name only at :meth:`commit`, whole and durable.
 
-    Mode 0600: images hold the program's memory. Raises :class:`StoreError`.
+    Mode 0600: checkpoints hold the program's memory. Raises :class:`StoreError`.
     """
 
     def __init__(self, path: Path) -> None:

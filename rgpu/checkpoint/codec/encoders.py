@@ -3,11 +3,11 @@
 The threads that name and compress pages are short of nothing but the
 interpreter: beside six of them, the thread that applies the session's calls gets
 0.29 of its messages done, beside processes that store as much, 0.74
-(docs/benchmarks.md, "Images and recoveries"). Sixteen threads that unpack and name
+(docs/benchmarks.md, "Checkpoints and recoveries"). Sixteen threads that unpack and name
 the pages of a restore wait for it, too. So on machines with enough processors they
 are processes, which share nothing with the worker but the frames' memory.
 
-A process that dies takes the image with it, no more: the next one starts others.
+A process that dies takes the checkpoint with it, no more: the next one starts others.
 A restore goes on with threads.
 """
 
@@ -78,7 +78,7 @@ def stand_down() -> None:
 
 @contextmanager
 def for_restore(size: int) -> Iterator[Encoders | None]:
-    """Processes for an image of ``size`` bytes of memory, which end with the block; None: threads do as well.
+    """Processes for a checkpoint of ``size`` bytes of memory, which end with the block; None: threads do as well.
 
     They start beside whatever else the block begins with.
     """

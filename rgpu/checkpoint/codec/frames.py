@@ -7,7 +7,7 @@ done page by page.
 
 :class:`FramePool` keeps the frames of a device. Making one costs more than
 copying what fits into it (its memory is touched and pinned), so a few are kept
-for the next image, and what an image needs is made before its session stands
+for the next checkpoint, and what a checkpoint needs is made before its session stands
 still.
 """
 
@@ -34,7 +34,7 @@ from rgpu.session.errors import DeviceError
 PITCH = CHUNK_HEADER + PAGE
 FRAME_PAGES = 256  #: 16 MiB: three calls of the driver take less time than its copy
 FRAME_BYTES = FRAME_PAGES * PITCH
-KEPT = 8  #: frames of a device that stay between two images
+KEPT = 8  #: frames of a device that stay between two checkpoints
 MAKERS = 16  #: threads that make frames
 
 Array = np.ndarray[Any, Any]

@@ -1,11 +1,11 @@
 """One thread that keeps the processes of a restore busy: each fills a frame, which is then copied from where it lies.
 
 A process has two frames of its own, so it maps no more than these, and fills one
-while the other is copied; of a small image one, since a frame takes longer to
+while the other is copied; of a small checkpoint one, since a frame takes longer to
 make than to fill. One thread does all that the worker does for it. With a
 thread for each process, on 32 processors, every driver call and every message
 ended in a queue for the interpreter: a copy that the device had done in 0.3 ms
-was asked for in 0.8 (docs/benchmarks.md, "Images and recoveries").
+was asked for in 0.8 (docs/benchmarks.md, "Checkpoints and recoveries").
 
 A process that dies, or says that it cannot, or is silent for long, leaves its
 pages to whoever called.

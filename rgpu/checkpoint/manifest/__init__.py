@@ -1,4 +1,4 @@
-"""The manifest of an image: format, limits, and what a new image takes over from older ones.
+"""The manifest of a checkpoint: format, limits, and what a new checkpoint takes over from older ones.
 
 Pure but for reading packs.
 """

@@ -1,4 +1,4 @@
-"""The chunks of an image being written: which number each has, and where it lies. Pure.
+"""The chunks of a checkpoint being written: which number each has, and where it lies. Pure.
 
 Everything is done for many chunks at once: it is done beside the thread that applies the session's calls, which needs
 the same interpreter.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.manifest.reuse import Array, Base
 from rgpu.checkpoint.native.names import NameIndex
 
@@ -30,7 +30,7 @@ class ChunkTable:
         self._names = np.zeros((_FEWEST, 32), np.uint8)
         self._packs, self._lengths = np.zeros(_FEWEST, np.uint32), np.zeros(_FEWEST, np.uint32)
         self._offsets = np.zeros(_FEWEST, np.uint64)
-        self._names_of_packs: list[image.Pack] = []  #: of the bases
+        self._names_of_packs: list[manifest.Pack] = []  #: of the bases
         self._pack_numbers: dict[str, int] = {}
         self.count = self.adopted = 0
 
@@ -83,7 +83,7 @@ class ChunkTable:
     def adopt(self, which: int, numbers: Array) -> Array:
         """Numbers here of the chunks ``numbers`` of a base; ZERO_PAGE stays."""
         table, own = self._bases[which].table, self._own[which]
-        used = np.unique(numbers[numbers != image.ZERO_PAGE])
+        used = np.unique(numbers[numbers != manifest.ZERO_PAGE])
         used = used[own[used] == _UNKNOWN]
         if len(used):
             rows = self._more(len(used))
@@ -96,23 +96,23 @@ class ChunkTable:
                 mine[pack] = self._pack_number(table.body.packs[pack])
             self._packs[rows] = mine[packs]
             self.adopted += len(used)
-        result = np.full(len(numbers), image.ZERO_PAGE, np.uint32)
-        real = numbers != image.ZERO_PAGE
+        result = np.full(len(numbers), manifest.ZERO_PAGE, np.uint32)
+        real = numbers != manifest.ZERO_PAGE
         result[real] = own[numbers[real]]
         return result
 
-    def _pack_number(self, pack: image.Pack) -> int:
+    def _pack_number(self, pack: manifest.Pack) -> int:
         number = self._pack_numbers.get(pack.name)
         if number is None:
             number = self._pack_numbers[pack.name] = len(self._names_of_packs)
             self._names_of_packs.append(pack)
         return number
 
-    def result(self, written: list[image.Pack]) -> tuple[list[image.Pack], image.Chunks]:
+    def result(self, written: list[manifest.Pack]) -> tuple[list[manifest.Pack], manifest.Chunks]:
         """Packs and columns for the manifest; ``written``: the writer's own packs."""
         packs = self._packs[:self.count].astype("<u4")
         packs[self._new[:self._known.count]] += np.uint32(len(self._names_of_packs))
-        columns = image.Chunks(self._names[:self.count].tobytes(), packs.tobytes(),
+        columns = manifest.Chunks(self._names[:self.count].tobytes(), packs.tobytes(),
                                self._offsets[:self.count].astype("<u8").tobytes(),
                                self._lengths[:self.count].astype("<u4").tobytes())
         return [*self._names_of_packs, *written], columns

@@ -1,4 +1,4 @@
-"""For each page of an image being written: the number of its chunk, and the hash of what is there.
+"""For each page of a checkpoint being written: the number of its chunk, and the hash of what is there.
 
 All regions' pages stand in two arrays, one region behind the other in the order in which they came: a frame's pages,
 which are of many regions, are told in one go.
@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.manifest.reuse import Array
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.pages import PageList
@@ -74,4 +74,4 @@ class PageColumns:
 
 
 def _blank(count: int) -> tuple[Array, Array]:
-    return np.full(count, image.ZERO_PAGE, np.uint32), np.zeros((count, 2), np.uint64)
+    return np.full(count, manifest.ZERO_PAGE, np.uint32), np.zeros((count, 2), np.uint64)

@@ -45,7 +45,7 @@ def pages(device: Device, state: SessionState, wanted: Sequence[Any] | None = No
     """The pages of the cut, in address order; the device must not run meanwhile.
 
     ``wanted``: for each region of ``state`` the indices of the pages to yield (what
-    :meth:`rgpu.checkpoint.store.writer.ImageWriter.inherit` returns); by default all. Raises
+    :meth:`rgpu.checkpoint.store.writer.CheckpointWriter.inherit` returns); by default all. Raises
     :class:`DeviceError` when a page is not what was hashed: something ran.
     """
     for number, region_state in enumerate(state.regions):

@@ -1,7 +1,7 @@
-"""An image's manifest: format, limits, checks. Pure, no I/O. Offsets: docs/developers/image-format.md.
+"""A checkpoint's manifest: format, limits, checks. Pure, no I/O. Offsets: docs/developers/image-format.md.
 
 The manifest says which session, what stands in each page of each region and
-in which pack each chunk lies. It is written last, so an image exists exactly
+in which pack each chunk lies. It is written last, so a checkpoint exists exactly
 when its manifest does. Since version 2 it begins with a summary of its own
 checksum: what listings and the collection of garbage need, without the pages.
 Version 1 is read as well.
@@ -40,7 +40,7 @@ assert HEADER_SIZE == 64 and SUMMARY_AT == 104
 
 T = TypeVar("T")
 
-#: Key of images whose store was given none: detects damage, does not authenticate.
+#: Key of checkpoints whose store was given none: detects damage, does not authenticate.
 DEFAULT_KEY = blake3(b"", derive_key_context="rgpu 2026 image v1: integrity without a secret").digest()
 
 
@@ -53,7 +53,9 @@ class Pack(msgspec.Struct, frozen=True):
 
 
 class Chunks(msgspec.Struct, frozen=True):
-    """Columns over all chunks of the image: 32-byte names, pack index (u32), offset in it (u64), length there (u32)."""
+    """Columns over all chunks of the checkpoint: 32-byte names, pack index (u32), offset in it (u64), length there
+    (u32).
+    """
 
     names: bytes
     packs: bytes
@@ -62,7 +64,9 @@ class Chunks(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, kw_only=True, frozen=True):
-    """An image without its pages. ``memory``: bytes of its regions; ``stored``: bytes that it added to the store."""
+    """A checkpoint without its pages. ``memory``: bytes of its regions; ``stored``: bytes that it added to the
+    store.
+    """
 
     image: str
     created: float  #: Unix time, s, by the writer's clock: for people, never for order
@@ -72,7 +76,7 @@ class Summary(msgspec.Struct, kw_only=True, frozen=True):
     memory: int
     pages: int
     stored: int
-    base: str = ""  #: the image whose packs it refers to as well
+    base: str = ""  #: the checkpoint whose packs it refers to as well
     facts: dict[str, Any] = {}  #: of the session: quota, device, program …
     packs: list[Pack] = []
 
@@ -119,7 +123,7 @@ class _StateOfPages(msgspec.Struct, kw_only=True):
 
 
 class _PagesAlone(msgspec.Struct, kw_only=True):
-    """Of :class:`_Pages`, what a next image builds on."""
+    """Of :class:`_Pages`, what a next checkpoint builds on."""
 
     state: _StateOfPages
     pages: list[bytes]
@@ -213,15 +217,17 @@ def _checksum(*pieces: Any, key: bytes) -> bytes:
 def _header(header: bytes, name: str) -> tuple[int, int]:
     """(version, body length), checked. Raises :class:`Corrupt`, :class:`VersionMismatch`."""
     if len(header) < HEADER_SIZE:
-        raise Corrupt(f"image {name}: cut short in the manifest's header", offset=len(header), reason="cut short")
+        raise Corrupt(f"checkpoint {name}: cut short in the manifest's header", offset=len(header), reason="cut short")
     magic, version, minimum, length, _, _ = _HEADER.unpack(header)
     if magic != MAGIC:
-        raise Corrupt(f"image {name}: not a manifest", offset=0, reason="magic")
+        raise Corrupt(f"checkpoint {name}: not a manifest", offset=0, reason="magic")
     if minimum > VERSION:
-        raise VersionMismatch(f"image {name} is of version {version} and needs a reader of version {minimum}; this "
+        raise VersionMismatch(f"checkpoint {name} is of version {version} and needs a reader of version {minimum}; "
+                              f"this "
                               f"one knows {VERSION}", found=version, needed=minimum, known=VERSION)
     if length > MAX_BODY:
-        raise Corrupt(f"image {name}: a body of {length} bytes; {MAX_BODY} are allowed", offset=16, reason="length")
+        raise Corrupt(f"checkpoint {name}: a body of {length} bytes; {MAX_BODY} are allowed", offset=16,
+                      reason="length")
     return int(version), int(length)
 
 
@@ -229,7 +235,7 @@ def _check_key(header: bytes, key: bytes, name: str) -> bytes:
     """The manifest's checksum. Raises :class:`Corrupt` for one of another key."""
     *_, stored_id, checksum = _HEADER.unpack(header)
     if stored_id != key_id(key):
-        raise Corrupt(f"image {name} was written under another key", offset=24, reason="key")
+        raise Corrupt(f"checkpoint {name} was written under another key", offset=24, reason="key")
     return bytes(checksum)
 
 
@@ -241,12 +247,12 @@ def decode(data: bytes, key: bytes, name: str, pages_alone: bool = False) -> Tab
     """
     version, length = _header(data[:HEADER_SIZE], name)
     if len(data) != HEADER_SIZE + length:
-        raise Corrupt(f"image {name}: the manifest has {len(data)} bytes, {HEADER_SIZE + length} wanted",
+        raise Corrupt(f"checkpoint {name}: the manifest has {len(data)} bytes, {HEADER_SIZE + length} wanted",
                       offset=min(len(data), HEADER_SIZE + length), reason="length")
     checksum = _check_key(data[:HEADER_SIZE], key, name)
     body = memoryview(data)[HEADER_SIZE:]
     if _checksum(data[:32], body, key=key) != checksum:
-        raise Corrupt(f"image {name}: the manifest's checksum does not verify", offset=32, reason="checksum")
+        raise Corrupt(f"checkpoint {name}: the manifest's checksum does not verify", offset=32, reason="checksum")
     if version == 1:
         return _checked(_unpacked(body, Body, name, HEADER_SIZE), name)
     summary = decode_summary(data, key, name)
@@ -257,7 +263,7 @@ def decode(data: bytes, key: bytes, name: str, pages_alone: bool = False) -> Tab
                  packs=summary.packs, chunks=pages.chunks, statistics=pages.statistics, base=summary.base,
                  facts=summary.facts)
     if not pages_alone and whole.summary() != summary:
-        raise Corrupt(f"image {name}: its summary is not that of its pages", offset=SUMMARY_AT, reason="summary")
+        raise Corrupt(f"checkpoint {name}: its summary is not that of its pages", offset=SUMMARY_AT, reason="summary")
     return _checked(whole, name)
 
 
@@ -278,16 +284,16 @@ def decode_summary(data: bytes, key: bytes, name: str) -> Summary | int:
         return decode(data, key, name).body.summary() if len(data) >= whole else whole
     _check_key(data[:HEADER_SIZE], key, name)
     if len(data) < SUMMARY_AT:
-        raise Corrupt(f"image {name}: cut short before its summary", offset=len(data), reason="cut short")
+        raise Corrupt(f"checkpoint {name}: cut short before its summary", offset=len(data), reason="cut short")
     size, zero, checksum = _SUMMARY.unpack_from(data, HEADER_SIZE)
     end = SUMMARY_AT + size
     if zero or end > whole:
-        raise Corrupt(f"image {name}: a summary of {size} bytes", offset=HEADER_SIZE, reason="summary length")
+        raise Corrupt(f"checkpoint {name}: a summary of {size} bytes", offset=HEADER_SIZE, reason="summary length")
     if len(data) < end:
         return end
     summary = memoryview(data)[SUMMARY_AT:end]
     if _checksum(data[:32], summary, key=key) != checksum:
-        raise Corrupt(f"image {name}: its summary's checksum does not verify", offset=HEADER_SIZE + 8,
+        raise Corrupt(f"checkpoint {name}: its summary's checksum does not verify", offset=HEADER_SIZE + 8,
                       reason="summary checksum")
     decoded = _unpacked(summary, Summary, name, SUMMARY_AT)
     _check_packs(decoded.packs, name)
@@ -298,23 +304,23 @@ def _unpacked(data: Any, kind: type[T], name: str, offset: int) -> T:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise Corrupt(f"image {name}: the manifest does not decode: {error}", offset=offset,
+        raise Corrupt(f"checkpoint {name}: the manifest does not decode: {error}", offset=offset,
                       reason="msgpack") from error
 
 
 def _check_packs(packs: list[Pack], name: str) -> None:
     for pack in packs:
         if len(pack.name) != 32 or not set(pack.name) <= set("0123456789abcdef"):
-            raise Corrupt(f"image {name}: a pack's name is not 32 hexadecimal digits", offset=HEADER_SIZE,
+            raise Corrupt(f"checkpoint {name}: a pack's name is not 32 hexadecimal digits", offset=HEADER_SIZE,
                           reason="pack name")
         if not 0 <= pack.size < 1 << 63 or len(pack.hash) not in (0, 32):
-            raise Corrupt(f"image {name}: pack {pack.name} has {pack.size} bytes", offset=HEADER_SIZE,
+            raise Corrupt(f"checkpoint {name}: pack {pack.name} has {pack.size} bytes", offset=HEADER_SIZE,
                           reason="pack size")
 
 
 def _checked(body: Body, name: str) -> Table:
     def bad(reason: str) -> Corrupt:
-        return Corrupt(f"image {name}: {reason}", offset=HEADER_SIZE, reason=reason)
+        return Corrupt(f"checkpoint {name}: {reason}", offset=HEADER_SIZE, reason=reason)
 
     body.state.check()
     columns = body.chunks

@@ -1,4 +1,4 @@
-"""The packs of one image being written: chunks go into the open one, full ones are made durable behind."""
+"""The packs of one checkpoint being written: chunks go into the open one, full ones are made durable behind."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from blake3 import blake3
 
 from rgpu.checkpoint.blobs.base import Blobs, Sink
 from rgpu.checkpoint.codec import chunk
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.manifest.reuse import Array
 from rgpu.session.errors import StoreError
 
-SPREAD = 32 << 20  #: bytes that an image gives to each of its open packs before one more is begun
+SPREAD = 32 << 20  #: bytes that a checkpoint gives to each of its open packs before one more is begun
 UNDER_WAY = 3  #: packs that may be on their way to the store while the next one is filled
 
 
@@ -44,7 +44,7 @@ class Packs:
     """Thread-safe. ``owner``: the writer's ID; every pack's name begins with it (:mod:`rgpu.checkpoint.store.intents`).
 
     Threads fill up to ``beside`` packs side by side: one is hashed and written by one thread at a time. The second
-    is begun only when there is something to gain, so that a small image is one pack.
+    is begun only when there is something to gain, so that a small checkpoint is one pack.
     """
 
     def __init__(self, blobs: Blobs, prefix: str, owner: str, key: bytes, beside: int = 1) -> None:
@@ -54,7 +54,7 @@ class Packs:
         self._idle: list[_Open] = []
         self._busy = 0  #: packs that a thread fills now
         self._bytes = 0  #: given to all of them so far
-        self._written: list[image.Pack] = []
+        self._written: list[manifest.Pack] = []
         self._names: list[str] = []
         self._commits = ThreadPoolExecutor(UNDER_WAY, thread_name_prefix="pack")
         self._room = threading.BoundedSemaphore(UNDER_WAY)
@@ -88,7 +88,7 @@ class Packs:
         with self._changed:
             while True:
                 if self._over:
-                    raise self._failure or StoreError("the image was given up")
+                    raise self._failure or StoreError("the checkpoint was given up")
                 if self._idle:
                     self._busy += 1
                     return self._idle.pop()
@@ -122,7 +122,7 @@ class Packs:
         sink = self._blobs.create(pack_blob(self._prefix, name))
         with self._changed:
             self._names.append(name)
-            self._written.append(image.Pack(name, 0))  # its size and hash are known at its end
+            self._written.append(manifest.Pack(name, 0))  # its size and hash are known at its end
             index = len(self._written) - 1
         try:
             return _Open(index, name, sink, self._key)
@@ -133,7 +133,7 @@ class Packs:
     def _end(self, pack: _Open) -> None:
         digest = pack.hash.digest()
         pack.sink.write(chunk.pack_end(pack.chunks, pack.sink.size, digest))
-        self._written[pack.index] = image.Pack(pack.name, pack.sink.size, digest)
+        self._written[pack.index] = manifest.Pack(pack.name, pack.sink.size, digest)
         self._room.acquire()
         future = self._commits.submit(pack.sink.commit)
         future.add_done_callback(self._committed)
@@ -145,7 +145,7 @@ class Packs:
             self._failure, self._over = self._failure or error, True  # no more need be written
         self._room.release()
 
-    def finish(self) -> list[image.Pack]:
+    def finish(self) -> list[manifest.Pack]:
         """End the open packs, wait until all are durable; nobody appends any more. Raises :class:`StoreError`."""
         while self._idle:
             self._end(self._idle.pop())

@@ -1,8 +1,8 @@
-"""What a new image may take over from older ones. Pure, over arrays.
+"""What a new checkpoint may take over from older ones. Pure, over arrays.
 
 Two ways to a chunk that is stored already: a page whose keyed page hash is
-unchanged since the previous image of the *same* session (it is not even read
-again), and a chunk with the same cryptographic name in any image of the same
+unchanged since the previous checkpoint of the *same* session (it is not even read
+again), and a chunk with the same cryptographic name in any checkpoint of the same
 user. The page hash only ever says "unchanged"; it names nothing.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.manifest.state import RegionState
 from rgpu.checkpoint.native.names import NameIndex
 from rgpu.checkpoint.pages import pagehash
@@ -22,7 +22,7 @@ from rgpu.session.addresses import PAGE
 
 #: A pack of which less than this is still used is not referred to: its chunks are stored again, and it can go.
 SPARSE = 0.25
-#: … but for no more of the inherited bytes than this, so that a small change stays a small image.
+#: … but for no more of the inherited bytes than this, so that a small change stays a small checkpoint.
 REWRITTEN = 0.02
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
 
 class Unchanged(NamedTuple):
-    """The pages of some regions, one region behind the other, beside an older image.
+    """The pages of some regions, one region behind the other, beside an older checkpoint.
 
     ``starts``: where each region begins, and the end. ``kept``: which are as they were; ``numbers``: u32, of their
     chunks there, or ZERO_PAGE.
@@ -79,9 +79,9 @@ class Unchanged(NamedTuple):
 
 
 class Base:
-    """An older image as a source of chunks."""
+    """An older checkpoint as a source of chunks."""
 
-    def __init__(self, table: image.Table) -> None:
+    def __init__(self, table: manifest.Table) -> None:
         self.table = table
         self.names = np.frombuffer(table.body.chunks.names, np.uint8).reshape(-1, 32)
         self._index = NameIndex()
@@ -110,10 +110,10 @@ class Base:
         return found
 
     def prepare(self) -> None:
-        """Choose the packs to leave by what this image itself uses; else :meth:`unchanged` does, by what is left.
+        """Choose the packs to leave by what this checkpoint itself uses; else :meth:`unchanged` does, by what is left.
 
         It takes a while, so it is done before a session stands still. What has
-        changed since counts one image later.
+        changed since counts one checkpoint later.
         """
         state = self.table.body.state
         self._decide(state.hash_key, state.regions)
@@ -131,23 +131,23 @@ class Base:
     def _compare(self, hash_key: bytes, regions: list[RegionState]) -> Unchanged:
         """A session may have thousands of regions, and it stands still meanwhile: arrays only of all of them."""
         starts = [0, *accumulate(pagehash.page_count(region.size) for region in regions)]
-        kept, numbers = np.zeros(starts[-1], bool), np.full(starts[-1], image.ZERO_PAGE, np.uint32)
+        kept, numbers = np.zeros(starts[-1], bool), np.full(starts[-1], manifest.ZERO_PAGE, np.uint32)
         if self.table.body.state.hash_key == hash_key:
             spans, now, done = *self._common(regions, starts), 0
             for at, there, count in spans:
                 same = ~pagehash.differ(now[done:done + count], self._hashes[there:there + count])
                 kept[at:at + count] = same
-                numbers[at:at + count] = np.where(same, self._numbers[there:there + count], image.ZERO_PAGE)
+                numbers[at:at + count] = np.where(same, self._numbers[there:there + count], manifest.ZERO_PAGE)
                 done += count
             if self.avoided.any():
-                in_use = np.flatnonzero(kept & (numbers != image.ZERO_PAGE))
+                in_use = np.flatnonzero(kept & (numbers != manifest.ZERO_PAGE))
                 kept[in_use] = ~self.avoided[self.table.packs[numbers[in_use]]]
-                numbers[~kept] = image.ZERO_PAGE
+                numbers[~kept] = manifest.ZERO_PAGE
         return Unchanged(starts, kept, numbers)
 
     def _common(self, regions: list[RegionState], starts: list[int]) -> tuple[list[tuple[int, int, int]], Array]:
-        """Runs of pages that the image has in the same size (index among those of ``regions``, in the image, how
-        many), and the hashes that they have now, one behind the other. Mostly all are one run.
+        """Runs of pages that the checkpoint has in the same size (index among those of ``regions``, in the checkpoint,
+        how many), and the hashes that they have now, one behind the other. Mostly all are one run.
         """
         spans: list[tuple[int, int, int]] = []
         hashes: list[bytes] = []
@@ -174,7 +174,7 @@ class Base:
         table = self.table
         if not table.count:
             return
-        used = np.unique(found.numbers[found.kept & (found.numbers != image.ZERO_PAGE)])
+        used = np.unique(found.numbers[found.kept & (found.numbers != manifest.ZERO_PAGE)])
         if not len(used):
             return
         sizes = np.array([pack.size for pack in table.body.packs], np.float64)

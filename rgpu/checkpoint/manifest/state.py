@@ -1,4 +1,4 @@
-"""A session's state apart from its pages: what an image's manifest and a move carry.
+"""A session's state apart from its pages: what a checkpoint's manifest and a move carry.
 
 Encoded as msgpack with these field names; decoding is strict (types, lengths)
 and raises :class:`Corrupt`.

@@ -1,8 +1,8 @@
 """Numbers by 32-byte name, for many names at once, with the GIL released: a compiled hash table with open addressing.
 
-A dict cost the thread that applies a session's calls more than all else of an image: two thirds of a microsecond of the
-interpreter for each of a hundred thousand pages; NumPy, 256 names at a time, cost as much (docs/benchmarks.md, "What
-images cost").
+A dict cost the thread that applies a session's calls more than all else of a checkpoint: two thirds of a microsecond of
+the interpreter for each of a hundred thousand pages; NumPy, 256 names at a time, cost as much (docs/benchmarks.md,
+"What checkpoints cost").
 
 A name's place is found by multiply-add hashing of its four words with random odd factors, a further set in each process
 (Dietzfelbinger et al., "A Reliable Randomized Algorithm for the Closest-Pair Problem", 1997): names that somebody chose

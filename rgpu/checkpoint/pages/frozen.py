@@ -4,7 +4,7 @@
 into free memory of the device, as far as that reaches, and gives a view of
 that moment; :func:`freeze` does so for all that the other side of a move
 lacks, and takes the rest into host memory. The view answers the questions that
-page streams and image writers ask of a :class:`~rgpu.checkpoint.device.Device`,
+page streams and checkpoint writers ask of a :class:`~rgpu.checkpoint.device.Device`,
 so that both work on a cut as they work on a device: ``regions``,
 ``hash_pages``, ``hash_regions``, ``read`` and ``copy_and_hash``, and what
 :func:`rgpu.checkpoint.manifest.cut.take` needs.

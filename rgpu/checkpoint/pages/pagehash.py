@@ -142,7 +142,7 @@ def hash_pages_numpy(data: Any, key: bytes, length: int | None = None) -> np.nda
 
 
 def pack(hashes: np.ndarray[Any, Any]) -> bytes:
-    """16 bytes for each page, little-endian, as images and messages carry them."""
+    """16 bytes for each page, little-endian, as checkpoints and messages carry them."""
     return hashes.astype("<u8", copy=False).tobytes()
 
 

@@ -18,7 +18,7 @@ from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.pages import apply_page, differing
 from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.store.delivery import Delivery
-from rgpu.checkpoint.store.reader import Image
+from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import Corrupt, RecoveryFailed, RgpuError
 
 MENDS = 2  #: times that pages which differ are fetched again
@@ -70,7 +70,7 @@ def compare_regions(present: list[Region], state: SessionState) -> None:
 
 
 def _compare_globals(present: list[Region], wanted: list[Region]) -> None:
-    named = all(region.name for region in wanted if region.kind == "global")  # an older image has no names
+    named = all(region.name for region in wanted if region.kind == "global")  # an older checkpoint has no names
     here, there = _globals(present, named), _globals(wanted, named)
     for identity in sorted(there.keys() | here.keys()):
         module, name = identity
@@ -156,12 +156,12 @@ def _alike(present: np.ndarray[Any, Any], region: RegionState) -> np.ndarray[Any
 
 
 def restore(device: Device, state: SessionState, records: Iterable[Any], apply: Callable[[Any], None],
-            pages: Iterable[tuple[int, int, bytes | None]] | Deliver | Image, mend: Mend | None = None,
+            pages: Iterable[tuple[int, int, bytes | None]] | Deliver | StoredCheckpoint, mend: Mend | None = None,
             phases: Phases | None = None) -> int:
     """All of the above in order; returns the number of pages written.
 
-    ``pages``: as :func:`write_pages` takes them, or :meth:`rgpu.checkpoint.store.reader.Image.deliver` of an
-    image with this state: then many threads read, check and write; or that image itself: then they do so
+    ``pages``: as :func:`write_pages` takes them, or :meth:`rgpu.checkpoint.store.reader.StoredCheckpoint.deliver` of an
+    checkpoint with this state: then many threads read, check and write; or that checkpoint itself: then they do so
     through frames, and if the device has a page otherwise it is found whose fault that is.
     ``phases``: told what each step took.
     """
@@ -170,7 +170,7 @@ def restore(device: Device, state: SessionState, records: Iterable[Any], apply: 
     with phases.phase("objects"):
         rebuild(device, state, records, apply)
     with phases.phase("pages"):
-        if isinstance(pages, Image):
+        if isinstance(pages, StoredCheckpoint):
             delivery = Delivery(pages, device, processes=pages.processes)
             count, blame = delivery.run(), delivery.blame
             for name, seconds in delivery.times.items():

@@ -1,6 +1,6 @@
 """What a session holds at one position, small enough to keep and compare: a digest of each page and live object.
 
-A snapshot comes from a device (behind a replay) or from a stored image, and is
+A snapshot comes from a device (behind a replay) or from a stored checkpoint, and is
 independent of both: page digests are BLAKE3 of the bytes, without a key, so
 that replays on different devices and days can be compared. As a file it is
 JSON; readers treat it as hostile.
@@ -88,8 +88,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
         return blake3.blake3(plain).hexdigest(length=DIGEST)
 
 
-class StoredImage(Protocol):
-    """What is needed of a stored image."""
+class ReadableCheckpoint(Protocol):
+    """What is needed of a stored checkpoint."""
 
     @property
     def state(self) -> SessionState: ...
@@ -102,10 +102,11 @@ def take(device: Device, session: str, position: int, live: LiveObjects, source:
                     regions=[_region(region, _read(device, region)) for region in _sorted(device.regions())])
 
 
-def of_image(image: StoredImage, source: str = "") -> Snapshot:
-    """Of a stored image, every page of which is read. Raises :class:`Corrupt`, :class:`StoreError`."""
-    state = image.state
-    regions = [_region(item.region(), _stored(image, number, item.size)) for number, item in enumerate(state.regions)]
+def of_checkpoint(checkpoint: ReadableCheckpoint, source: str = "") -> Snapshot:
+    """Of a stored checkpoint, every page of which is read. Raises :class:`Corrupt`, :class:`StoreError`."""
+    state = checkpoint.state
+    regions = [_region(item.region(), _stored(checkpoint, number, item.size)) for number,
+               item in enumerate(state.regions)]
     return Snapshot(session=state.session, position=state.position, source=source,
                     objects=_objects(LiveObjects.from_dict(state.live)), regions=regions)
 
@@ -131,9 +132,9 @@ def _read(device: Device, region: Region) -> Iterator[bytes]:
             yield data[at:at + PAGE]
 
 
-def _stored(image: StoredImage, number: int, size: int) -> Iterator[bytes]:
+def _stored(checkpoint: ReadableCheckpoint, number: int, size: int) -> Iterator[bytes]:
     for index, start in enumerate(range(0, size, PAGE)):
-        data = image.read_page(number, index)
+        data = checkpoint.read_page(number, index)
         yield bytes(min(PAGE, size - start)) if data is None else data
 
 

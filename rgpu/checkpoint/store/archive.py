@@ -1,6 +1,7 @@
-"""One image in one file: what `rgpu image export` writes and `import` reads. Offsets: docs/developers/image-format.md.
+"""One checkpoint in one file: what `rgpu image export` writes and `import` reads. Offsets:
+docs/developers/image-format.md.
 
-An archive is a store of its own, of one image, under the key without a secret:
+An archive is a store of its own, of one checkpoint, under the key without a secret:
 it can be taken to another pool, and whoever has it has the program's memory.
 """
 
@@ -18,12 +19,12 @@ from blake3 import blake3
 
 from rgpu.checkpoint.blobs.base import MAX_BLOB, Found, Gathered
 from rgpu.checkpoint.blobs.files import NewFile, failing_as
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.pages import Page
-from rgpu.checkpoint.store.images import ImageStore
-from rgpu.checkpoint.store.reader import Image
+from rgpu.checkpoint.store.checkpoint_store import CheckpointStore
+from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import AlreadyExists, Corrupt, StoreDenied, StoreMissing, VersionMismatch
 
 MAGIC, END_MAGIC = b"RGPUARC1", b"RGPUAEND"
@@ -34,7 +35,7 @@ _KEPT = ("images/", "packs/")
 
 
 class Source(Protocol):
-    """Where an image comes from: :class:`Image`, or a node that is asked."""
+    """Where a checkpoint comes from: :class:`StoredCheckpoint`, or a node that is asked."""
 
     name: str
 
@@ -119,7 +120,7 @@ class ArchiveReader:
 
     def _read_index(self) -> dict[str, tuple[int, int]]:
         def bad(reason: str, offset: int = 0) -> Corrupt:
-            return Corrupt(f"{self._path} is no whole archive of an image: {reason}", offset=offset, reason=reason)
+            return Corrupt(f"{self._path} is no whole archive of a checkpoint: {reason}", offset=offset, reason=reason)
 
         whole = os.fstat(self._descriptor).st_size
         head = self._pread(0, _HEAD.size)
@@ -135,7 +136,7 @@ class ArchiveReader:
         if len(end) < _END.size or end[:8] != END_MAGIC:
             raise bad("cut short", whole)
         _, version, zero, at, length, digest = _END.unpack(end)
-        if zero or version != VERSION or at + length + _END.size != whole or length > image.MAX_BODY:
+        if zero or version != VERSION or at + length + _END.size != whole or length > manifest.MAX_BODY:
             raise bad("index", at)
         index = self._pread(at, length)
         if blake3(index).digest() != digest:
@@ -157,12 +158,12 @@ class ArchiveReader:
                 offset, length = offset + len(part), length - len(part)
         return b"".join(parts)
 
-    def image(self) -> Image:
-        """The image in it. Raises :class:`Corrupt`."""
-        store = ImageStore(self)
+    def checkpoint(self) -> StoredCheckpoint:
+        """The checkpoint in it. Raises :class:`Corrupt`."""
+        store = CheckpointStore(self)
         names = list(store.names())
         if len(names) != 1:
-            raise Corrupt(f"{self._path} holds {len(names)} images instead of one", offset=0, reason="images")
+            raise Corrupt(f"{self._path} holds {len(names)} checkpoints instead of one", offset=0, reason="images")
         return store.open(names[0])
 
     def where(self, name: str) -> str:
@@ -209,9 +210,9 @@ class ArchiveReader:
         self.close()
 
 
-def copy_image(source: Source, target: ImageStore, name: str, *, facts: dict[str, Any] | None = None,
+def copy_checkpoint(source: Source, target: CheckpointStore, name: str, *, facts: dict[str, Any] | None = None,
                statistics: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Write ``source`` as image ``name`` of ``target``; every page is verified. Returns the statistics.
+    """Write ``source`` as checkpoint ``name`` of ``target``; every page is verified. Returns the statistics.
 
     Raises :class:`Corrupt`, :class:`AlreadyExists`, :class:`StoreError`.
     """
@@ -230,7 +231,8 @@ def _verified(source: Source, count: int = 64) -> Iterable[Page] | Iterator[Page
             for index, data in enumerate(pages, start):
                 wanted = (int(hashes[index][0]), int(hashes[index][1]))
                 if data is not None and pagehash.hash_page(data, state.hash_key) != wanted:
-                    raise Corrupt(f"image {source.name}: page {index} of {region.address:#x} does not have its hash",
+                    raise Corrupt(f"checkpoint {source.name}: page {index} of {region.address:#x} does not have its "
+                                  f"hash",
                                   offset=index, reason="page hash")
                 if data is not None:
                     yield Page(region, index, data, wanted)

@@ -1,4 +1,4 @@
-"""Removing what no image and no writer needs, while others write (:mod:`.intents` says why that is safe).
+"""Removing what no checkpoint and no writer needs, while others write (:mod:`.intents` says why that is safe).
 
 A pack goes only when, in this order, it was listed; no living intent is its
 writer's or refers to it; no manifest names it; its condemnation was put, and is
@@ -29,7 +29,7 @@ GRACE = 900.0  #: s between the last look of a reader that began before and the 
 
 
 class Namespace(Protocol):
-    """What a collection asks of a namespace (:class:`rgpu.checkpoint.store.images.ImageStore`)."""
+    """What a collection asks of a namespace (:class:`rgpu.checkpoint.store.checkpoint_store.CheckpointStore`)."""
 
     blobs: Blobs
     prefix: str
@@ -120,7 +120,7 @@ def _needed(store: Namespace) -> tuple[set[str], set[str]]:
 
 
 def _end_dead_writers(store: Namespace, now: float) -> int:
-    """Before anything is looked at: a writer that is ended here finds out before its image counts."""
+    """Before anything is looked at: a writer that is ended here finds out before its checkpoint counts."""
     blobs, prefix, ended = store.blobs, store.prefix, 0
     for found in blobs.ls(prefix + INTENTS):
         if now - found.modified > STALE_SECONDS:

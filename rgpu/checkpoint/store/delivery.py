@@ -1,4 +1,5 @@
-"""An image's pages to a device, by many threads and processes: read into frames, checked, copied from where they lie.
+"""A checkpoint's pages to a device, by many threads and processes: read into frames, checked, copied from where they
+lie.
 
 Threads read a few pages and compare the names of their bytes with the
 manifest's (:mod:`rgpu.checkpoint.codec.filling`); where there are enough processors, processes do it
@@ -32,11 +33,11 @@ from rgpu.checkpoint.codec.encoders import Encoders
 from rgpu.checkpoint.codec.frames import FRAME_BYTES, FRAME_PAGES, Frame
 from rgpu.checkpoint.codec.prefetch_pool import Crew, Job, Work
 from rgpu.checkpoint.device import PAGE, Device
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.native import blake3_native
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.pages import page_size
-from rgpu.checkpoint.store.reader import Image
+from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import Corrupt
 
 THREADS = min(16, 2 * (os.cpu_count() or 1))
@@ -46,14 +47,15 @@ Array = np.ndarray[Any, Any]
 
 
 class Delivery:
-    """One image into one device. ``times``: seconds of all threads or processes together, by what they did.
+    """One checkpoint into one device. ``times``: seconds of all threads or processes together, by what they did.
 
     ``names``: whether the bytes of chunks are compared with their names. ``processes``: that fill frames, instead of
     threads; not if the store's packs are no files of this machine.
     """
 
-    def __init__(self, source: Image, device: Device, names: bool = True, processes: Encoders | None = None) -> None:
-        self._image, self._device, self._names = source, device, names
+    def __init__(self, source: StoredCheckpoint, device: Device, names: bool = True,
+                 processes: Encoders | None = None) -> None:
+        self._checkpoint, self._device, self._names = source, device, names
         files = names and hasattr(source.blobs, "open_file")
         self._processes = processes if files else None
         self._lock = threading.Lock()
@@ -75,8 +77,9 @@ class Delivery:
         frames, jobs = self._device.frames(), counted()
         try:
             if self._processes is not None:
-                work = Work(self._image.key, self._wanted, self._image.pack_file, self._deliver)
-                pages = sum(int(np.count_nonzero(numbers != image.ZERO_PAGE)) for numbers in self._image.table.pages)
+                work = Work(self._checkpoint.key, self._wanted, self._checkpoint.pack_file, self._deliver)
+                pages = sum(int(np.count_nonzero(numbers != manifest.ZERO_PAGE))
+                            for numbers in self._checkpoint.table.pages)
                 jobs = iter(Crew(self._processes, frames, work, self.times).run(jobs, -(-pages // frames.rows)))
             self._by_threads(functools.partial(self._fill, job) for job in jobs)
             return count + self._by_threads(functools.partial(self._one_by_one, *some) for some in rest)
@@ -107,12 +110,12 @@ class Delivery:
     def _jobs(self, rest: list[tuple[int, int, Sequence[int]]]) -> Iterator[Job]:
         """Pages that go through frames, in the order of the regions. Others are added to ``rest``, see _one_by_one."""
         most = self._device.frames().rows
-        for number, region in enumerate(self._image.state.regions):
-            pages, table = pagehash.page_count(region.size), self._image.table.pages[number]
+        for number, region in enumerate(self._checkpoint.state.regions):
+            pages, table = pagehash.page_count(region.size), self._checkpoint.table.pages[number]
             for start in range(0, pages, FRAME_PAGES):
                 count = min(FRAME_PAGES, pages - start)
                 numbers = table[start:start + count]
-                here = np.flatnonzero(numbers != image.ZERO_PAGE)
+                here = np.flatnonzero(numbers != manifest.ZERO_PAGE)
                 whole = here[here + start < region.size // PAGE] if region.kind == "mapped" else here[:0]
                 for at in range(0, len(whole), most):
                     some = whole[at:at + most]
@@ -122,17 +125,17 @@ class Delivery:
                     rest.append((number, start, single))
 
     def _one_by_one(self, number: int, start: int, wanted: Sequence[int]) -> int:
-        region, first = self._image.state.regions[number].region(), start + wanted[0]
-        pages = self._image.read_pages(number, first, wanted[-1] - wanted[0] + 1)
+        region, first = self._checkpoint.state.regions[number].region(), start + wanted[0]
+        pages = self._checkpoint.read_pages(number, first, wanted[-1] - wanted[0] + 1)
         runs = [(region.address + index * PAGE, page_size(region, index), data)
                 for index, data in enumerate(pages, first) if data is not None or region.kind == "global"]
         self._device.write_pages(runs)
         return len(runs)
 
     def _wanted(self, numbers: Array) -> Array:
-        table, wanted = self._image.table, np.empty(len(numbers), filling.WANTED)
+        table, wanted = self._checkpoint.table, np.empty(len(numbers), filling.WANTED)
         wanted["pack"], wanted["length"] = table.packs[numbers], table.lengths[numbers]
-        wanted["offset"], wanted["name"] = table.offsets[numbers], self._image.names[numbers]
+        wanted["offset"], wanted["name"] = table.offsets[numbers], self._checkpoint.names[numbers]
         return wanted
 
     def _fill(self, job: Job) -> int:
@@ -141,7 +144,7 @@ class Delivery:
         frame = frames.take()
         assert frame is not None
         try:
-            key = self._image.key if self._names else None
+            key = self._checkpoint.key if self._names else None
             right = filling.fill(frame.rows, self._wanted(job.numbers), key, self._read)
             times.append(time.monotonic())
             self._deliver(frame, job, right)
@@ -165,26 +168,28 @@ class Delivery:
         frame.deliver(list(zip(firsts.tolist(), addresses[firsts].tolist(), counts.tolist(), strict=True)))
 
     def _read(self, pack: int, offset: int, buffers: list[memoryview]) -> None:
-        read_into(self._image.blobs, self._image.pack(pack), offset, *buffers)
+        read_into(self._checkpoint.blobs, self._checkpoint.pack(pack), offset, *buffers)
 
     def _decode(self, rows: Array, numbers: Array, wanted: Sequence[int]) -> None:
         """These chunks checked, and unpacked. Raises :class:`Corrupt`."""
-        found = self._image.read_chunks(numbers[np.asarray(wanted)])
+        found = self._checkpoint.read_chunks(numbers[np.asarray(wanted)])
         for row in wanted:
             data = found[int(numbers[row])]
             if len(data) != PAGE:
-                raise Corrupt(f"image {self._image.name}: chunk {numbers[row]} has {len(data)} bytes, a page wanted",
+                raise Corrupt(f"checkpoint {self._checkpoint.name}: chunk {numbers[row]} has {len(data)} bytes, a page "
+                              f"wanted",
                               offset=int(numbers[row]), reason="page length")
             rows[row, chunk.CHUNK_HEADER:] = np.frombuffer(data, np.uint8)
 
     def blame(self, number: int, indices: Array) -> None:
         """Pages of a region that the device has otherwise: raise :class:`Corrupt` if the store is to blame for one."""
-        region, key = self._image.state.regions[number], self._image.state.hash_key
+        region, key = self._checkpoint.state.regions[number], self._checkpoint.state.hash_key
         hashes = region.page_hashes()
         for index in indices[:BLAMED].tolist():
-            data = self._image.read_page(number, index)
+            data = self._checkpoint.read_page(number, index)
             found = pagehash.zero_hash(key, page_size(region.region(), index)) if data is None \
                 else pagehash.hash_page(data, key)
             if found != (int(hashes[index][0]), int(hashes[index][1])):
-                raise Corrupt(f"image {self._image.name}: page {index} of {region.address:#x} does not have its hash",
+                raise Corrupt(f"checkpoint {self._checkpoint.name}: page {index} of {region.address:#x} does not have "
+                              f"its hash",
                               offset=index, reason="page hash")

@@ -1,4 +1,4 @@
-"""What a node daemon hands to a worker so that it can write and read one user's images.
+"""What a node daemon hands to a worker so that it can write and read one user's checkpoints.
 
 For a directory: its path. For an object store: socket pairs to the daemon
 (:mod:`rgpu.checkpoint.blobs.remote`), never credentials. Either way the user's key, and nobody else's.
@@ -14,8 +14,8 @@ import msgspec
 
 from rgpu.checkpoint.blobs.base import Blobs, DirectoryBlobs
 from rgpu.checkpoint.blobs.remote import BlobService, RemoteBlobs
-from rgpu.checkpoint.store.images import ImageStore, user_prefix
-from rgpu.checkpoint.store.reader import Image
+from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, user_prefix
+from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import Corrupt, NotFound
 
 
@@ -27,23 +27,23 @@ class _Values(msgspec.Struct, forbid_unknown_fields=True):
     shown: str = ""
 
 
-class Images:
-    """One user's images: those of today's layout, and for reading those that an earlier version wrote."""
+class UserCheckpoints:
+    """One user's checkpoints: those of today's layout, and for reading those that an earlier version wrote."""
 
     def __init__(self, blobs: Blobs, tag: str, key: bytes) -> None:
-        self.own = ImageStore(blobs, key, user_prefix(tag))
-        self.earlier = ImageStore(blobs)
+        self.own = CheckpointStore(blobs, key, user_prefix(tag))
+        self.earlier = CheckpointStore(blobs)
 
-    def open(self, name: str) -> Image:
-        """Raises :class:`NotFound` and what :meth:`ImageStore.open` raises."""
+    def open(self, name: str) -> StoredCheckpoint:
+        """Raises :class:`NotFound` and what :meth:`CheckpointStore.open` raises."""
         return self.holding(name).open(name)
 
-    def holding(self, name: str) -> ImageStore:
-        """The namespace in which the image is. Raises :class:`NotFound`."""
+    def holding(self, name: str) -> CheckpointStore:
+        """The namespace in which the checkpoint is. Raises :class:`NotFound`."""
         for store in (self.own, self.earlier):
             if store.blobs.size(store.manifest(name)) is not None:
                 return store
-        raise NotFound(f"no image {name} in {self.own.blobs.where('')}", image=name)
+        raise NotFound(f"no checkpoint {name} in {self.own.blobs.where('')}", image=name)
 
 
 class Grant:
@@ -73,7 +73,7 @@ class Grant:
 
 @contextlib.contextmanager
 def granted(values: dict[str, Any], descriptors: list[int]) -> Any:
-    """The worker's side: :class:`Images` while the ``with`` block lasts. Raises :class:`Corrupt`."""
+    """The worker's side: :class:`UserCheckpoints` while the ``with`` block lasts. Raises :class:`Corrupt`."""
     try:
         found = msgspec.convert(values, _Values)
     except msgspec.ValidationError as error:
@@ -81,10 +81,10 @@ def granted(values: dict[str, Any], descriptors: list[int]) -> Any:
             os.close(descriptor)
         raise Corrupt(f"no grant of a store: {error}", reason="grant") from error
     if found.root:
-        yield Images(DirectoryBlobs(found.root), found.tag, found.key)
+        yield UserCheckpoints(DirectoryBlobs(found.root), found.tag, found.key)
         return
     remote = RemoteBlobs(descriptors, found.pack_limit, found.shown)
     try:
-        yield Images(remote, found.tag, found.key)
+        yield UserCheckpoints(remote, found.tag, found.key)
     finally:
         remote.close()

@@ -14,7 +14,7 @@ collector lets the pack live.
                    the writer puts its manifest and *then* looks whether it was
                    ended, and takes the manifest back if so; the collector ends it
                    and *then* reads the manifests, before it removes packs. So a
-                   wrong clock costs one checkpoint, never an image that counts.
+                   wrong clock costs one checkpoint, never a checkpoint that counts.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def decode(data: bytes, where: str) -> Intent:
 class Announced:
     """This writer's own intent. Not thread-safe."""
 
-    def __init__(self, blobs: Blobs, prefix: str, image: str) -> None:
+    def __init__(self, blobs: Blobs, prefix: str, checkpoint: str) -> None:
         self._blobs, self._prefix = blobs, prefix
-        self.intent = Intent(id=secrets.token_hex(ID_DIGITS // 2), image=image,
+        self.intent = Intent(id=secrets.token_hex(ID_DIGITS // 2), image=checkpoint,
                              who=f"{socket.gethostname()}:{os.getpid()}")
         self._name = f"{prefix}{INTENTS}{self.intent.id}"
         self._beaten = 0.0
@@ -83,7 +83,7 @@ class Announced:
     def check(self) -> None:
         """Raises :class:`Fenced` if the collector took this writer for dead: its packs may be gone."""
         if self._blobs.size(f"{self._prefix}{ENDED}{self.intent.id}") is not None:
-            raise Fenced(f"image {self.intent.image} took too long: its writer was taken for dead; take it again",
+            raise Fenced(f"checkpoint {self.intent.image} took too long: its writer was taken for dead; take it again",
                          image=self.intent.image)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads a stored image: every chunk is checked as it is read, by several threads, in the order of the pages.
+"""Reads a stored checkpoint: every chunk is checked as it is read, by several threads, in the order of the pages.
 
 Memory is bounded: at most :data:`AHEAD` batches of :data:`BATCH` pages are read
 before they are asked for. Chunks that lie side by side are read in one piece.
@@ -19,7 +19,7 @@ from blake3 import blake3
 from rgpu.checkpoint.blobs.base import Blobs
 from rgpu.checkpoint.codec import chunk
 from rgpu.checkpoint.codec.encoders import Encoders
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.manifest.packs import pack_blob
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.pages import pagehash
@@ -36,10 +36,10 @@ _STEP = 4 << 20
 T = TypeVar("T")
 
 
-class Image:
-    """A stored image, its manifest checked."""
+class StoredCheckpoint:
+    """A stored checkpoint, its manifest checked."""
 
-    def __init__(self, name: str, table: image.Table, blobs: Blobs, prefix: str, key: bytes) -> None:
+    def __init__(self, name: str, table: manifest.Table, blobs: Blobs, prefix: str, key: bytes) -> None:
         self.name = name
         self.table = table
         self.blobs, self._prefix, self.key = blobs, prefix, key
@@ -64,14 +64,14 @@ class Image:
         if number not in self._checked:
             size = self.blobs.size(blob)
             if size is None:
-                raise StoreMissing(f"image {self.name}: pack {pack.name} is missing in the store",
+                raise StoreMissing(f"checkpoint {self.name}: pack {pack.name} is missing in the store",
                                    path=self.blobs.where(blob), reason="missing pack")
             if size != pack.size:
-                raise Corrupt(f"image {self.name}: pack {pack.name} has {size} bytes, {pack.size} wanted",
+                raise Corrupt(f"checkpoint {self.name}: pack {pack.name} has {size} bytes, {pack.size} wanted",
                               offset=min(size, pack.size), reason="pack length", path=self.blobs.where(blob))
             version = chunk.check_pack_header(self.blobs.read_range(blob, 0, chunk.PACK_HEADER), pack.name)
             if (version >= 2) != bool(pack.hash):
-                raise Corrupt(f"image {self.name}: pack {pack.name} is of another version than the manifest says",
+                raise Corrupt(f"checkpoint {self.name}: pack {pack.name} is of another version than the manifest says",
                               offset=8, reason="pack version", path=self.blobs.where(blob))
             with self._lock:
                 self._checked[number] = version
@@ -96,7 +96,7 @@ class Image:
         digest = hasher.digest()
         chunk.check_pack_end(self.blobs.read_range(blob, max(0, before), chunk.PACK_END), before, digest, pack.name)
         if digest != pack.hash:
-            raise Corrupt(f"image {self.name}: pack {pack.name} is not the one that was written", offset=before,
+            raise Corrupt(f"checkpoint {self.name}: pack {pack.name} is not the one that was written", offset=before,
                           reason="pack hash", path=self.blobs.where(blob))
 
     # -- chunks ----------------------------------------------------------------
@@ -137,7 +137,8 @@ class Image:
             name, raw = chunk.decode(data[:int(self.table.lengths[number])], self.key, offset)
         except Corrupt as error:
             where = self.blobs.where(blob)
-            raise Corrupt(f"image {self.name}: {where}: {error.message}", **{**error.detail, "path": where}) from error
+            raise Corrupt(f"checkpoint {self.name}: {where}: {error.message}", **{**error.detail,
+                                                                                  "path": where}) from error
         if name != self.table.name(number):
             raise Corrupt(f"{self.blobs.where(blob)}, offset {offset}: another chunk than the manifest names",
                           offset=offset, reason="chunk name", path=self.blobs.where(blob))
@@ -151,12 +152,12 @@ class Image:
     def read_pages(self, region: int, start: int, count: int) -> list[bytes | None]:
         """``count`` pages from ``start`` on, None for zeros. Raises :class:`Corrupt`, :class:`StoreError`."""
         numbers = self.table.pages[region][start:start + count]
-        chunks = self.read_chunks(numbers[numbers != image.ZERO_PAGE])
+        chunks = self.read_chunks(numbers[numbers != manifest.ZERO_PAGE])
         about, pages = self.state.regions[region].region(), []
         for index, number in enumerate(numbers.tolist(), start):
             data = chunks.get(number)
             if data is not None and len(data) != page_size(about, index):
-                raise Corrupt(f"image {self.name}: page {index} of region {region} has {len(data)} bytes, "
+                raise Corrupt(f"checkpoint {self.name}: page {index} of region {region} has {len(data)} bytes, "
                               f"{page_size(about, index)} wanted", offset=0, reason="page length")
             pages.append(data)
         return pages
@@ -227,7 +228,7 @@ class Image:
                 found = pagehash.zero_hash(key, page_size(region.region(), index)) if data is None \
                     else pagehash.hash_page(data, key)
                 if found != (int(hashes[index][0]), int(hashes[index][1])):
-                    raise Corrupt(f"image {self.name}: page {index} of {region.address:#x} does not have its hash",
+                    raise Corrupt(f"checkpoint {self.name}: page {index} of {region.address:#x} does not have its hash",
                                   offset=index, reason="page hash")
                 count += 1
         used = np.unique(np.concatenate([np.zeros(0, np.uint32), *self.table.pages]))
@@ -239,7 +240,7 @@ class Image:
     def close(self) -> None:
         """Nothing is held open between two reads."""
 
-    def __enter__(self) -> Image:
+    def __enter__(self) -> StoredCheckpoint:
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -1,7 +1,7 @@
-"""Which images of a session may go. Pure.
+"""Which checkpoints of a session may go. Pure.
 
 What is newer is decided by (epoch, position), never by a clock; a clock only
-says how old an image is, and one dated in the future is not old.
+says how old a checkpoint is, and one dated in the future is not old.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rgpu.checkpoint.store.images import ImageInfo
+    from rgpu.checkpoint.store.checkpoint_store import CheckpointInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,17 @@ class Policy:
     max_age: float | None = None
 
 
-def superfluous(images: Iterable[ImageInfo], policy: Policy, named: Collection[str], now: float) -> list[str]:
-    """Names of the images to remove, oldest first.
+def superfluous(checkpoints: Iterable[CheckpointInfo], policy: Policy, named: Collection[str], now: float) -> list[str]:
+    """Names of the checkpoints to remove, oldest first.
 
     Never one that the registry names (``named``), never the newest readable
     one of its session, and never one that cannot be read: somebody should look at it.
     """
-    sessions: dict[str, list[ImageInfo]] = {}
-    for info in images:
+    sessions: dict[str, list[CheckpointInfo]] = {}
+    for info in checkpoints:
         if not info.error:
             sessions.setdefault(info.session, []).append(info)
-    gone: list[ImageInfo] = []
+    gone: list[CheckpointInfo] = []
     for found in sessions.values():
         found.sort(key=lambda info: info.age, reverse=True)
         for rank, info in enumerate(found):

@@ -1,13 +1,13 @@
-"""Writes one image: pages in, packs out, the manifest last.
+"""Writes one checkpoint: pages in, packs out, the manifest last.
 
-:meth:`ImageWriter.add_page` hands pages to threads that name, compress and
+:meth:`CheckpointWriter.add_page` hands pages to threads that name, compress and
 store them; it waits while more than ``staging`` bytes are under way, so memory
 is bounded whatever the session's size, and whoever holds the session still
 meanwhile holds it no longer than until its last page is taken.
-:meth:`ImageWriter.add_rows` does so for many pages in a frame (:mod:`rgpu.checkpoint.codec.frames`),
+:meth:`CheckpointWriter.add_rows` does so for many pages in a frame (:mod:`rgpu.checkpoint.codec.frames`),
 from where they lie; there, whoever owns the frames bounds the memory.
 
-Until :meth:`ImageWriter.finish` has returned, the image does not exist; leaving
+Until :meth:`CheckpointWriter.finish` has returned, the checkpoint does not exist; leaving
 the ``with`` block by an exception removes everything that was written.
 """
 
@@ -30,7 +30,7 @@ from rgpu.checkpoint.blobs.base import Blobs
 from rgpu.checkpoint.codec import chunk, encoding
 from rgpu.checkpoint.codec.encoders import Encoders
 from rgpu.checkpoint.codec.frames import PITCH, Shared
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.manifest.chunk_table import ChunkTable
 from rgpu.checkpoint.manifest.columns import PageColumns
 from rgpu.checkpoint.manifest.packs import Packs
@@ -42,7 +42,7 @@ from rgpu.checkpoint.store.intents import BEAT_SECONDS, Announced
 from rgpu.checkpoint.store.pace import Pace
 from rgpu.session.errors import AlreadyExists, Corrupt, RgpuError, StoreError, StoreUnreachable
 
-STAGING = 256 << 20  #: bytes of pages under way between :meth:`ImageWriter.add_page` and the store
+STAGING = 256 << 20  #: bytes of pages under way between :meth:`CheckpointWriter.add_page` and the store
 BATCH = 1 << 20  #: bytes that one thread takes at a time
 STILL_PATIENCE = 10.0  #: seconds that a store may take nothing while a session stands still
 ROWS = 64  #: pages of a frame that one thread takes at a time
@@ -50,10 +50,10 @@ THREADS = min(16, max(2, 3 * (os.cpu_count() or 1) // 4))  #: the session's own 
 PACKS = 8  #: filled side by side, at most
 
 
-class ImageWriter:
-    """Made by :meth:`rgpu.checkpoint.store.images.ImageStore.writer`. One thread calls it.
+class CheckpointWriter:
+    """Made by :meth:`rgpu.checkpoint.store.checkpoint_store.CheckpointStore.writer`. One thread calls it.
 
-    ``bases``: older images whose packs are all there; the first is the previous one of the session.
+    ``bases``: older checkpoints whose packs are all there; the first is the previous one of the session.
     ``pace``: how fast it may write. ``encoders``: processes for what threads of this one would do to frames.
     """
 
@@ -99,7 +99,7 @@ class ImageWriter:
         return self._bases[0].unchanged(hash_key, regions).wanted()
 
     def inherit(self, state: SessionState) -> list[Array]:
-        """Take over every page that is unchanged since the previous image of the session.
+        """Take over every page that is unchanged since the previous checkpoint of the session.
 
         Returns, for each region of ``state``, the indices of the pages that are
         to be added. Call it once; pages that it does not take over may have been added before.
@@ -118,7 +118,7 @@ class ImageWriter:
         return found.changed()
 
     def add_page(self, page: Page) -> None:
-        """Store a page; what is never added is not in the image. Raises :class:`StoreError`.
+        """Store a page; what is never added is not in the checkpoint. Raises :class:`StoreError`.
 
         Waits while too many are under way. The page's bytes must not change afterwards.
         """
@@ -138,7 +138,7 @@ class ImageWriter:
         ``memory``: the frame's, for other processes; its first row is the first of ``rows``.
 
         ``done`` is called, from any thread, once nothing refers to the rows any more, also when this raises.
-        A page that does not have its hash ends the image: :class:`DeviceError`.
+        A page that does not have its hash ends the checkpoint: :class:`DeviceError`.
         """
         try:
             if self._failure is not None:
@@ -203,7 +203,7 @@ class ImageWriter:
 
     def takes_nothing(self) -> RgpuError:
         """What to raise when the session has stood still for the store for STILL_PATIENCE."""
-        return StoreUnreachable(f"image {self.name}: the store took nothing for {STILL_PATIENCE:.0f} s while the "
+        return StoreUnreachable(f"checkpoint {self.name}: the store took nothing for {STILL_PATIENCE:.0f} s while the "
                                 "session stood still for it")
 
     def check(self) -> None:
@@ -240,7 +240,7 @@ class ImageWriter:
     def _raise(self) -> None:
         if isinstance(self._failure, RgpuError):
             raise self._failure
-        raise StoreError(f"image {self.name} cannot be written: {self._failure}") from self._failure
+        raise StoreError(f"checkpoint {self.name} cannot be written: {self._failure}") from self._failure
 
     def _work(self, batch: list[tuple[int, Any]]) -> None:
         """In a thread: one batch of pages into chunks."""
@@ -309,7 +309,7 @@ class ImageWriter:
     # -- end ---------------------------------------------------------------------
     def finish(self, state: SessionState, statistics: dict[str, Any] | None = None,
                facts: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Make the image exist; returns its statistics. ``state`` must hold the page hashes.
+        """Make the checkpoint exist; returns its statistics. ``state`` must hold the page hashes.
 
         Raises :class:`StoreError`, :class:`Corrupt` if a page of ``state`` was not added as it is there,
         :class:`Fenced` if the collector took this writer for dead.
@@ -324,16 +324,16 @@ class ImageWriter:
             self._raise()
         counted = {**self.counts, "seconds": round(time.monotonic() - self._clock, 3), **(statistics or {})}
         packs, chunks = self._table.result(written)
-        body = image.Body(
+        body = manifest.Body(
             image=self.name, created=self._started, state=state, statistics=counted, packs=packs, chunks=chunks,
             pages=self._page_numbers(state),
             base=self._bases[0].table.body.image if self._bases else "", facts=facts or {})
         self._announced.check()
-        self._put_manifest(image.encode_pieces(body, self._key))
+        self._put_manifest(manifest.encode_pieces(body, self._key))
         self._announced.check()  # else what it names may be gone: `abort` takes it back
         self._open = False
         with contextlib.suppress(StoreError):
-            self._announced.end()  # the image stands; the collector finds a forgotten intent
+            self._announced.end()  # the checkpoint stands; the collector finds a forgotten intent
         return counted
 
     def _wait_stored(self) -> None:
@@ -358,7 +358,7 @@ class ImageWriter:
             whole = b"".join(data)
             if self._blobs.read(self._manifest, len(whole) + 1) != whole:  # else a repeated request met its own first
                 self._manifest_put = False
-                raise StoreError(f"image {self.name} exists", path=self._blobs.where(self._manifest),
+                raise StoreError(f"checkpoint {self.name} exists", path=self._blobs.where(self._manifest),
                                  reason="exists") from error
 
     def _page_numbers(self, state: SessionState) -> list[bytes]:
@@ -368,7 +368,7 @@ class ImageWriter:
         return [numbers[start:end] for start, end in pairwise(ends)]
 
     def _check_pages(self, state: SessionState) -> None:
-        """Every page of the state is in the image with its hash; pages never added must be zeros."""
+        """Every page of the state is in the checkpoint with its hash; pages never added must be zeros."""
         at = self._columns.whole(state.regions)
         found, wanted = self._columns.hashes[at], _hashes_of(state)
         if not pagehash.differ(found, wanted).any():
@@ -384,7 +384,8 @@ class ImageWriter:
                     hashes[-1] = pagehash.zero_hash(state.hash_key, (region.size - 1) % pagehash.PAGE + 1)
             bad = np.flatnonzero(pagehash.differ(hashes, wanted[start:start + count]))
             if len(bad):
-                raise Corrupt(f"image {self.name}: page {bad[0]} of {region.address:#x} was not written as the state "
+                raise Corrupt(f"checkpoint {self.name}: page {bad[0]} of {region.address:#x} was not written as the "
+                              f"state "
                               "has it", offset=int(bad[0]), reason="page not written")
             start += count
 
@@ -394,7 +395,7 @@ class ImageWriter:
             return
         self._open = False
         self.pace.stop()
-        self._failure = self._failure or StoreError(f"image {self.name} was given up")
+        self._failure = self._failure or StoreError(f"checkpoint {self.name} was given up")
         self._threads.shutdown(wait=True, cancel_futures=True)
         if self._encoders is not None:
             self._encoders.forget()
@@ -407,7 +408,7 @@ class ImageWriter:
         except StoreError:
             pass  # the collector removes packs and intent later
 
-    def __enter__(self) -> ImageWriter:
+    def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
@@ -421,5 +422,5 @@ def _hashes_of(state: SessionState) -> Array:
 
 
 def manifest_name(prefix: str, name: str) -> str:
-    """The blob of image ``name``."""
+    """The blob of checkpoint ``name``."""
     return f"{prefix}images/{quote(name, safe='')}.image"

@@ -21,7 +21,7 @@ from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.session.errors import RgpuError, VersionMismatch
 
 CLOCK_LIMIT = 10.0  #: seconds; tickets bear 30 (docs/developers/links/sealing.md), and clocks that drift go on drifting
-ROOM_LIMIT = 1 << 30  #: bytes free where registry and images are
+ROOM_LIMIT = 1 << 30  #: bytes free where registry and checkpoints are
 ASK_SECONDS = 4.0
 
 
@@ -76,7 +76,7 @@ def keys(files: PoolFiles) -> Finding:
 
 
 def room(files: PoolFiles) -> Finding:
-    """The registry must be able to write, and images to be stored."""
+    """The registry must be able to write, and checkpoints to be stored."""
     free = shutil.disk_usage(files.root).free
     return Finding("room", free >= ROOM_LIMIT, f"{common.size(free)} free in {files.root}",
                    "a full disk stops the embedded registry and checkpoints: make room")

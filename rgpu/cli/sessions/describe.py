@@ -17,7 +17,7 @@ from rgpu.cli.pool import connect
 @common.output_option
 @common.verb
 def command(session: str, pool: str | None, output: str) -> None:
-    """Show one session: its record, its worker, its image, what pins it."""
+    """Show one session: its record, its worker, its checkpoint, what pins it."""
     with connect(common.settings(pool=pool)) as client:
         value = client.call("session.describe", {"session": session})
     common.emit(value, output, _show)

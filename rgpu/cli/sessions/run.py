@@ -43,9 +43,9 @@ from rgpu.session.errors import NotFound, UsageError
 @click.option("--on-full", type=click.Choice(["block", "unprotected"]), default="block", show_default=True,
               help="When no more journal can be kept: wait, or go on without the possibility of recovery.")
 @click.option("--checkpoint-every", type=float, default=0.0, metavar="SECONDS",
-              help="Take an image when the last one is older (default: only when the journal's limit asks for it).")
+              help="Take a checkpoint when the last one is older (default: only when the journal's limit asks for it).")
 @click.option("--max-replay", type=float, default=0.0, metavar="SECONDS",
-              help="Take an image when a recovery would have to replay longer, by the calls' measured rate.")
+              help="Take a checkpoint when a recovery would have to replay longer, by the calls' measured rate.")
 @click.option("--divergence", type=click.Choice(["warn", "stop"]), default="warn", show_default=True,
               help="When a recovered session answers otherwise than before: say so, or end the program's session.")
 @click.option("--same-host", type=click.Choice(["auto", "off"]), default="auto", show_default=True,

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: Calls whose payload the device reads and nobody keeps; others (images, graphs) are copied from a frame as ever.
+#: Calls whose payload the device reads and nobody keeps; others (module binaries, graphs) are copied from a frame as
+#: ever.
 NAMED = frozenset(BY_NAME[name].id for name in ("memcpy_h2d", "memcpy2d_h2d"))
 
 
@@ -146,7 +147,7 @@ class SameHost:
     def ship(self, link: DataLink, cursor: Cursor, limit: int, content: Content | None) -> int:
         """Name the next payload, if one begins within ``limit`` bytes: how many bytes of the stream that was.
 
-        0: there is none that may be named. ``content``: the next image, which has its own way.
+        0: there is none that may be named. ``content``: the next module binary, which has its own way.
         """
         if self._link is None:
             return 0

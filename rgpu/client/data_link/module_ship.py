@@ -1,8 +1,8 @@
-"""Module loads on the data link: an image that the node may have is named by its hash, not sent.
+"""Module loads on the data link: a module binary that the node may have is named by its hash, not sent.
 
 The wire is the stream of records as ever; a CALLS_REF message stands for the
 bytes of one payload in it (docs/developers/links/data-link.md, "The data link"). The agent
-names an image without asking first, so a hit costs no round trip. A worker whose node
+names a module binary without asking first, so a hit costs no round trip. A worker whose node
 lacks it answers NEED, drops what follows, and the stream goes back to that
 place, this time with the bytes. Where several loads wait to be shipped (after
 a reconnect, a move or a node's death) one HAVE asks for all of them before.
@@ -67,7 +67,7 @@ class ModuleShip:
 
     # -- a connection begins ------------------------------------------------------------
     def attached(self, link: Stream, cursor: Cursor) -> None:
-        """Shipping starts at the cursor: ask once for all images that wait there."""
+        """Shipping starts at the cursor: ask once for all module binaries that wait there."""
         self._reset()
         waiting = self.journal.contents.all_after(cursor)[:ASK_AT_ONCE]
         digests = list(dict.fromkeys(self._digest(content) for content in waiting)) if len(waiting) > 1 else []
@@ -140,5 +140,5 @@ class ModuleShip:
         link.rewind(offset)
 
     def statistics(self) -> dict[str, int]:
-        """For ``rgpu ps``: bytes of images."""
+        """For ``rgpu ps``: bytes of module binaries."""
         return {"module_bytes": self.sent_bytes, "module_bytes_saved": self.named_bytes}

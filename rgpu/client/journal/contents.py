@@ -37,13 +37,13 @@ class Content:
 
 
 class Contents:
-    """The images that the journal holds, in its order."""
+    """The module binaries that the journal holds, in its order."""
 
     def __init__(self) -> None:
         self._found: list[Content] = []
 
     def note(self, number: int, run: Readable) -> None:
-        """A run was added to the journal; only a run of one record can be an image's."""
+        """A run was added to the journal; only a run of one record can be a module binary's."""
         if run.first != run.last or run.size < SMALLEST:
             return
         magic, call, _, _, _, args, payload, _, _ = HEADER.unpack(b"".join(run.read(0, HEADER_SIZE)))
@@ -57,7 +57,7 @@ class Contents:
             del self._found[:bisect_left(self._found, (number, 0), key=_place)]
 
     def after(self, cursor: Cursor) -> Content | None:
-        """The first image whose payload begins at the cursor or behind it."""
+        """The first module binary whose payload begins at the cursor or behind it."""
         if not self._found or self._found[-1].place < (cursor.number, cursor.offset):
             return None
         return self._found[bisect_left(self._found, (cursor.number, cursor.offset), key=_place)]

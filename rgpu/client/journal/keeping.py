@@ -2,7 +2,7 @@
 
 Asked once a second and whenever the journal's memory changed. Three questions:
 
-Is an image wanted? When the journal since the newest durable one passes a size
+Is a checkpoint wanted? When the journal since the newest durable one passes a size
 (¾ of its limit), an age (``--checkpoint-every``) or a predicted replay time
 (``--max-replay``). Not again while one is being made, nor soon after one
 failed; a store that cannot be reached cuts nothing and stops nothing.
@@ -21,7 +21,7 @@ from enum import Enum
 
 CHECKPOINT_AT, FULL_AT = 0.75, 0.875  #: shares of the limit; the shim stops by itself at the limit
 FULL_SECONDS = 1.0  #: a journal that is full for less is ordinary back-pressure, not worth a word
-RETRY = 10.0  #: seconds between two requests for an image
+RETRY = 10.0  #: seconds between two requests for a checkpoint
 RETRY_FULL = 0.5  #: … when the program would otherwise wait until the journal is on the disk
 RETRY_FAILED = 30.0  #: and after one that failed
 HALF_LIFE = 30.0  #: seconds of work after which a measured rate counts half
@@ -54,13 +54,13 @@ class Facts:
 
     memory_bytes: int = 0
     kept_bytes: int = 0
-    kept_calls: int = 0  #: that no durable image covers
+    kept_calls: int = 0  #: that no durable checkpoint covers
     protected: bool = True
     full_seconds: float = 0.0  #: since memory passed ⅞ of the limit
-    age: float = 0.0  #: of the oldest call that no durable image covers
+    age: float = 0.0  #: of the oldest call that no durable checkpoint covers
     replay: float | None = None
     spill_error: str = ""
-    store_error: str = ""  #: why the last request for an image failed
+    store_error: str = ""  #: why the last request for a checkpoint failed
     since_request: float = float("inf")
     requesting: bool = False
     attached: bool = True
@@ -68,7 +68,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``checkpoint``: ask for an image now, because of ``why``. ``reason``: for the program's user, in ``ps``."""
+    """``checkpoint``: ask for a checkpoint now, because of ``why``. ``reason``: for the program's user, in ``ps``."""
 
     checkpoint: bool = False
     why: str = ""
@@ -78,7 +78,7 @@ class Decision:
 
 def decide(rules: Rules, facts: Facts) -> Decision:
     """See the module docstring."""
-    why = _image_wanted(rules, facts)
+    why = _checkpoint_wanted(rules, facts)
     filling = facts.memory_bytes >= rules.limit * CHECKPOINT_AT
     patience = RETRY_FAILED if facts.store_error else RETRY_FULL if filling else RETRY
     ask = bool(why) and not facts.requesting and facts.attached and facts.since_request >= patience
@@ -94,20 +94,21 @@ def decide(rules: Rules, facts: Facts) -> Decision:
     if why and facts.store_error:
         beyond = "on disk" if rules.directory else "nowhere"
         return Decision(ask, why, Exposure.RUNNING,
-                        f"no image can be written ({facts.store_error}): {_size(facts.kept_bytes)} of journal kept, "
+                        f"no checkpoint can be written ({facts.store_error}): {_size(facts.kept_bytes)} of journal "
+                        f"kept, "
                         f"in memory up to {_size(rules.limit)} and beyond that {beyond}; {why}")
     return Decision(ask, why)
 
 
-def _image_wanted(rules: Rules, facts: Facts) -> str:
-    """Why an image is wanted; empty when none is."""
+def _checkpoint_wanted(rules: Rules, facts: Facts) -> str:
+    """Why a checkpoint is wanted; empty when none is."""
     if not rules.recover or not facts.protected or not facts.kept_calls:
         return ""
     if facts.kept_bytes > rules.limit * CHECKPOINT_AT:
         return f"the journal holds {_size(facts.kept_bytes)}, {CHECKPOINT_AT:.0%} of its limit are " \
                f"{_size(rules.limit * CHECKPOINT_AT)}"
     if rules.max_age and facts.age > rules.max_age:
-        return f"the newest image is {facts.age:.0f} s behind, {rules.max_age:g} s are allowed"
+        return f"the newest checkpoint is {facts.age:.0f} s behind, {rules.max_age:g} s are allowed"
     if rules.max_replay and facts.replay is not None and facts.replay > rules.max_replay:
         return f"a recovery would replay {facts.kept_calls} calls for about {facts.replay:.0f} s, " \
                f"{rules.max_replay:g} s are allowed"
@@ -128,7 +129,7 @@ def full_reason(rules: Rules, facts: Facts) -> str:
 
 
 def _with_store(full: str, facts: Facts) -> str:
-    return f"{full}; no image can be written either: {facts.store_error}" if facts.store_error else full
+    return f"{full}; no checkpoint can be written either: {facts.store_error}" if facts.store_error else full
 
 
 def _size(count: float) -> str:
@@ -144,7 +145,7 @@ class ApplyRate:
 
     A second in which nothing was applied does not count, one with a single call
     counts whole: so the rate is rather too low, the prediction too long, and the
-    image comes too early rather than too late.
+    checkpoint comes too early rather than too late.
     """
 
     def __init__(self) -> None:

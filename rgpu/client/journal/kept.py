@@ -1,6 +1,6 @@
 """What the agent keeps of the journal: in shared memory, spilled to files, and for how long.
 
-With ``recover`` everything is kept until an image that counts covers it
+With ``recover`` everything is kept until a checkpoint that counts covers it
 (:meth:`Journal.cut`); without, until the worker has applied it
 (:meth:`Journal.applied`). Long before the limit the oldest calls are
 written to journal files, and their memory goes back to the shim.
@@ -56,7 +56,7 @@ class Journal:
         self.walker = Walker(share)
         self._runs: deque[Run | FiledRun] = deque()
         self._base = 0  #: number of self._runs[0]
-        self.contents = Contents()  #: the modules' images among them
+        self.contents = Contents()  #: the module binaries among them
         self.first_seq = 1  #: oldest call kept
         self.protected = policy.recover  #: False for good once `unprotected` dropped something
         self.memory_bytes = 0
@@ -210,7 +210,7 @@ class Journal:
 
     # -- letting go -------------------------------------------------------------------
     def cut(self, position: int, shipping: Cursor | None) -> None:
-        """An image that counts holds everything up to ``position``."""
+        """A checkpoint that counts holds everything up to ``position``."""
         self._drop(position, shipping)
 
     def applied(self, position: int, shipping: Cursor | None) -> None:

@@ -59,7 +59,7 @@ class Options:
     on_full: str = "block"
     extra: dict[str, Any] = field(default_factory=dict)
     record: Path | None = None  #: folder for recordings of the sessions
-    checkpoint_every: float = 0.0  #: seconds after which the journal is worth an image; 0: any time
+    checkpoint_every: float = 0.0  #: seconds after which the journal is worth a checkpoint; 0: any time
     max_replay: float = 0.0  #: seconds that the replay of a recovery may be predicted to take; 0: any time
     divergence: str = "warn"  #: when a replay answers otherwise: ``warn`` or ``stop``
     same_host: bool = True  #: bulk through shared memory where the worker is on this host

@@ -2,7 +2,7 @@
 
 An answer comes again after each attachment, and anew when a recovered session
 replays the call. The program gets the first; the digest of what it got is kept
-until an image makes a replay impossible, and a second answer is compared with
+until a checkpoint makes a replay impossible, and a second answer is compared with
 it: a difference is *divergence*, and is reported
 (:class:`rgpu.session.answers.DeliveredAnswers`).
 """

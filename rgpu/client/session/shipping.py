@@ -75,7 +75,7 @@ class Shipping:
                 size = self._bulk.ship(link, cursor, chunk, self._journal.contents.after(cursor)) or \
                     self._modules.ship(link, cursor, chunk)
                 if not size:
-                    break  # the worker is about to say whether it has the next image
+                    break  # the worker is about to say whether it has the next checkpoint
                 self._pinged_bytes += size
                 sent = True
                 if link.long_bytes >= LANES_FROM and link.lanes.wanted:

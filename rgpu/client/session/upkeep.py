@@ -48,9 +48,9 @@ class Upkeep:
         self._full_since = 0.0  #: monotonic; 0: the journal is not full
         self._renewing = self._checkpointing = False
         self._next_renewal = 0.0
-        self._requested = float("-inf")  #: when an image was asked for last
+        self._requested = float("-inf")  #: when a checkpoint was asked for last
         self._store_error = ""  #: why none came of it
-        self._covered = 0  #: every call ≤ it stands in a durable image
+        self._covered = 0  #: every call ≤ it stands in a durable checkpoint
         self._covered_at = time.monotonic()
         self._rate = ApplyRate()
         self._same_host = "not attached"  #: of the attachment, or the last one
@@ -67,7 +67,7 @@ class Upkeep:
             desk.submit(desk.ask_nodes)
 
     def covered(self, position: int) -> None:
-        """An image that counts holds every call up to ``position``."""
+        """A checkpoint that counts holds every call up to ``position``."""
         if position > self._covered:
             self._covered, self._covered_at, self._store_error = position, time.monotonic(), ""
 
@@ -101,7 +101,7 @@ class Upkeep:
                      now - self._requested, self._checkpointing, self._shipper.link is not None)
 
     def tell_state(self) -> None:
-        """Tell the shim when it shall stop publishing, and when it may go on; ask for an image when one is due."""
+        """Tell the shim when it shall stop publishing, and when it may go on; ask for a checkpoint when one is due."""
         shipper, now = self._shipper, time.monotonic()
         journal = shipper.journal
         rules = journal.policy.rules
@@ -137,7 +137,7 @@ class Upkeep:
             self._shipper.desk.call("session.checkpoint", {"session": session, "reason": why}, CHECKPOINT_TIMEOUT)
         except RgpuError as failure:
             error = failure.message
-            log.warning("no image was written", session=session, error=failure.code, reason=error)
+            log.warning("no checkpoint was written", session=session, error=failure.code, reason=error)
         self._shipper.post(self._checkpointed, error)
 
     def _checkpointed(self, error: str) -> None:

@@ -10,5 +10,5 @@ _LOAD = BY_NAME["module_load"].id
 
 
 def is_content(call: int, payload: int) -> bool:
-    """Whether a record carries an image that is worth naming."""
+    """Whether a record carries a module binary that is worth naming."""
     return call == _LOAD and payload >= SMALLEST

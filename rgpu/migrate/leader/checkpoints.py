@@ -12,7 +12,7 @@ from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.locks import SessionLocks
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records import ownership
-from rgpu.migrate.records.schema import ImageName, SessionRecord, image_name
+from rgpu.migrate.records.schema import CheckpointName, SessionRecord, checkpoint_name
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.migrate.scheduling.placement import request_for
 from rgpu.session.errors import NotFound, Refused
@@ -49,20 +49,22 @@ class Checkpoints:
         if record.state != "running":
             raise Refused(f"{name} is {record.state}, not running: {record.reason}", session=name)
         epoch, owner, now = record.epoch, str(record.owner), self.term.clock.wall()
-        wanted = image_name(name, epoch, record.image.position if record.image else 0, now)
+        wanted = checkpoint_name(name, epoch, record.checkpoint.position if record.checkpoint else 0, now)
         result = await self.commands.tell(owner, "session.image", {"session": name, "image": wanted}, epoch=epoch,
                                           timeout=CHECKPOINT_SECONDS, tries=2)
-        image = ImageName(name=str(result["image"]), position=int(result["position"]), epoch=epoch, created=now,
+        checkpoint = CheckpointName(name=str(result["image"]), position=int(result["position"]), epoch=epoch,
+                                    created=now,
                           bytes=int(result.get("bytes", 0)))
-        effects.publishing(self.term.leader.host, name, epoch, image.position, image.name)
-        published = await self.term.change(name, lambda held: ownership.publish_image(
-            held, owner=owner, epoch=epoch, image=image, leader=self.term.leader, now=self.term.clock.wall(),
-            reason=f"image {image.name} at position {image.position}"))
+        effects.publishing(self.term.leader.host, name, epoch, checkpoint.position, checkpoint.name)
+        published = await self.term.change(name, lambda held: ownership.publish_checkpoint(
+            held, owner=owner, epoch=epoch, checkpoint=checkpoint, leader=self.term.leader, now=self.term.clock.wall(),
+            reason=f"checkpoint {checkpoint.name} at position {checkpoint.position}"))
         await self.commands.suggest(owner, "session.notice", {
             "session": name, "epoch": epoch, "kind": "cut",
-            "values": {"epoch": epoch, "position": published.record.journal_from, "image": image.name}}, epoch=epoch)
-        return {"session": name, "image": image.name, "position": image.position, "epoch": epoch,
-                "pages": int(result.get("pages", 0)), "bytes": image.bytes,
+            "values": {"epoch": epoch, "position": published.record.journal_from, "image": checkpoint.name}},
+                                    epoch=epoch)
+        return {"session": name, "image": checkpoint.name, "position": checkpoint.position, "epoch": epoch,
+                "pages": int(result.get("pages", 0)), "bytes": checkpoint.bytes,
                 **{key: result[key] for key in CHECKPOINT_COST if key in result}}
 
 
@@ -72,43 +74,44 @@ class Restoring:
     def __init__(self, records: PoolRecords, locks: SessionLocks, recovery: Recovery) -> None:
         self.records, self.locks, self.recovery = records, locks, recovery
 
-    async def restore(self, image: str, name: str, *, host: str | None = None,
+    async def restore(self, checkpoint: str, name: str, *, host: str | None = None,
                       position: int | None = None) -> dict[str, Any]:
         """Bring a session back from a checkpoint that its journal reaches.
 
-        The answer: {session, host, owner, epoch, position, image}.
+        The answer: {session, host, owner, epoch, position, checkpoint}.
 
         ``position``: of the checkpoint, where the record does not name it (the manifest says it). Raises
         :class:`NotFound`, :class:`Refused` when the journal before the checkpoint was cut.
         """
         async with self.locks.session(name):
             record = (await self.records.held(name)).record
-            chosen = _chosen(record, image, position)
+            chosen = _chosen(record, checkpoint, position)
             place(await self.records.snapshot(), request_for(record, host=host))
-            held = await self.recovery.run(name, f"restored from {image}", host=host, image=chosen, asked=True)
+            held = await self.recovery.run(name, f"restored from {checkpoint}", host=host, checkpoint=chosen,
+                                           asked=True)
             if held is None:
                 reason = (await self.records.held(name)).record.reason
                 raise Refused(f"{name} was not restored: {reason}", session=name)
             record = held.record
             return {"session": name, "host": record.owner, "owner": record.owner, "epoch": record.epoch,
-                    "position": chosen.position, "image": image}
+                    "position": chosen.position, "image": checkpoint}
 
 
-def _chosen(record: SessionRecord, image: str, position: int | None) -> ImageName:
+def _chosen(record: SessionRecord, checkpoint: str, position: int | None) -> CheckpointName:
     """The checkpoint to go on from. Raises as :meth:`Restoring.restore`."""
     name = record.name
     if record.parked is not None:
         raise Refused(f"{name} is parked: it comes back by itself when there is room", session=name)
     if not record.live:
         raise Refused(f"{name} is {record.state}: its program has no journal to go on from", session=name)
-    chosen = record.image
-    if chosen is None or chosen.name != image:
+    chosen = record.checkpoint
+    if chosen is None or chosen.name != checkpoint:
         if position is None:
-            raise NotFound(f"the registry names no image {image} of {name}", image=image)
-        chosen = ImageName(name=image, position=position, epoch=record.epoch)
+            raise NotFound(f"the registry names no checkpoint {checkpoint} of {name}", image=checkpoint)
+        chosen = CheckpointName(name=checkpoint, position=position, epoch=record.epoch)
     if chosen.position < record.journal_from:
-        raise Refused(f"image {image} stands at position {chosen.position}, and the journal before "
-                      f"{record.journal_from} was cut: a live program cannot be rolled back", image=image)
+        raise Refused(f"checkpoint {checkpoint} stands at position {chosen.position}, and the journal before "
+                      f"{record.journal_from} was cut: a live program cannot be rolled back", image=checkpoint)
     if not record.recover:
-        raise Refused(f"{name} runs with --recover off: no journal is kept that could follow an image")
+        raise Refused(f"{name} runs with --recover off: no journal is kept that could follow a checkpoint")
     return chosen

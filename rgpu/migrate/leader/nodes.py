@@ -37,7 +37,7 @@ from typing import Any, Protocol
 Progress = Callable[[dict[str, Any]], None]
 
 START_SECONDS = 120.0
-IMAGE_SECONDS = 600.0  #: to begin from an image
+CHECKPOINT_SECONDS = 600.0  #: to begin from a checkpoint
 CHECKPOINT_SECONDS = 1800.0  #: to write one
 MOVE_SECONDS = 600.0
 ASK_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""A client host that is silent for longer than its grace: checkpointed, parked in that image, ended (OWNERSHIP 9).
+"""A client host that is silent for longer than its grace: checkpointed, parked in that checkpoint, ended (OWNERSHIP 9).
 
 A worker knows since when no agent's host was heard, on a clock that runs on while daemons are frozen or restarted; its
 node tells the leader, again and again. The leader writes the beginning into the session's record, so that it outlives
@@ -10,7 +10,7 @@ what is known                                       what follows
 the agent is heard                                  the record forgets its silence
 silent for less than the grace                      the record names since when; asked again when the grace is over
 a worker's first FIRST_AGENT_SECONDS                the same: an agent that looks for its owner needs a moment
-silent for the grace                                an image is taken; if the agent is still not heard then: ended
+silent for the grace                                a checkpoint is taken; if the agent is still not heard then: ended
 ==================================================  ==================================================================
 
 A worker that never had an agent (of a recovery, a move) does not begin the count anew: the record's word counts.
@@ -121,11 +121,11 @@ class Silence:
             if not self._theirs(await self.records.held(name), host, epoch):
                 return
             try:
-                parked = f"parked in image {(await self.checkpoints.write_locked(name))['image']}"
+                parked = f"parked in checkpoint {(await self.checkpoints.write_locked(name))['image']}"
             except Fenced:
                 raise
             except RgpuError as error:
-                parked = f"no image could be taken: {error.message}"
+                parked = f"no checkpoint could be taken: {error.message}"
             if await self._back(name, host, epoch):
                 log.info("a silent client came back while its session was checkpointed", session=name)
                 return

@@ -50,7 +50,7 @@ def begun(failure: Failure) -> int:
 
 def passed(record: SessionRecord, failures: Sequence[Failure]) -> int:
     """The furthest call that is known to have been complete once, whoever applied it."""
-    return max([record.image.position if record.image else 0,
+    return max([record.checkpoint.position if record.checkpoint else 0,
                 *(complete(failure) for failure in failures if failure.position is not None)])
 
 

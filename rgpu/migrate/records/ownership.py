@@ -19,9 +19,9 @@ commit         leader            moving, ready                 running, destinat
 abort          leader or source  moving                        running, move aborted
 clear_move     leader            running, move decided         running, no move
 silence        leader            running                       same, since when its client's host is silent
-publish_image  leader or owner   running, moving               same, image named
+publish_image  leader or owner   running, moving               same, checkpoint named
 adopt          owner's host      any live state                same, the owner's new incarnation
-park           leader            running, image named          parked, no owner, same epoch
+park           leader            running, checkpoint named     parked, no owner, same epoch
 resume         leader            parked                        recovering, an owner, epoch + 1
 fail           leader            any live state                failed
 end            leader            any but ended                 ended, no owner
@@ -44,9 +44,9 @@ from rgpu.migrate.records.schema import (
     LEADER,
     MAX_OLDER,
     MAX_TEXT,
+    CheckpointName,
     Failure,
     HistoryRecord,
-    ImageName,
     MoveRecord,
     NodeRecord,
     Parked,
@@ -82,9 +82,9 @@ FROM: dict[str, frozenset[str | None]] = {
     "end": frozenset({"starting", "running", "moving", "recovering", "parked", "failed"}),
 }
 
-#: How many images behind the newest one the agents keep their journals for: 0 cuts them at the newest
-#: image; with 1 a damaged newest image costs nothing, and journals are about twice as long.
-SPARE_IMAGES = 0
+#: How many checkpoints behind the newest one the agents keep their journals for: 0 cuts them at the newest
+#: checkpoint; with 1 a damaged newest checkpoint costs nothing, and journals are about twice as long.
+OLDER_CHECKPOINTS_KEPT = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +163,19 @@ def lost(held: Held, *, epoch: int, failure: Failure | None, leader: Leader, now
 
 
 def recover(held: Held, *, epoch: int, node: Node, device: str, failure: Failure | None, leader: Leader, now: float,
-            reason: str, image: ImageName | None = None) -> Decision:
-    """Another owner at epoch + 1, from ``image`` (default: the one that the record names).
+            reason: str, checkpoint: CheckpointName | None = None) -> Decision:
+    """Another owner at epoch + 1, from ``checkpoint`` (default: the one that the record names).
 
     Raises :class:`Refused` when the session is not recoverable, was lost too often at one
-    position, or the image is older than what the agent may have cut its journal to.
+    position, or the checkpoint is older than what the agent may have cut its journal to.
     """
     _check("recover", held, epoch)
     old = held.record
     if not old.recover:
         raise Refused(f"{old.name} runs with --recover off: nothing is kept that it could be brought back from")
-    if image is not None and image.position < old.journal_from:
-        raise Refused(f"image {image.name} stands at position {image.position}, and the journal before "
-                      f"{old.journal_from} was cut: a live program cannot be rolled back", image=image.name)
+    if checkpoint is not None and checkpoint.position < old.journal_from:
+        raise Refused(f"checkpoint {checkpoint.name} stands at position {checkpoint.position}, and the journal before "
+                      f"{old.journal_from} was cut: a live program cannot be rolled back", image=checkpoint.name)
     failures = old.failures
     if failure is not None:
         failures = losses.count_failure(old, failure)
@@ -186,7 +186,8 @@ def recover(held: Held, *, epoch: int, node: Node, device: str, failure: Failure
         raise Refused(f"the second loss in one place needs another device than {device} of {node.record.host}")
     record = old.replace(
         state="recovering", owner=node.record.host, incarnation=node.record.incarnation, epoch=old.epoch + 1,
-        device=device, image=image or old.image, move=_aborted(old, reason), reason=reason, failures=failures)
+        device=device, checkpoint=checkpoint or old.checkpoint, move=_aborted(old, reason), reason=reason,
+                         failures=failures)
     return _decide("recover", held, record, leader, now, reason, nodes=[node])
 
 
@@ -247,23 +248,25 @@ def silence(held: Held, *, epoch: int, since: float, leader: Leader, now: float,
     return _decide("silence", held, held.record.replace(silent_since=since), leader, now, reason)
 
 
-def publish_image(held: Held, *, owner: str, epoch: int, image: ImageName, now: float, reason: str,
+def publish_checkpoint(held: Held, *, owner: str, epoch: int, checkpoint: CheckpointName, now: float, reason: str,
                   leader: Leader | None = None) -> Decision:
-    """The image counts from here on, and the journal may be cut to it (OWNERSHIP 5)."""
+    """The checkpoint counts from here on, and the journal may be cut to it (OWNERSHIP 5)."""
     _check("publish_image", held, epoch)
     old = held.record
     if old.owner != owner:
         raise Fenced(f"{owner} does not own {old.name}; {old.owner} does", owner=old.owner)
-    if image.epoch != epoch:
-        raise Fenced(f"image {image.name} was taken at epoch {image.epoch}; this is {epoch}")
-    if old.image is not None and image.position < old.image.position:
-        raise Refused(f"image {image.name} stands at {image.position}, behind {old.image.name} at {old.image.position}")
-    earlier = [] if old.image is None else [old.image, *old.older]
-    older = [found for found in earlier if found.name != image.name][:MAX_OLDER]
-    # Up to the image that is SPARE_IMAGES behind; never back: what an agent was once allowed to cut is gone.
-    named = [image, *older][SPARE_IMAGES:]
+    if checkpoint.epoch != epoch:
+        raise Fenced(f"checkpoint {checkpoint.name} was taken at epoch {checkpoint.epoch}; this is {epoch}")
+    if old.checkpoint is not None and checkpoint.position < old.checkpoint.position:
+        raise Refused(f"checkpoint {checkpoint.name} stands at {checkpoint.position}, behind {old.checkpoint.name} at "
+                      f"{old.checkpoint.position}")
+    earlier = [] if old.checkpoint is None else [old.checkpoint, *old.older]
+    older = [found for found in earlier if found.name != checkpoint.name][:MAX_OLDER]
+    # Up to the checkpoint that is OLDER_CHECKPOINTS_KEPT behind; never back: what an agent was once allowed to cut is
+    # gone.
+    named = [checkpoint, *older][OLDER_CHECKPOINTS_KEPT:]
     cut = max(old.journal_from, named[0].position) if named else old.journal_from
-    return _decide("publish_image", held, old.replace(image=image, older=older, cut=cut), leader, now, reason)
+    return _decide("publish_image", held, old.replace(checkpoint=checkpoint, older=older, cut=cut), leader, now, reason)
 
 
 def adopt(held: Held, *, epoch: int, node: Node | NodeRecord, now: float, reason: str) -> Decision:
@@ -283,18 +286,19 @@ def park(held: Held, *, epoch: int, favour: str, leader: Leader, now: float, rea
          store: str = "") -> Decision:
     """Its place goes to ``favour``: from here on the owner's worker owns nothing, and is told to go.
 
-    What the program did since the image is in its agent's journal; what the worker still answers
+    What the program did since the checkpoint is in its agent's journal; what the worker still answers
     until it goes is as it was before (the agent has the answers, and a replay is compared with them).
-    ``store``: the one that the image is in, as its node names it.
+    ``store``: the one that the checkpoint is in, as its node names it.
     Raises :class:`Refused` where nothing is kept that it could be brought back from.
     """
     _check("park", held, epoch)
     old = held.record
-    if not old.recover or old.image is None:
+    if not old.recover or old.checkpoint is None:
         raise Refused(f"{old.name} cannot be parked: "
-                      f"{'it runs with --recover off' if not old.recover else 'it has no image'}")
-    if old.image.epoch != epoch:
-        raise Refused(f"{old.name} cannot be parked: its newest image is of epoch {old.image.epoch}, not {epoch}")
+                      f"{'it runs with --recover off' if not old.recover else 'it has no checkpoint'}")
+    if old.checkpoint.epoch != epoch:
+        raise Refused(f"{old.name} cannot be parked: its newest checkpoint is of epoch {old.checkpoint.epoch}, not "
+                      f"{epoch}")
     if old.move is not None:
         raise Refused(f"{old.name} cannot be parked: move {old.move.id} is not settled on both sides")
     record = old.replace(state="parked", owner=None, reason=reason, parked=Parked(
@@ -312,7 +316,7 @@ def resume(held: Held, *, epoch: int, node: Node, device: str, leader: Leader, n
 
 
 def fail(held: Held, *, epoch: int, leader: Leader, now: float, reason: str) -> Decision:
-    """Given up, with its reason; image and journal are kept."""
+    """Given up, with its reason; checkpoint and journal are kept."""
     _check("fail", held, epoch)
     record = held.record.replace(state="failed", owner=None, move=_aborted(held.record, reason), reason=reason)
     return _decide("fail", held, record, leader, now, reason)

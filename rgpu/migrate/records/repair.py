@@ -20,7 +20,7 @@ one host, exactly as the record says       keep: nothing is written
 one host; the record lies behind, names    own: that host, its incarnation, a new epoch; other
 another owner before it, or is missing     copies are forgotten
 nobody; its program ended since            end
-nobody, and the record says it runs        recover: as after a loss, from image and journal
+nobody, and the record says it runs        recover: as after a loss, from checkpoint and journal
 nobody, and the record says it waits       keep: the leader goes on with it
 =========================================  =====================================================
 """
@@ -222,7 +222,8 @@ class _Session:
         if not known:
             raise _Undecided(f"{report.host} holds {self.name} and never read its record, and the registry has none: "
                              f"nobody knows whose it is; give it up with --forget {self.name}")
-        return max(known, key=lambda record: (record.live, record.epoch, record.image.position if record.image else 0))
+        return max(known, key=lambda record: (record.live, record.epoch,
+                                              record.checkpoint.position if record.checkpoint else 0))
 
     def _cut(self) -> int:
         """How far the agent may have cut its journal, by anybody's word."""

@@ -45,7 +45,7 @@ LabelValue = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._/@:+-]{0,63}$")]
 
 #: ready: takes sessions. cordoned: keeps its own. draining: is to be emptied. unhealthy: its sessions go.
 NodeState = Literal["ready", "cordoned", "draining", "unhealthy"]
-#: parked: stopped in favour of another one; an image and its agent's journal are all that is left of it for now.
+#: parked: stopped in favour of another one; a checkpoint and its agent's journal are all that is left of it for now.
 SessionState = Literal["starting", "running", "moving", "recovering", "parked", "failed", "ended"]
 MoveState = Literal["preparing", "ready", "committed", "aborted"]
 
@@ -125,7 +125,7 @@ class DeviceRecord(Record, frozen=True, kw_only=True):
 class NodeRecord(Record, frozen=True, kw_only=True):
     """``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon.
 
-    ``store``: where its images lie; nodes that say the same see each other's. Empty: not known.
+    ``store``: where its checkpoints lie; nodes that say the same see each other's. Empty: not known.
     """
 
     v: int = SCHEMA
@@ -150,8 +150,8 @@ class NodeRecord(Record, frozen=True, kw_only=True):
         return [device for device in found if device is not None] if all(found) else []
 
 
-class ImageName(Record, frozen=True, kw_only=True):
-    """A durable image: everything up to journal position ``position``, taken at ``epoch``."""
+class CheckpointName(Record, frozen=True, kw_only=True):
+    """A durable checkpoint: everything up to journal position ``position``, taken at ``epoch``."""
 
     name: Name
     position: U63
@@ -199,7 +199,7 @@ class Program(Record, frozen=True, kw_only=True):
 
 
 class Parked(Record, frozen=True, kw_only=True):
-    """Where a parked session was, at which epoch, and for whom it had to go. ``store``: where its image lies."""
+    """Where a parked session was, at which epoch, and for whom it had to go. ``store``: where its checkpoint lies."""
 
     host: Name
     device: Text
@@ -225,9 +225,10 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     agent: Text
     device: Text
     needs: Needs = Needs()
-    image: ImageName | None = None
-    older: Annotated[list[ImageName], Meta(max_length=MAX_OLDER)] = []  #: images it named before, newest first
-    cut: U63 | None = None  #: the agent may have cut its journal up to here; None: to the image's position
+    checkpoint: CheckpointName | None = msgspec.field(default=None, name="image")  #: on disk: image
+    older: Annotated[list[CheckpointName],
+                     Meta(max_length=MAX_OLDER)] = []  #: checkpoints it named before, newest first
+    cut: U63 | None = None  #: the agent may have cut its journal up to here; None: to the checkpoint's position
     move: MoveRecord | None = None
     recover: bool = True
     program: Program = Program()
@@ -248,15 +249,15 @@ class SessionRecord(Record, frozen=True, kw_only=True):
         """The position up to which the agent may have cut its journal."""
         if self.cut is not None:
             return self.cut
-        return self.image.position if self.image is not None else 0
+        return self.checkpoint.position if self.checkpoint is not None else 0
 
     @property
-    def usable_images(self) -> list[ImageName]:
-        """Images that the kept journal can follow, newest first."""
-        if self.image is None:
+    def usable_checkpoints(self) -> list[CheckpointName]:
+        """Checkpoints that the kept journal can follow, newest first."""
+        if self.checkpoint is None:
             return []
-        older = [found for found in self.older if found.name != self.image.name]
-        return [found for found in [self.image, *older] if found.position >= self.journal_from]
+        older = [found for found in self.older if found.name != self.checkpoint.name]
+        return [found for found in [self.checkpoint, *older] if found.position >= self.journal_from]
 
     @property
     def live(self) -> bool:
@@ -400,13 +401,13 @@ def _check(record: Record) -> None:
             raise ValueError(f"a {record.state} session without an owner")
         if (record.state == "parked") != (record.parked is not None) or (record.parked and record.owner):
             raise ValueError(f"a {record.state} session that is {'' if record.parked else 'not '}parked")
-        if record.parked and record.image is None:
-            raise ValueError("a parked session without an image")
+        if record.parked and record.checkpoint is None:
+            raise ValueError("a parked session without a checkpoint")
         if (record.state == "moving") != (record.open_move is not None):
             found = record.move.state if record.move else "absent"
             raise ValueError(f"state {record.state} with a move that is {found}")
-        if record.image is not None and record.image.epoch > record.epoch:
-            raise ValueError(f"an image of epoch {record.image.epoch} in a session of epoch {record.epoch}")
+        if record.checkpoint is not None and record.checkpoint.epoch > record.epoch:
+            raise ValueError(f"a checkpoint of epoch {record.checkpoint.epoch} in a session of epoch {record.epoch}")
         if record.move is not None:
             _match(_MOVE, record.move.id, "move id")
     elif isinstance(record, QueueRecord):
@@ -475,6 +476,6 @@ def note_key(subject: str, revision: int) -> str:
     return f"{history_key(subject, revision)}.{secrets.token_hex(4)}"
 
 
-def image_name(session: str, epoch: int, position: int, when: float) -> str:
-    """A name that no other image has: a session has one owner for each epoch, which takes them in order."""
+def checkpoint_name(session: str, epoch: int, position: int, when: float) -> str:
+    """A name that no other checkpoint has: a session has one owner for each epoch, which takes them in order."""
     return f"{session.replace('/', '@')}-e{epoch}-p{position}-{int(when * 1000):x}"

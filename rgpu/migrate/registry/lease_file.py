@@ -1,7 +1,7 @@
 """Until when leases last: a file beside the embedded registry's, because renewing must not wait for a disk.
 
 A renewal need not survive a power cut (leases of another boot are over anyway),
-but it must be made in time while images fill the disk's queues, and a commit of
+but it must be made in time while checkpoints fill the disk's queues, and a commit of
 the registry waits for those. So its rows say when a lease ends if it is never
 renewed, and this file what renewals made of that:
 

@@ -316,7 +316,7 @@ def node_refuses(node: NodeRecord, request: Request, rivals: Collection[str] = (
     if node.host in request.avoid_hosts:
         return f"{node.host} was tried and failed"
     if request.store and node.store and node.store != request.store:
-        return f"{node.host} does not see the image, which lies in {request.store}"
+        return f"{node.host} does not see the checkpoint, which lies in {request.store}"
     if node.host in rivals:
         return f"{node.host} has a session of the group {request.anti_affinity}"
     return None

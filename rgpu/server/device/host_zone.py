@@ -3,7 +3,7 @@
 The driver puts the variables of a module into address space that it takes from
 the process as mmap(2) gives it out. A session's modules land where they stood
 before only if the processes look alike there: what one worker maps and another
-does not (memory shared with an agent on this host, frames for an image), at
+does not (memory shared with an agent on this host, frames for a checkpoint), at
 moments that the session does not determine, must not be among it. It is mapped
 in a range of its own, behind those of the session (docs/developers/devices.md,
 "Address ranges").

@@ -59,10 +59,10 @@ from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.sessions.move_progress import MoveProgress
 from rgpu.server.node.state_file import hold_name, write_state
-from rgpu.server.node.store.checkpoints import Checkpoints
-from rgpu.server.node.store.images import NodeImages
+from rgpu.server.node.store.checkpoint_shares import CheckpointShares
+from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
 from rgpu.server.node.verbs.attachments import Attachments
-from rgpu.server.node.verbs.image_verbs import ImageVerbs
+from rgpu.server.node.verbs.checkpoint_verbs import CheckpointVerbs
 from rgpu.server.node.verbs.leader_verbs import LeaderRequests, LeaderVerbs
 from rgpu.server.node.verbs.member_verbs import MemberVerbs
 from rgpu.server.node.verbs.node_verbs import NodeVerbs
@@ -117,7 +117,7 @@ class Daemon:
         self.warm = WarmWorkers(
             directory, options.spares, spawn=handles.spawn, room=self.devices.free,
             options=handles.common_options(directory, options.log_level, options.module_cache_size))
-        self.shares = Checkpoints(options.checkpoint_bandwidth, self.devices.free)
+        self.shares = CheckpointShares(options.checkpoint_bandwidth, self.devices.free)
         self.room = DeviceRoom(self.devices, self.held.leaving, self.shares)
         self.progress = MoveProgress()
         self.logs = WorkerLogs(host, directory)
@@ -132,7 +132,7 @@ class Daemon:
         self.local = LocalLeader(host)
         self.fence = LeaderFence(host)
         own = options.files.root / "images"
-        self.images = NodeImages(
+        self.checkpoints = NodeCheckpoints(
             places.connect(places.parse(options.store or str(own)),
                            places.credentials(options.store_credentials, os.environ)),
             options.files.secret(), self.records.record, self.records.sessions,
@@ -150,7 +150,7 @@ class Daemon:
         self.views = NodeViews(self.held, self.local, words, self.records, self.peers)
         self.attachments = Attachments(self.records, options.files.secret())
         self.members = MemberVerbs(self.local, self.records, options.files, self.authorized, options.registry_address)
-        sessions = LeaderVerbs(self.local, self.records, self.attachments, self.views, words, self.images,
+        sessions = LeaderVerbs(self.local, self.records, self.attachments, self.views, words, self.checkpoints,
                                self.background)
         self.leader_verbs = {**sessions.table, **HostVerbs(self.local).table, **self.members.table}
         self.link = LeaderLink(self.local, self.leader_verbs, self.records, self.peers, options.lease)
@@ -182,11 +182,11 @@ class Daemon:
         options, spawn = self.options, self.background.spawn
         starter = WorkerStarter(self.identity.directory, self.events.hear, options.log_level,
                                 options.module_cache_size, self.warm)
-        starts = SessionStarts(self.held, self.room, starter, self.images, self.deadline, self.reconciler.watch,
+        starts = SessionStarts(self.held, self.room, starter, self.checkpoints, self.deadline, self.reconciler.watch,
                                lambda device, why: spawn(self.examining.suspect(device, why)))
         moves = MoveCommands(self.held, self.room, starter, self.deadline, self.reconciler.watch, self.port.admit)
         workers = WorkerCommands(self.held, lambda session: spawn(self.records.session(session)))
-        checkpoints = CheckpointCommand(self.held, self.images, self.shares, self.deadline)
+        checkpoints = CheckpointCommand(self.held, self.checkpoints, self.shares, self.deadline)
         return {
             "worker.start": starts.start, "worker.describe": workers.describe, "worker.forget": workers.forget,
             "move.receive": moves.receive, "move.send": moves.send, "move.settle": self.reconciler.reconcile,
@@ -203,7 +203,7 @@ class Daemon:
                 OwnerVerbs(self.records, self.attachments, self.memory),
                 SessionVerbs(self.records, self.views, self.logs, self.peers, self.options.client_grace),
                 PoolVerbs(self.records, self.views),
-                ImageVerbs(self.images, self.identity.directory / "imports"),
+                CheckpointVerbs(self.checkpoints, self.identity.directory / "imports"),
                 RegistryRepair(self.identity.host, self.options.registry_address, self.adopting, self.peers,
                                self.records.endpoints, self.options.files)):
             verbs.register(self.control)

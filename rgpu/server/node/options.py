@@ -25,11 +25,11 @@ class Options:
     lease: float
     coordinator: bool
     log_level: str
-    module_cache_size: int = DEFAULT_SIZE  #: bytes of images kept on disk; 0: none
+    module_cache_size: int = DEFAULT_SIZE  #: bytes of module binaries kept on disk; 0: none
     registry: str = ""  #: etcd://…, embedded:PATH; "": the one that pool.json names
-    store: str = ""  #: where images are; the pool's directory if empty
+    store: str = ""  #: where checkpoints are; the pool's directory if empty
     store_credentials: Path | None = None
-    keep_images: int = 3  #: newest images of each session that stay; 0: all
+    keep_images: int = 3  #: newest checkpoints of each session that stay; 0: all
     checkpoint_bandwidth: int = 0  #: bytes/s for all checkpoints together; 0: no limit
     enforce_compute: str = "shared"  #: when sessions are held to their shares (:mod:`rgpu.server.node.workers.compute`)
     spares: int = 0  #: workers that stand ready for each device

@@ -2,7 +2,7 @@
 
 Started by the node daemon (:mod:`rgpu.server.node.workers.handles`), it listens on its own
 Unix socket and obeys what comes over the channel: attach an agent's socket,
-send the session to another worker, receive one, write an image, activate,
+send the session to another worker, receive one, write a checkpoint, activate,
 resume, forget. It never reads the registry and holds no pool secret. When the
 daemon goes it keeps serving, and waits for the daemon's next connection.
 
@@ -64,7 +64,7 @@ ORPHAN_SECONDS = 60.0
 ENDED_SECONDS = 2.0
 #: Within which the daemon ends a worker that told of a fault of its device.
 FAULT_SECONDS = 60.0
-#: How long a worker stays for modules still being written to the node's cache, and for a given up image's remains.
+#: How long a worker stays for modules still being written to the node's cache, and for a given up checkpoint's remains.
 WRITE_SECONDS = 2.0
 #: An attached agent's host answers each sign of life, every two seconds; after so long it counts as silent.
 UNHEARD_SECONDS = 15.0
@@ -367,7 +367,7 @@ class Worker:
     def _end(self) -> None:
         until = time.monotonic() + WRITE_SECONDS
         self.modules.flush(WRITE_SECONDS)
-        self.tasks.wait_image(until)
+        self.tasks.wait_checkpoint(until)
         end_process()
 
     def do_notice(self, kind: str, values: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The state of a session at a pause, as an image and a move write it down; its pages apart."""
+"""The state of a session at a pause, as a checkpoint and a move write it down; its pages apart."""
 
 from __future__ import annotations
 

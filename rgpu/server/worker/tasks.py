@@ -1,4 +1,4 @@
-"""The long tasks of a worker: send the session away, receive one, write an image, restore one.
+"""The long tasks of a worker: send the session away, receive one, write a checkpoint, restore one.
 
 Each is one method, run in a thread of its own by the worker that makes them (:mod:`rgpu.server.worker.main`).
 ``fault`` names where tests break things (:mod:`rgpu.link.faults`).
@@ -21,8 +21,8 @@ from rgpu.checkpoint.codec import encoders
 from rgpu.checkpoint.device import PAGE
 from rgpu.checkpoint.pages.pages import PageTable
 from rgpu.checkpoint.phases import Phases
-from rgpu.checkpoint.session.image_link import ImageProcess, RemotePace, RemoteWriter, close_all
-from rgpu.checkpoint.session.imaging import Imaging, Writer
+from rgpu.checkpoint.session.checkpoint_link import CheckpointProcess, RemotePace, RemoteWriter, close_all
+from rgpu.checkpoint.session.checkpointing import Checkpointing, Writer
 from rgpu.checkpoint.store.grants import granted
 from rgpu.checkpoint.store.pace import Pace
 from rgpu.checkpoint.store.writer import STAGING
@@ -42,7 +42,7 @@ from rgpu.session.errors import DeviceError, Fenced, Refused
 log = structlog.get_logger(__name__)
 
 DRAIN_SECONDS = 10.0
-GIVE_WAY_SECONDS = 10.0  #: that a move waits for an image to let go of the device
+GIVE_WAY_SECONDS = 10.0  #: that a move waits for a checkpoint to let go of the device
 
 
 class TaskWorker(SourceWorker, DestinationWorker, Protocol):
@@ -65,14 +65,14 @@ class Tasks:
         self.arriving: Arrival | None = None  #: the role that this worker has in a move, or had
         self.leaving: Departure | None = None  #: likewise
         self._lock = threading.Lock()
-        self._sending = False  #: a move is under way that has offered nothing yet; never beside an image
-        self._imaging: Imaging | None = None
-        self.pace: Pace | RemotePace | None = None  #: of the image that is being written
-        self._images = ImageProcess() if encoders.wanted() else None  #: started by the first image
+        self._sending = False  #: a move is under way that has offered nothing yet; never beside a checkpoint
+        self._checkpointing: Checkpointing | None = None
+        self.pace: Pace | RemotePace | None = None  #: of the checkpoint that is being written
+        self._checkpoints = CheckpointProcess() if encoders.wanted() else None  #: started by the first checkpoint
         self.runtime.executor.make_room = self._make_room
 
     def _make_room(self) -> bool:
-        """The device has no memory for a call of the session: what an image holds of it goes first."""
+        """The device has no memory for a call of the session: what a checkpoint holds of it goes first."""
         return self.give_way("the session needs the device's memory") > 0
 
     # -- a move, as the source ------------------------------------------------------
@@ -103,7 +103,7 @@ class Tasks:
             with self._lock:
                 self._sending = True
             with phases.phase("end_image"):
-                self._end_image("a move of the session begins")
+                self._end_checkpoint("a move of the session begins")
             self.leaving = Departure(worker, move, connection, wishes, more, phases)
             statistics = self.leaving.run()
         except BaseException:
@@ -168,57 +168,57 @@ class Tasks:
         if self.arriving is not None:
             self.arriving.receiver.peer.close()
 
-    # -- images -------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------
     def do_checkpoint(self, fds: list[int], image: str, store: dict[str, Any], base: str = "",
                       others: list[str] | None = None, facts: dict[str, Any] | None = None,
                       staging: int = 0, room: int | None = None, rate: float = 0.0) -> dict[str, Any]:
-        """Write an image; what image ``base`` (and ``others``, of the same user) hold is not stored again.
+        """Write a checkpoint; what checkpoint ``base`` (and ``others``, of the same user) hold is not stored again.
 
         The session stands still while its pages are hashed and those that the
-        store lacks are copied aside (:mod:`rgpu.checkpoint.session.imaging`). ``room``:
+        store lacks are copied aside (:mod:`rgpu.checkpoint.session.checkpointing`). ``room``:
         bytes of the device that nobody else was promised: the copies may take
         these, and what the session's own quota has left. Pages that find no
         room wait in host memory, ``staging`` bytes at most (0: as
         :func:`staging_bytes` says), and beyond that the session waits for the
         store. ``rate``: bytes/s to the store, 0: as fast as it goes.
 
-        Raises :class:`Refused` while another image of the session is being
-        written or it is being sent away, and when the image had to give way.
+        Raises :class:`Refused` while another checkpoint of the session is being
+        written or it is being sent away, and when the checkpoint had to give way.
         """
         if why := stuck(self.runtime.device):
             close_all(fds)
             raise Refused(f"the session's work does not end: {why}")
         with contextlib.ExitStack() as held:
-            images = held.enter_context(granted(store, fds)) if self._images is None else None
+            checkpoints = held.enter_context(granted(store, fds)) if self._checkpoints is None else None
             try:
-                imaging = self._begin_image(room)
+                checkpointing = self._begin_checkpoint(room)
             except BaseException:
-                if images is None:
+                if checkpoints is None:
                     close_all(fds)
                 raise
             began = time.monotonic()
             wanted: dict[str, Any] = {"base": base, "others": others or [], "staging": staging or staging_bytes()}
             try:
                 writer: Writer
-                if images is None:
-                    assert self._images is not None
-                    writer = RemoteWriter(self._images, image, store, fds, rate=rate, **wanted)
+                if checkpoints is None:
+                    assert self._checkpoints is not None
+                    writer = RemoteWriter(self._checkpoints, image, store, fds, rate=rate, **wanted)
                     self.pace = writer.pace
                 else:
                     self.pace = Pace(rate)
-                    writer = images.own.writer(image, pace=self.pace, **wanted)
+                    writer = checkpoints.own.writer(image, pace=self.pace, **wanted)
                 with writer:
-                    state, counts = imaging.run(writer, self._standing_still, partial(session_state.take, self.runtime),
-                                                facts)
+                    state, counts = checkpointing.run(writer, self._standing_still,
+                                                      partial(session_state.take, self.runtime), facts)
             finally:
                 with self._lock:
-                    self._imaging = self.pace = None
+                    self._checkpointing = self.pace = None
         return {"image": image, "position": state.position, "epoch": state.epoch, "pages": counts["pages"],
                 "bytes": counts["stored_bytes"], "unchanged_pages": counts["unchanged_pages"],
-                "raw_bytes": counts["raw_bytes"], **imaging.taken.as_dict(),
+                "raw_bytes": counts["raw_bytes"], **checkpointing.taken.as_dict(),
                 "total_ms": round((time.monotonic() - began) * 1000, 3)}
 
-    def _begin_image(self, room: int | None) -> Imaging:
+    def _begin_checkpoint(self, room: int | None) -> Checkpointing:
         worker, runtime = self.worker, self.runtime
         if room is not None:
             room += max(0, worker.quota - runtime.memory_bytes())
@@ -227,10 +227,10 @@ class Tasks:
                 raise Fenced(f"the session is {worker.state} here")
             if self._sending:
                 raise Refused("the session is being moved: ask again when that is over")
-            if self._imaging is not None:
-                raise Refused("an image of the session is being written already")
-            self._imaging = Imaging(runtime.device, runtime.hash_key, room, point=fault)
-            return self._imaging
+            if self._checkpointing is not None:
+                raise Refused("a checkpoint of the session is being written already")
+            self._checkpointing = Checkpointing(runtime.device, runtime.hash_key, room, point=fault)
+            return self._checkpointing
 
     @contextmanager
     def _standing_still(self) -> Iterator[None]:
@@ -242,11 +242,11 @@ class Tasks:
             runtime.resume()
 
     def give_way(self, reason: str) -> int:
-        """Whoever needs the device more than an image does: give it up; the bytes of device memory freed."""
-        imaging = self._imaging
-        if imaging is None:
+        """Whoever needs the device more than a checkpoint does: give it up; the bytes of device memory freed."""
+        checkpointing = self._checkpointing
+        if checkpointing is None:
             return 0
-        freed = imaging.give_way(reason)
+        freed = checkpointing.give_way(reason)
         log.warning("a checkpoint gives way", session=self.runtime.session, reason=reason, freed=freed)
         return freed
 
@@ -255,41 +255,41 @@ class Tasks:
         return {"freed": self.give_way(reason)}
 
     def do_pace(self, rate: float) -> dict[str, Any]:
-        """How fast an image may be written from now on, bytes/s; how fast it was since the last time."""
+        """How fast a checkpoint may be written from now on, bytes/s; how fast it was since the last time."""
         pace = self.pace
         if pace is None:
             return {}
         used, waited = pace.renew(rate)
         return {"used": used, "waited": waited}
 
-    def wait_image(self, until: float) -> None:
-        """Until no image is being written, or that time (monotonic); one that gave way removes what it wrote."""
-        while self._imaging is not None and time.monotonic() < until:
+    def wait_checkpoint(self, until: float) -> None:
+        """Until no checkpoint is being written, or that time (monotonic); one that gave way removes what it wrote."""
+        while self._checkpointing is not None and time.monotonic() < until:
             time.sleep(0.01)
 
-    def _end_image(self, reason: str) -> None:
+    def _end_checkpoint(self, reason: str) -> None:
         """For a move: what it needs of the device is its own from here on. Raises :class:`Refused`."""
-        imaging = self._imaging
-        if imaging is not None:
+        checkpointing = self._checkpointing
+        if checkpointing is not None:
             self.give_way(reason)
-            if not imaging.wait_read(GIVE_WAY_SECONDS):
-                raise Refused(f"an image of the session is being written and does not end within "
+            if not checkpointing.wait_read(GIVE_WAY_SECONDS):
+                raise Refused(f"a checkpoint of the session is being written and does not end within "
                               f"{GIVE_WAY_SECONDS:.0f} s")
 
     def do_restore(self, fds: list[int], image: str, store: dict[str, Any]) -> dict[str, Any]:
-        """Rebuild the session from an image of the store; every page is verified."""
+        """Rebuild the session from a checkpoint of the store; every page is verified."""
         runtime = self.runtime
-        with granted(store, fds) as images:
+        with granted(store, fds) as checkpoints:
             if self.worker.state != "empty":
                 raise Fenced(f"the session is {self.worker.state} here")
-            with images.open(image) as opened:
+            with checkpoints.open(image) as opened:
                 state = opened.state
                 if state.session != runtime.session:
-                    raise Fenced(f"image {image} is of session {state.session}, not of {runtime.session}")
+                    raise Fenced(f"checkpoint {image} is of session {state.session}, not of {runtime.session}")
                 phases, size = Phases(), sum(region.size for region in state.regions)
                 with encoders.for_restore(size) as opened.processes:
                     runtime.restore(state, opened, phases=phases)
-                log.info("rebuilt from an image", session=state.session, image=image, position=state.position,
+                log.info("rebuilt from a checkpoint", session=state.session, image=image, position=state.position,
                          bytes=size, phases_ms=phases.ms())
         return {"position": state.position, "epoch": state.epoch, "phases_ms": phases.ms()}
 

@@ -98,7 +98,7 @@ class LiveObjects:
         self._payload_uses: Counter[bytes] = Counter()
         self._pending: set[int] = set()  #: loads without an answer
         self._digest = b""  #: of the contents of the load being applied, where it is known
-        self._furthest = 0  #: position of the last call in the journal's order; rows of an image may stand behind it
+        self._furthest = 0  #: position of the last call in the journal's order; rows of a checkpoint may be behind it
         self._functions: set[int] = set()  #: host functions that did not return yet
         self._unloads: list[_Object] = []  #: that take place when none is open
 
@@ -362,9 +362,9 @@ class LiveObjects:
         if item := self._live(BY_ID[record.call_id].object_kind or "", args[0]):
             self._forget(item)
 
-    # -- images and moves ---------------------------------------------------------
+    # -- checkpoints and moves ---------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """For an image or a move; msgpack takes it as it is. Contents of modules stand in it once each."""
+        """For a checkpoint or a move; msgpack takes it as it is. Contents of modules stand in it once each."""
         digests = list(self._payloads)
         index = {digest: number for number, digest in enumerate(digests)}
         calls, answers = [], []
@@ -474,7 +474,7 @@ _HANDLERS: dict[int, Callable[[LiveObjects, Record, Any], None]] = {
         "host_free": LiveObjects._destroy_simple,
     }.items()
 }
-#: A call that changes objects and is not handled would be lost by every image.
+#: A call that changes objects and is not handled would be lost by every checkpoint.
 assert set(_HANDLERS) == {call.id for call in BY_ID.values() if call.effect not in (Effect.NONE, Effect.WRITES)}
 
 

@@ -1,4 +1,4 @@
-"""Images in object storage: against a real S3 server on loopback (moto's), and one that misbehaves."""
+"""Checkpoints in object storage: against a real S3 server on loopback (moto's), and one that misbehaves."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rgpu.checkpoint.blobs.base import Blobs, DirectoryBlobs, check_name, now
 from rgpu.checkpoint.blobs.objects import ObjectBlobs
 from rgpu.checkpoint.blobs.places import Credentials
 from rgpu.checkpoint.store import collect
+from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, user_key, user_tag
 from rgpu.checkpoint.store.grants import Grant, granted
-from rgpu.checkpoint.store.images import ImageStore, user_key, user_tag
 from rgpu.session.errors import (
     AlreadyExists,
     AuthenticationFailed,
@@ -32,7 +32,7 @@ from rgpu.session.errors import (
     UsageError,
 )
 from tests.support.checkpoint.moto_server import MotoServer
-from tests.support.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, image_of, many_pages, restores_as
+from tests.support.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, checkpoint_of, many_pages, restores_as
 from tests.support.pools.proxy import free_port
 
 pytest.importorskip("moto.server", reason="moto is not installed (pip install 'moto[s3]' flask flask-cors)")
@@ -88,13 +88,13 @@ def test_blobs(blobs: Blobs) -> None:
             check_name(name)
 
 
-def test_images(blobs: Blobs) -> None:
-    store, device = ImageStore(blobs, bytes(range(32)), "users/0011/"), many_pages(20)
+def test_checkpoints(blobs: Blobs) -> None:
+    store, device = CheckpointStore(blobs, bytes(range(32)), "users/0011/"), many_pages(20)
     blobs.pack_limit = 6 * PAGE
-    first = image_of(store, "demo/1@7", device)
+    first = checkpoint_of(store, "demo/1@7", device)
     assert first["new_chunks"] == 20
     device.write(BASE + 3 * PAGE, b"changed")
-    second = image_of(store, "b", device, 8, base="demo/1@7")
+    second = checkpoint_of(store, "b", device, 8, base="demo/1@7")
     assert (second["new_chunks"], second["unchanged_pages"], second["pages"]) == (1, 19, 20)
     assert {info.name for info in store.ls()} == {"demo/1@7", "b"}
     with pytest.raises(AlreadyExists):
@@ -109,8 +109,8 @@ def test_images(blobs: Blobs) -> None:
 
 
 def test_a_pack_s_damage_is_found(blobs: Blobs) -> None:
-    store, device = ImageStore(blobs), many_pages(5)
-    image_of(store, "a", device)
+    store, device = CheckpointStore(blobs), many_pages(5)
+    checkpoint_of(store, "a", device)
     pack = blobs.ls("packs/")[0].name
     whole = blobs.read(pack)
     blobs.put(pack, whole[:-9])
@@ -240,11 +240,11 @@ def test_a_store_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("after", range(0, 16, 3))
 def test_credentials_revoked_in_mid_upload(server: MotoServer, after: int) -> None:
-    """Nothing older is harmed, and the next image succeeds once the credentials are back."""
+    """Nothing older is harmed, and the next checkpoint succeeds once the credentials are back."""
     real = places.connect(places.parse(server.bucket(f"revoked-{after}")), GRANTED)
-    plain, device = ImageStore(real), many_pages(20)
+    plain, device = CheckpointStore(real), many_pages(20)
     real.pack_limit = 3 * PAGE
-    image_of(plain, "old", device)
+    checkpoint_of(plain, "old", device)
     count = [0]
 
     def refused(operation: str, name: str) -> None:
@@ -254,10 +254,10 @@ def test_credentials_revoked_in_mid_upload(server: MotoServer, after: int) -> No
 
     device.write(BASE, os.urandom(20 * PAGE))
     with pytest.raises(StoreDenied):
-        image_of(ImageStore(FailingBlobs(real, refused)), "new", device, 8, base="old")
+        checkpoint_of(CheckpointStore(FailingBlobs(real, refused)), "new", device, 8, base="old")
     plain.verify("old")
     assert [info.name for info in plain.ls()] == ["old"]
-    image_of(plain, "next", device, 9, base="old")
+    checkpoint_of(plain, "next", device, 9, base="old")
     plain.verify("next")
     assert restores_as(plain.open("next"), device)
 
@@ -269,15 +269,15 @@ def test_a_worker_reaches_its_user_s_part_and_no_more(server: MotoServer) -> Non
     real.put(f"users/{other}/images/x.image", b"theirs")
     device = many_pages(12)
     with Grant(real, mine, user_key(bytes(32), mine)) as grant, \
-            granted(grant.values, [os.dup(fd) for fd in grant.descriptors]) as images:
+            granted(grant.values, [os.dup(fd) for fd in grant.descriptors]) as checkpoints:
         assert "secret" not in str(grant.values) and b"test" not in str(grant.values).encode()
-        image_of(images.own, "a", device)
+        checkpoint_of(checkpoints.own, "a", device)
         device.write(BASE, b"changed")
-        assert image_of(images.own, "b", device, 8, base="a")["new_chunks"] == 1
-        assert restores_as(images.open("b"), device)
+        assert checkpoint_of(checkpoints.own, "b", device, 8, base="a")["new_chunks"] == 1
+        assert restores_as(checkpoints.open("b"), device)
         with pytest.raises(NotFound):
-            images.open("c")
-        reach = images.own.blobs
+            checkpoints.open("c")
+        reach = checkpoints.own.blobs
         for forbidden in (lambda: reach.read(f"users/{other}/images/x.image"), lambda: reach.ls("users/"),
                           lambda: reach.put("images/x", b""), lambda: reach.delete(f"users/{other}/images/x.image"),
                           lambda: reach.read(f"users/{mine}/../{other}/images/x.image")):
@@ -287,6 +287,6 @@ def test_a_worker_reaches_its_user_s_part_and_no_more(server: MotoServer) -> Non
             reach.read(f"users/{mine}/images/none")
     with pytest.raises(StoreUnreachable):
         reach.size(f"users/{mine}/images/a")
-    assert ImageStore(real, user_key(bytes(32), mine), f"users/{mine}/").verify("b")["pages"] == 12
+    assert CheckpointStore(real, user_key(bytes(32), mine), f"users/{mine}/").verify("b")["pages"] == 12
     with pytest.raises(Corrupt, match="another key"):
-        ImageStore(real, user_key(bytes(32), other), f"users/{mine}/").open("b")
+        CheckpointStore(real, user_key(bytes(32), other), f"users/{mine}/").open("b")

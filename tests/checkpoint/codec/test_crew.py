@@ -15,14 +15,14 @@ from rgpu.checkpoint.codec import encoder, encoders
 from rgpu.checkpoint.codec import prefetch_pool as crew
 from rgpu.checkpoint.codec.encoders import Encoders, Process
 from rgpu.checkpoint.session import restore
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore
 from rgpu.checkpoint.store.delivery import Delivery
-from rgpu.checkpoint.store.images import DirectoryStore
-from rgpu.checkpoint.store.reader import Image
+from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import DeviceError, StoreMissing
 from tests.support.checkpoint.fake_device import FakeDevice
-from tests.support.checkpoint.images import fresh, same
 from tests.support.checkpoint.packs import pack_of
-from tests.support.checkpoint.store_helpers import PAGE, image_of, many_pages
+from tests.support.checkpoint.samples import fresh, same
+from tests.support.checkpoint.store_helpers import PAGE, checkpoint_of, many_pages
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,8 @@ def helpers() -> Iterator[Encoders]:
     processes.close()
 
 
-def filled_by(processes: Encoders, found: Image, device: FakeDevice, target: FakeDevice | None = None) -> FakeDevice:
+def filled_by(processes: Encoders, found: StoredCheckpoint, device: FakeDevice,
+              target: FakeDevice | None = None) -> FakeDevice:
     target = target or fresh(device)
     delivery = Delivery(found, target, True, processes)  # type: ignore[arg-type]
     restore.restore(target, found.state, [], print, lambda write: delivery.run())  # type: ignore[arg-type]
@@ -49,7 +50,7 @@ def test_more_packs_than_a_process_holds_open(tmp_path: Path, helpers: Encoders,
     monkeypatch.setattr("rgpu.checkpoint.codec.encoders.SLOTS", 5)  # as many as the pages of one frame
     store, device = DirectoryStore(tmp_path), many_pages(60)
     store.blobs.pack_limit = PAGE
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     with store.open("i") as found:
         assert len(found.table.body.packs) == 60
         assert same(filled_by(helpers, found, device), device)
@@ -61,7 +62,7 @@ def test_more_packs_than_a_process_holds_open(tmp_path: Path, helpers: Encoders,
 def test_what_processes_leave_is_done_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helpers: Encoders,
                                                  way: str) -> None:
     store, device = DirectoryStore(tmp_path), many_pages(200)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     with store.open("i") as found:
         assert same(filled_by(helpers, found, device), device), "they are there, and have compiled"
     asked, real = [0], Process.ask
@@ -98,7 +99,7 @@ def test_what_processes_leave_is_done_by_threads(tmp_path: Path, monkeypatch: py
 
 def test_a_pack_that_is_gone_is_an_error_and_costs_no_process(tmp_path: Path, helpers: Encoders) -> None:
     store, device = DirectoryStore(tmp_path), many_pages(20)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     pack_of(tmp_path).rename(tmp_path / "away")
     target = fresh(device)
     with store.open("i") as found, pytest.raises(StoreMissing):
@@ -113,7 +114,7 @@ def test_a_pack_that_is_gone_is_an_error_and_costs_no_process(tmp_path: Path, he
 
 def test_a_device_that_fails_ends_the_restore_with_every_frame_back(tmp_path: Path, helpers: Encoders) -> None:
     store, device = DirectoryStore(tmp_path), many_pages(100)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     target, real, runs = fresh(device), FakeDevice.write_pages, []
 
     def fails(given: Any) -> Any:
@@ -133,7 +134,7 @@ def test_a_device_that_fails_ends_the_restore_with_every_frame_back(tmp_path: Pa
 def test_without_memory_for_frames_there_are_fewer_hands(tmp_path: Path, helpers: Encoders,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     store, device = DirectoryStore(tmp_path), many_pages(60)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     target = fresh(device)
     pool = target.frames()
     make, asked = pool._make, itertools.count()

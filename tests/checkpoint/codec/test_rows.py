@@ -28,10 +28,10 @@ from rgpu.checkpoint.manifest.state import RegionState, SessionState
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.pages import PageList
 from rgpu.checkpoint.store import writer as writer_module
-from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
+from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, DirectoryStore
 from rgpu.session.errors import DeviceError, StoreError, StoreFull
-from tests.support.checkpoint.images import KEY
-from tests.support.checkpoint.store_helpers import BASE, FailingBlobs, image_of, many_pages, restores_as
+from tests.support.checkpoint.samples import KEY
+from tests.support.checkpoint.store_helpers import BASE, FailingBlobs, checkpoint_of, many_pages, restores_as
 
 START = PITCH - PAGE
 
@@ -86,7 +86,7 @@ def in_shared_memory(rows: np.ndarray) -> tuple[np.ndarray, Shared]:
 @pytest.mark.parametrize("count", [1, 3, 63, 64, 65, 200])
 @pytest.mark.parametrize("each", ["random", "mixed"])
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
-def test_rows_become_an_image(tmp_path: Path, count: int, each: str, where: str, processes: Encoders) -> None:
+def test_rows_become_a_checkpoint(tmp_path: Path, count: int, each: str, where: str, processes: Encoders) -> None:
     """The same packs, byte for byte, wherever it is done."""
     pages = kinds(count) if each == "mixed" else [os.urandom(PAGE) for _ in range(count)]
     store, done = DirectoryStore(tmp_path), []
@@ -118,7 +118,7 @@ def test_rows_of_several_regions(tmp_path: Path) -> None:
 
 def test_what_a_base_has_is_not_stored_again(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path), many_pages(100)
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     pages = [device.read(BASE + index * PAGE, PAGE) for index in range(100)]
     for index in (5, 50, 99):
         pages[index] = os.urandom(PAGE)
@@ -143,7 +143,8 @@ def test_a_page_that_changed_after_it_was_hashed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
-def test_a_changed_page_is_named_and_the_next_image_is_written(tmp_path: Path, where: str, processes: Encoders) -> None:
+def test_a_changed_page_is_named_and_the_next_checkpoint_is_written(tmp_path: Path, where: str,
+                                                                    processes: Encoders) -> None:
     pages, store = kinds(100), DirectoryStore(tmp_path)
     rows, memory = in_shared_memory(framed(pages))
     rows[70, 1000] ^= 1
@@ -161,7 +162,7 @@ def test_a_changed_page_is_named_and_the_next_image_is_written(tmp_path: Path, w
     store.verify("j")
 
 
-def test_a_process_that_dies_takes_the_image_with_it_and_the_next_starts_others(tmp_path: Path) -> None:
+def test_a_process_that_dies_takes_the_checkpoint_with_it_and_the_next_starts_others(tmp_path: Path) -> None:
     pages, store, encoders, done = kinds(64), DirectoryStore(tmp_path), Encoders(2), []
     rows, memory = in_shared_memory(framed(pages))
     with store.writer("a", encoders=encoders) as writer:
@@ -206,7 +207,7 @@ def test_a_store_that_is_full(tmp_path: Path) -> None:
         if operation == "write" and name.endswith(".pack"):
             raise StoreFull("no room")
 
-    with pytest.raises(StoreFull), ImageStore(FailingBlobs(inner.blobs, full)).writer("i") as writer:
+    with pytest.raises(StoreFull), CheckpointStore(FailingBlobs(inner.blobs, full)).writer("i") as writer:
         for _ in range(100):
             writer.add_rows(framed(pages), listed(pages), KEY, lambda: done.append(1))
             threading.Event().wait(0.02)
@@ -237,10 +238,10 @@ def test_headers_of_many_are_those_of_one() -> None:
 def test_many_names_are_numbered_like_one(tmp_path: Path) -> None:
     """Against the same table asked name by name, with bases, repeated names, and names that begin alike."""
     store, device = DirectoryStore(tmp_path), many_pages(60)
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     for index in range(30):
         device.write(BASE + index * PAGE, os.urandom(100))
-    image_of(store, "b", device, 8)
+    checkpoint_of(store, "b", device, 8)
     chance = random.Random(2)
     bases = [[Base(store._load(name)) for name in "ab"] for _ in range(2)]
     known = [row.tobytes() for base in bases[0] for row in base.names]
@@ -265,7 +266,7 @@ def test_many_names_are_numbered_like_one(tmp_path: Path) -> None:
 
 # -- packs side by side ----------------------------------------------------------------------------
 def test_threads_fill_packs_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow write of one pack holds nobody up once there is enough to write; a small image stays one pack."""
+    """A slow write of one pack holds nobody up once there is enough to write; a small checkpoint stays one pack."""
     monkeypatch.setattr(packs, "SPREAD", 10 * PAGE)
     inner, slow, going = DirectoryStore(tmp_path), threading.Event(), threading.Event()
 
@@ -300,13 +301,13 @@ def test_a_run_is_cut_where_a_pack_is_full(tmp_path: Path) -> None:
     assert [pack.size for pack in written.finish()] == [32 + count * PAGE + 64 for count in (10, 10, 5)]
 
 
-def test_an_image_of_rows_restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_rows_restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small tasks over several open packs."""
     monkeypatch.setattr(packs, "SPREAD", 20 * PAGE)
     monkeypatch.setattr(writer_module, "ROWS", 5)
     device, store = many_pages(400), DirectoryStore(tmp_path)
     pages = [device.read(BASE + index * PAGE, PAGE) for index in range(400)]
-    from tests.support.checkpoint.images import taken
+    from tests.support.checkpoint.samples import taken
     state = taken(device)
     with store.writer("i") as writer:
         for at in range(0, 400, 100):

@@ -1,4 +1,6 @@
-"""Which pages a new image takes over: as a look at each page would say, however regions lie, came, went and grew."""
+"""Which pages a new checkpoint takes over: as a look at each page would say, however regions lie, came, went and
+grew.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.manifest.reuse import Base
 from rgpu.checkpoint.manifest.state import RegionState
 from rgpu.checkpoint.pages import pagehash
@@ -40,12 +42,12 @@ def regions(draw: Any) -> list[RegionState]:
 
 
 def table_of(before: list[RegionState], packs: int, zeros: int) -> Any:
-    """An image of these regions, each page a chunk of its own, but for each ``zeros``-th, which is a zero page."""
+    """A checkpoint of these regions, each page a chunk of its own, but for each ``zeros``-th, which is a zero page."""
     columns, count = [], 0
     for item in before:
         pages = pagehash.page_count(item.size)
         column = np.arange(count, count + pages, dtype=np.uint32)
-        column[column % zeros == 0] = image.ZERO_PAGE
+        column[column % zeros == 0] = manifest.ZERO_PAGE
         columns.append(column)
         count += pages
     body = SimpleNamespace(chunks=SimpleNamespace(names=bytes(32 * count)), packs=[SimpleNamespace(size=1)] * packs,
@@ -66,7 +68,7 @@ def look_at_each(base: Base, before: list[RegionState], columns: list[Any], now:
             continue
         for index in range(min(len(found[-1]), len(column))):
             number = int(column[index])
-            avoided = number != image.ZERO_PAGE and base.avoided[base.table.packs[number]]
+            avoided = number != manifest.ZERO_PAGE and base.avoided[base.table.packs[number]]
             if (page_size(item.region(), index) == page_size(old.region(), index) and not avoided
                     and (item.page_hashes()[index] == old.page_hashes()[index]).all()):
                 found[-1][index] = number
@@ -88,7 +90,7 @@ def test_as_a_look_at_each_page_says(before: list[RegionState], other: list[Regi
     each = [list(zip(found.kept[at:end].tolist(), found.numbers[at:end].tolist(), strict=True))
             for at, end in zip(found.starts, found.starts[1:], strict=False)]
     assert [[number if kept else None for kept, number in row] for row in each] == wanted
-    assert all(number == image.ZERO_PAGE for row in each for kept, number in row if not kept)
+    assert all(number == manifest.ZERO_PAGE for row in each for kept, number in row if not kept)
     assert [indices.tolist() for indices in found.changed()] == \
         [[index for index, number in enumerate(row) if number is None] for row in wanted]
     assert found.counts() == [sum(number is not None for number in row) for row in wanted]

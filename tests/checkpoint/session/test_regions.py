@@ -21,7 +21,7 @@ def test_the_order_of_a_modules_variables_is_the_drivers_choice() -> None:
     compare_regions(STRINGS[::-1], state_of(STRINGS))
 
 
-def test_an_image_without_names_is_compared_by_places() -> None:
+def test_a_checkpoint_without_names_is_compared_by_places() -> None:
     unnamed = [Region(r.address, r.size, r.kind, r.owner) for r in STRINGS]
     compare_regions(STRINGS, state_of(unnamed[::-1]))
     with pytest.raises(RecoveryFailed, match="module 17"):

@@ -12,27 +12,27 @@ import pytest
 
 from rgpu.checkpoint.manifest import cut
 from rgpu.checkpoint.store import collect, intents, retention
-from rgpu.checkpoint.store.images import DirectoryStore, ImageInfo, ImageStore
+from rgpu.checkpoint.store.checkpoint_store import CheckpointInfo, CheckpointStore, DirectoryStore
 from rgpu.session.errors import Fenced, NotFound, RgpuError
 from tests.support.checkpoint.fake_device import FakeDevice
-from tests.support.checkpoint.images import taken
-from tests.support.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, image_of, many_pages, restores_as
+from tests.support.checkpoint.samples import taken
+from tests.support.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, checkpoint_of, many_pages, restores_as
 
 
-def packs(store: ImageStore) -> set[str]:
+def packs(store: CheckpointStore) -> set[str]:
     return {Path(found.name).stem for found in store.blobs.ls("packs/")}
 
 
 def test_only_what_no_manifest_names_goes(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path / "s"), many_pages(4)
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     first = packs(store)
     device.write(BASE, b"changed")
-    image_of(store, "b", device, 8, base="a")
+    checkpoint_of(store, "b", device, 8, base="a")
     store.forget("a")
     assert collect.collect(store, grace=0).removed == [], "b was built on a's pack"
     device.write(BASE, bytes(range(256)) * 1024)
-    image_of(store, "c", device, 9)
+    checkpoint_of(store, "c", device, 9)
     store.forget("b")
     done = collect.collect(store, grace=0, dry_run=True)
     assert first <= set(done.condemned) and not done.removed and packs(store) >= first
@@ -43,7 +43,7 @@ def test_only_what_no_manifest_names_goes(tmp_path: Path) -> None:
 
 def test_readers_have_their_grace(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path / "s"), many_pages(3)
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     with store.open("a") as reading:
         store.forget("a")
         done = collect.collect(store, grace=100)
@@ -58,7 +58,7 @@ def test_readers_have_their_grace(tmp_path: Path) -> None:
 
 def test_a_pack_that_is_named_again_is_pardoned(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path / "s"), many_pages(3)
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     manifest = store.blobs.read("images/a.image")
     store.forget("a")
     assert collect.collect(store, grace=100).condemned
@@ -71,7 +71,7 @@ def test_a_pack_that_is_named_again_is_pardoned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["images/bad.image", "intents/0123456789abcdef"])
 def test_nothing_goes_while_something_cannot_be_read(tmp_path: Path, name: str) -> None:
     store, device = DirectoryStore(tmp_path / "s"), many_pages(3)
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     store.forget("a")
     store.blobs.put(name, b"not what it should be")
     done = collect.collect(store, grace=0)
@@ -87,11 +87,11 @@ def test_a_collection_at_every_point_of_a_writer(tmp_path: Path, grace: float) -
     while True:
         folder, device = tmp_path / f"{points}", many_pages(3)
         plain = DirectoryStore(folder)
-        image_of(plain, "a", device)
+        checkpoint_of(plain, "a", device)
         device.write(BASE + PAGE, b"changed")
         count = [0]
 
-        def strike(operation: str, name: str, at: int = points, plain: ImageStore = plain,
+        def strike(operation: str, name: str, at: int = points, plain: CheckpointStore = plain,
                    count: list[int] = count) -> None:
             count[0] += 1
             if count[0] == at + 1:
@@ -100,8 +100,8 @@ def test_a_collection_at_every_point_of_a_writer(tmp_path: Path, grace: float) -
                 collect.collect(plain, grace=grace)
                 collect.collect(plain, grace=grace)
 
-        store = ImageStore(FailingBlobs(plain.blobs, strike))
-        image_of(store, "b", device, 8, base="a")
+        store = CheckpointStore(FailingBlobs(plain.blobs, strike))
+        checkpoint_of(store, "b", device, 8, base="a")
         plain.verify("b")
         assert restores_as(plain.open("b"), device)
         collect.collect(plain, grace=0)
@@ -117,7 +117,7 @@ def test_a_writer_at_every_point_of_a_collection(tmp_path: Path) -> None:
     points = 0
     while True:
         plain, device = DirectoryStore(tmp_path / f"{points}"), many_pages(1)
-        image_of(plain, "a", device)
+        checkpoint_of(plain, "a", device)
         held, go, done = threading.Event(), threading.Event(), threading.Event()
         count = [0]
 
@@ -133,7 +133,7 @@ def test_a_writer_at_every_point_of_a_collection(tmp_path: Path) -> None:
         def write(plain: DirectoryStore = plain, device: FakeDevice = device,
                   hook: Callable[[str, str], None] = before_its_packs_are_announced,
                   done: threading.Event = done) -> None:
-            image_of(ImageStore(FailingBlobs(plain.blobs, hook)), "b", device, 8, base="a")
+            checkpoint_of(CheckpointStore(FailingBlobs(plain.blobs, hook)), "b", device, 8, base="a")
             done.set()
 
         def strike(operation: str, name: str, at: int = points, count: list[int] = count,
@@ -146,7 +146,7 @@ def test_a_writer_at_every_point_of_a_collection(tmp_path: Path) -> None:
         writer = threading.Thread(target=write)
         writer.start()
         assert held.wait(30)
-        collect.collect(ImageStore(FailingBlobs(plain.blobs, strike)), grace=0)
+        collect.collect(CheckpointStore(FailingBlobs(plain.blobs, strike)), grace=0)
         go.set()
         writer.join()
         plain.verify("b")
@@ -158,7 +158,9 @@ def test_a_writer_at_every_point_of_a_collection(tmp_path: Path) -> None:
 
 
 def test_a_writer_taken_for_dead_at_every_point(tmp_path: Path) -> None:
-    """A clock that jumps: the intent looks old, the writer lives. Its image is whole, or it fails and is not there."""
+    """A clock that jumps: the intent looks old, the writer lives. Its checkpoint is whole, or it fails and is not
+    there.
+    """
     points, fenced = 0, 0
     while True:
         folder, device = tmp_path / f"{points}", many_pages(3)
@@ -173,9 +175,9 @@ def test_a_writer_taken_for_dead_at_every_point(tmp_path: Path) -> None:
                     os.utime(path, (1, 1))
                 collect.collect(plain, grace=0)
 
-        store = ImageStore(FailingBlobs(plain.blobs, strike))
+        store = CheckpointStore(FailingBlobs(plain.blobs, strike))
         try:
-            image_of(store, "b", device)
+            checkpoint_of(store, "b", device)
         except Fenced:
             fenced += 1
             with pytest.raises(NotFound):
@@ -186,7 +188,7 @@ def test_a_writer_taken_for_dead_at_every_point(tmp_path: Path) -> None:
                 plain.open("b")
         else:
             plain.verify("b")
-        image_of(plain, "after", device)
+        checkpoint_of(plain, "after", device)
         collect.collect(plain, grace=0)
         plain.verify("after")
         if count[0] <= points:
@@ -213,7 +215,7 @@ def test_clocks_that_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """The host's wall clock may say anything: only the store's own times are compared."""
     store, device = DirectoryStore(tmp_path / "s"), many_pages(3)
     monkeypatch.setattr(time, "time", lambda: 5.0)
-    image_of(store, "past", device, 7)
+    checkpoint_of(store, "past", device, 7)
     monkeypatch.setattr(time, "time", lambda: 1e11)
     with store.writer("slow") as writer:
         assert collect.collect(store, grace=0).intents_ended == 0
@@ -222,7 +224,7 @@ def test_clocks_that_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             writer.add_page(page)
         writer.finish(state)
     monkeypatch.setattr(time, "time", lambda: 4.0)
-    image_of(store, "newest", device, 9)
+    checkpoint_of(store, "newest", device, 9)
     newest = store.newest_good(session="demo/1")
     assert newest.name == "newest", "order is by position, not by clock"
     assert retention.superfluous(store.ls(), retention.Policy(1, 3600.0), (), 5.0) == ["past", "slow"]
@@ -245,7 +247,7 @@ def test_many_writers_and_a_collector(tmp_path: Path) -> None:
             for step in range(8):
                 device.write(BASE + PAGE * (step % 4), os.urandom(64))
                 name = f"{number}-{step}"
-                image_of(store, name, device, step, base=last)
+                checkpoint_of(store, name, device, step, base=last)
                 store.verify(name)
                 if last:
                     store.forget(last)
@@ -272,8 +274,9 @@ def test_many_writers_and_a_collector(tmp_path: Path) -> None:
     assert intents.INTENTS and not list((root / "intents").iterdir())
 
 
-def info(name: str, session: str, position: int, created: float = 0.0, epoch: int = 1, error: str = "") -> ImageInfo:
-    return ImageInfo(name, created, session, position, epoch, error=error)
+def info(name: str, session: str, position: int, created: float = 0.0, epoch: int = 1,
+         error: str = "") -> CheckpointInfo:
+    return CheckpointInfo(name, created, session, position, epoch, error=error)
 
 
 @pytest.mark.parametrize("policy, named, now, gone", [
@@ -285,9 +288,9 @@ def info(name: str, session: str, position: int, created: float = 0.0, epoch: in
     (retention.Policy(None, None), (), 1e12, []),
     (retention.Policy(0), (), 0.0, ["a1", "a2"])])
 def test_retention(policy: retention.Policy, named: tuple[str, ...], now: float, gone: list[str]) -> None:
-    images: list[ImageInfo] = [
+    checkpoints: list[CheckpointInfo] = [
         info("a2", "a", 5, 20.0), info("a3", "a", 4, 10.0, epoch=2), info("a1", "a", 3, 999.0 if now < 100 else 9.0),
         info("b1", "b", 1), info("bad", "a", 0, error="unreadable")]
-    assert retention.superfluous(images, policy, named, now) == gone
+    assert retention.superfluous(checkpoints, policy, named, now) == gone
     kept: Callable[[str], bool] = lambda name: name not in gone  # noqa: E731
     assert kept("a3") and kept("b1") and kept("bad"), "the newest of each session stays, and what cannot be read"

@@ -1,4 +1,4 @@
-"""Restores in runs: whatever is wrong with an image is an error of its own name, before the session runs."""
+"""Restores in runs: whatever is wrong with a checkpoint is an error of its own name, before the session runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rgpu.checkpoint.codec.encoders import Encoders
 from rgpu.checkpoint.codec.frames import PITCH
 from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.session import restore
+from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, DirectoryStore
 from rgpu.checkpoint.store.delivery import Delivery
-from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
-from rgpu.checkpoint.store.reader import Image
+from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import Corrupt, DeviceError, RecoveryFailed, StoreMissing
 from tests.support.checkpoint.fake_device import FakeDevice
-from tests.support.checkpoint.images import fresh, same, sample_device
 from tests.support.checkpoint.packs import pack_of
-from tests.support.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, image_of, many_pages, restores_as
+from tests.support.checkpoint.samples import fresh, same, sample_device
+from tests.support.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, checkpoint_of, many_pages, restores_as
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,14 @@ def helpers() -> Iterator[Encoders]:
 @pytest.fixture(params=["names", "hashes", "processes"], autouse=True)
 def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, helpers: Encoders) -> None:
     """The names of chunks compared by threads or by processes, and with nothing but the page hashes of the device."""
-    def delivery(source: Image, device: Device, names: bool = True, processes: Encoders | None = None) -> Delivery:
+    def delivery(source: StoredCheckpoint, device: Device, names: bool = True,
+                 processes: Encoders | None = None) -> Delivery:
         return Delivery(source, device, request.param != "hashes", helpers if request.param == "processes" else None)
 
     monkeypatch.setattr(restore, "Delivery", delivery)
 
 
-def restored(found: Image, device: FakeDevice, target: FakeDevice | None = None) -> FakeDevice:
+def restored(found: StoredCheckpoint, device: FakeDevice, target: FakeDevice | None = None) -> FakeDevice:
     target = target or fresh(device)
     restore.restore(target, found.state, [], print, found)  # type: ignore[arg-type]
     return target
@@ -56,26 +57,26 @@ def test_runs_of_any_length(tmp_path: Path, pages: int) -> None:
         device.write(BASE + 9 * PAGE, device.read(BASE + 2 * PAGE, PAGE))
     store = DirectoryStore(tmp_path)
     store.blobs.pack_limit = 13 * PAGE
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     assert restores_as(store.open("i"), device)
 
 
-def test_an_image_of_several_generations(tmp_path: Path) -> None:
-    """Pages of one region lie in packs of three images."""
+def test_a_checkpoint_of_several_generations(tmp_path: Path) -> None:
+    """Pages of one region lie in packs of three checkpoints."""
     store, device = DirectoryStore(tmp_path), many_pages(64)
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     for number, name in enumerate("bc", 1):
         for index in range(number, 64, 5):
             device.write(BASE + index * PAGE + 100, name.encode() * 3)
-        image_of(store, name, device, 7 + number, base=chr(ord(name) - 1))
+        checkpoint_of(store, name, device, 7 + number, base=chr(ord(name) - 1))
     found = store.open("c")
     assert len(found.table.body.packs) == 3 and restores_as(found, device)
 
 
 def test_a_store_that_cannot_read_into_memory(tmp_path: Path) -> None:
     plain, device = DirectoryStore(tmp_path), many_pages(20)
-    image_of(plain, "i", device)
-    assert restores_as(ImageStore(FailingBlobs(plain.blobs, lambda operation, name: None)).open("i"), device)
+    checkpoint_of(plain, "i", device)
+    assert restores_as(CheckpointStore(FailingBlobs(plain.blobs, lambda operation, name: None)).open("i"), device)
 
 
 @pytest.mark.parametrize("place, reason", [
@@ -86,7 +87,7 @@ def test_a_store_that_cannot_read_into_memory(tmp_path: Path) -> None:
     (lambda data: 5, "pack header")])
 def test_a_flipped_bit(tmp_path: Path, place: Callable[[bytes], int], reason: str) -> None:
     store, device = DirectoryStore(tmp_path), many_pages(20)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     path = pack_of(tmp_path)
     data = bytearray(path.read_bytes())
     data[place(data)] ^= 4
@@ -109,7 +110,7 @@ def mixed_pages(count: int = 24) -> FakeDevice:
 def test_a_flipped_bit_of_a_compressed_chunk(tmp_path: Path, at: int, reason: str) -> None:
     """Magic, codec, length, name, stored bytes."""
     store, device = DirectoryStore(tmp_path), mixed_pages()
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     found = store.open("i")
     number = int(found.table.pages[0][5])
     assert found.table.lengths[number] < PITCH
@@ -121,7 +122,7 @@ def test_a_flipped_bit_of_a_compressed_chunk(tmp_path: Path, at: int, reason: st
     assert reason in str(caught.value.detail["reason"])
 
 
-def stretches(found: Image, rows: int) -> int:
+def stretches(found: StoredCheckpoint, rows: int) -> int:
     """Of chunks that follow each other in the pack, frame by frame: threads wrote them, in whatever order."""
     count, pages = 0, found.table.pages[0]
     for at in range(0, len(pages), rows):
@@ -135,10 +136,10 @@ def test_compressed_chunks_are_unpacked_without_the_long_way(tmp_path: Path, mon
                                                              checked: None, request: pytest.FixtureRequest) -> None:
     """One by one, with every check, they take most of the time of a restore: its threads wait for each other."""
     store, device = DirectoryStore(tmp_path), mixed_pages()
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     found, long_way, reads = store.open("i"), [], []
-    read_chunks, read_into = Image.read_chunks, found.blobs.read_into
-    monkeypatch.setattr(Image, "read_chunks", lambda self, numbers: long_way.append(numbers) or read_chunks(
+    read_chunks, read_into = StoredCheckpoint.read_chunks, found.blobs.read_into
+    monkeypatch.setattr(StoredCheckpoint, "read_chunks", lambda self, numbers: long_way.append(numbers) or read_chunks(
         self, numbers))
     monkeypatch.setattr(found.blobs, "read_into", lambda name, offset, buffers: reads.append(offset) or read_into(
         name, offset, buffers))
@@ -151,7 +152,7 @@ def test_compressed_chunks_are_unpacked_without_the_long_way(tmp_path: Path, mon
 def test_chunks_that_changed_places(tmp_path: Path) -> None:
     """Each is whole, but not the one that the manifest names there."""
     store, device = DirectoryStore(tmp_path), many_pages(20)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     data = bytearray(pack_of(tmp_path).read_bytes())
     one, two = (slice(chunk.PACK_HEADER + n * PITCH, chunk.PACK_HEADER + (n + 1) * PITCH) for n in (3, 8))
     data[one], data[two] = data[two], data[one]
@@ -163,7 +164,7 @@ def test_chunks_that_changed_places(tmp_path: Path) -> None:
 def test_a_page_that_was_exchanged_with_its_checksums(tmp_path: Path) -> None:
     """Somebody without the key keeps name and CRCs right: the device's hash finds it, the name says what it is."""
     store, device = DirectoryStore(tmp_path), many_pages(20)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     data = bytearray(pack_of(tmp_path).read_bytes())
     at = chunk.PACK_HEADER + 4 * PITCH
     names = np.frombuffer(bytes(data[at + 16:at + 48]), np.uint8).reshape(1, 32)
@@ -179,7 +180,7 @@ def test_a_page_that_was_exchanged_with_its_checksums(tmp_path: Path) -> None:
 @pytest.mark.parametrize("length", [0, 31, 32, 5 * PITCH, -64, -1])
 def test_a_cut_pack(tmp_path: Path, length: int) -> None:
     store, device = DirectoryStore(tmp_path), many_pages(20)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     path = pack_of(tmp_path)
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(Corrupt, match="bytes"):
@@ -189,7 +190,7 @@ def test_a_cut_pack(tmp_path: Path, length: int) -> None:
 def test_a_pack_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     """Its length was right a moment ago. Which of the chunks that are gone is named first, is up to the processes."""
     store, device = DirectoryStore(tmp_path), many_pages(20)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     found, path = store.open("i"), pack_of(tmp_path)
     found.pack(0)
     path.write_bytes(path.read_bytes()[:5 * PITCH])
@@ -199,7 +200,7 @@ def test_a_pack_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
 
 def test_a_missing_pack(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path), many_pages(20)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     pack_of(tmp_path).unlink()
     with pytest.raises(StoreMissing):
         restored(store.open("i"), device)
@@ -208,7 +209,7 @@ def test_a_missing_pack(tmp_path: Path) -> None:
 def test_a_device_that_keeps_something_else(tmp_path: Path) -> None:
     """The store is whole: then it is the device's fault, and is said so."""
     store, device = DirectoryStore(tmp_path), many_pages(20)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     target = fresh(device)
     real = target.write_pages
     target.write_pages = lambda runs: (real(runs), target.write(BASE + 6 * PAGE, b"?"))[0]  # type: ignore
@@ -220,7 +221,7 @@ def test_zeros_that_are_none(tmp_path: Path) -> None:
     """Pages of zeros are not written: memory that is not fresh is found out."""
     store, device = DirectoryStore(tmp_path), many_pages(20)
     device.write(BASE + 5 * PAGE, bytes(PAGE))
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     target = fresh(device)
     target.write(BASE + 5 * PAGE, b"old")
     with pytest.raises(RecoveryFailed, match="the first is page 5"):
@@ -229,7 +230,7 @@ def test_zeros_that_are_none(tmp_path: Path) -> None:
 
 def test_a_device_that_fails(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path), many_pages(400)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     target = fresh(device)
 
     def fails(runs: object) -> None:
@@ -243,7 +244,7 @@ def test_a_device_that_fails(tmp_path: Path) -> None:
 
 def test_variables_and_shadows_are_checked_as_they_are_read(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path), sample_device(pages=40)
-    image_of(store, "i", device)
+    checkpoint_of(store, "i", device)
     found = store.open("i")
     assert same(restored(found, device), device)
     delivery = Delivery(found, fresh(device))  # type: ignore[arg-type]

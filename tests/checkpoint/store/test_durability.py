@@ -1,4 +1,4 @@
-"""What a power cut may leave of a checkpoint: at every point the newest image that counts restores.
+"""What a power cut may leave of a checkpoint: at every point the newest checkpoint that counts restores.
 
 The writes, syncs and renames of two checkpoints, of a removal and of a
 collection are recorded; for every prefix of that history the disk is laid out
@@ -15,27 +15,27 @@ from pathlib import Path
 import pytest
 
 from rgpu.checkpoint.store import collect
-from rgpu.checkpoint.store.images import DirectoryStore
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore
 from rgpu.session.errors import RgpuError
 from tests.support.checkpoint.fake_device import FakeDevice
-from tests.support.checkpoint.store_helpers import BASE, PAGE, copy_of, image_of, many_pages, restores_as
+from tests.support.checkpoint.store_helpers import BASE, PAGE, checkpoint_of, copy_of, many_pages, restores_as
 from tests.support.disk.crashing_disk import Operation, Recorder, after_a_crash, lay_out
 
 CHANCES = 12 if os.environ.get("RGPU_SWEEP") else 2
 
 
 def recorded(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Operation], dict[str, FakeDevice]]:
-    """Two images, the second built on the first, then the first removed and its leftovers collected."""
+    """Two checkpoints, the second built on the first, then the first removed and its leftovers collected."""
     root.mkdir()
     with monkeypatch.context() as patched:
         recorder = Recorder(root, patched)
         store, device, held = DirectoryStore(root / "store"), many_pages(4), {}
         store.blobs.pack_limit = 2 * PAGE
-        image_of(store, "first", device, 7)
+        checkpoint_of(store, "first", device, 7)
         recorder.mark("first")  # from here on the registry may name it
         held["first"] = copy_of(device)
         device.write(BASE + PAGE, b"changed")
-        image_of(store, "second", device, 9, base="first")
+        checkpoint_of(store, "second", device, 9, base="first")
         recorder.mark("second")
         held["second"] = copy_of(device)
         store.forget("first")
@@ -44,7 +44,8 @@ def recorded(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Operatio
     return recorder.history, held
 
 
-def test_the_newest_image_that_counts_restores_after_any_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_checkpoint_that_counts_restores_after_any_crash(tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     history, held = recorded(tmp_path / "disk", monkeypatch)
     assert len([o for o in history if o.what == "sync"]) > 6 and any(o.what == "link" for o in history)
     states = 0
@@ -75,16 +76,16 @@ def _check(root: Path, marks: list[str], held: dict[str, FakeDevice]) -> None:
                 assert info.name != named
                 continue
             assert restores_as(whole, held.get(info.name, held[named or "first"]))
-    if named:  # the pool goes on: a new image, on top of whatever the crash left
+    if named:  # the pool goes on: a new checkpoint, on top of whatever the crash left
         device = copy_of(held[named])
         device.write(BASE, b"after the crash")
-        image_of(store, "after", device, 11, base=named)
+        checkpoint_of(store, "after", device, 11, base=named)
         store.verify("after")
         assert store.newest_good(session="demo/1").name == "after"
 
 
 def test_the_model_finds_a_missing_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above can fail: with any one kind of sync left out, some crash loses an image that counts."""
+    """The test above can fail: with any one kind of sync left out, some crash loses a checkpoint that counts."""
     history, held = recorded(tmp_path / "disk", monkeypatch)
     for left_out in ("sync", "syncdir"):
         lazy = [o for o in history if o.what != left_out]

@@ -11,11 +11,11 @@ from pathlib import Path
 from rgpu.checkpoint.blobs.base import DirectoryBlobs
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.store import collect
-from rgpu.checkpoint.store.grants import Images
-from rgpu.checkpoint.store.images import DirectoryStore, user_key, user_tag
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore, user_key, user_tag
+from rgpu.checkpoint.store.grants import UserCheckpoints
 from rgpu.migrate.records import schema as records
-from tests.support.checkpoint.images import BASE, sample_device, taken
-from tests.support.checkpoint.store_helpers import image_of, restores_as
+from tests.support.checkpoint.samples import BASE, sample_device, taken
+from tests.support.checkpoint.store_helpers import checkpoint_of, restores_as
 
 V1 = Path(__file__).parents[1] / "corpus" / "v1"
 FIRST, SECOND = "demo@1-e3-p7-1", "demo@1-e3-p9-2"
@@ -32,7 +32,7 @@ def copied(tmp_path: Path) -> Path:
     return Path(shutil.copytree(V1 / "store", tmp_path / "store"))
 
 
-def test_images_of_version_1(tmp_path: Path) -> None:
+def test_checkpoints_of_version_1(tmp_path: Path) -> None:
     root, device = copied(tmp_path), origin()
     store = DirectoryStore(root)
     assert {info.name: info.position for info in store.ls()} == {FIRST: 7, SECOND: 9}
@@ -44,23 +44,23 @@ def test_images_of_version_1(tmp_path: Path) -> None:
     assert store.open(SECOND).state == taken(device, 9)
 
 
-def test_a_user_s_view_holds_them_and_new_images_beside(tmp_path: Path) -> None:
+def test_a_user_s_view_holds_them_and_new_checkpoints_beside(tmp_path: Path) -> None:
     root, device, tag = copied(tmp_path), origin(), user_tag("somebody")
-    images = Images(DirectoryBlobs(root), tag, user_key(bytes(32), tag))
-    assert images.open(SECOND).state.position == 9
-    image_of(images.own, "new", device, 12)
-    assert restores_as(images.open("new"), device)
-    images.earlier.forget(FIRST)
-    assert collect.collect(images.earlier, grace=0).removed == [], "the second image needs its pack"
-    images.earlier.verify(SECOND)
-    images.own.verify("new")
+    checkpoints = UserCheckpoints(DirectoryBlobs(root), tag, user_key(bytes(32), tag))
+    assert checkpoints.open(SECOND).state.position == 9
+    checkpoint_of(checkpoints.own, "new", device, 12)
+    assert restores_as(checkpoints.open("new"), device)
+    checkpoints.earlier.forget(FIRST)
+    assert collect.collect(checkpoints.earlier, grace=0).removed == [], "the second checkpoint needs its pack"
+    checkpoints.earlier.verify(SECOND)
+    checkpoints.own.verify("new")
 
 
-def test_a_new_image_builds_on_packs_of_version_1(tmp_path: Path) -> None:
+def test_a_new_checkpoint_builds_on_packs_of_version_1(tmp_path: Path) -> None:
     store, device = DirectoryStore(copied(tmp_path)), origin()
     device.write(BASE + 65536, b"second image")
     device.write(BASE, b"third")
-    facts = image_of(store, "third", device, 11, base=SECOND)
+    facts = checkpoint_of(store, "third", device, 11, base=SECOND)
     assert facts["unchanged_pages"] > 0
     store.verify("third")
     assert restores_as(store.open("third"), device)
@@ -71,5 +71,5 @@ def test_states_and_records_of_version_1() -> None:
     device.write(BASE + 65536, b"second image")
     assert SessionState.decode((V1 / "state").read_bytes()) == taken(device, 9)
     record = records.decode((V1 / "session.record").read_bytes(), records.SessionRecord, "sessions/demo/1")
-    assert record.image is not None and record.image.name == SECOND
-    assert record.older == [] and record.journal_from == 9 and record.usable_images == [record.image]
+    assert record.checkpoint is not None and record.checkpoint.name == SECOND
+    assert record.older == [] and record.journal_from == 9 and record.usable_checkpoints == [record.checkpoint]

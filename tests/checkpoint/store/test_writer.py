@@ -16,19 +16,19 @@ from rgpu.checkpoint.manifest import cut
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.pages.pages import Page
 from rgpu.checkpoint.store import collect
-from rgpu.checkpoint.store.archive import ArchiveReader, ArchiveWriter, copy_image
-from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
+from rgpu.checkpoint.store.archive import ArchiveReader, ArchiveWriter, copy_checkpoint
+from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, DirectoryStore
 from rgpu.session.errors import AlreadyExists, Corrupt, StoreError, StoreFull, VersionMismatch
-from tests.support.checkpoint.images import KEY, fresh, sample_device, taken
-from tests.support.checkpoint.store_helpers import BASE, FailingBlobs, image_of, many_pages, restores_as
+from tests.support.checkpoint.samples import KEY, fresh, sample_device, taken
+from tests.support.checkpoint.store_helpers import BASE, FailingBlobs, checkpoint_of, many_pages, restores_as
 
 
 def test_one_percent_changed_writes_one_percent(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path / "s"), many_pages(400)
-    first = image_of(store, "a", device)
+    first = checkpoint_of(store, "a", device)
     for page in range(0, 400, 100):
         device.write(BASE + page * PAGE + 5, b"changed")
-    second = image_of(store, "b", device, 8, base="a")
+    second = checkpoint_of(store, "b", device, 8, base="a")
     assert second["unchanged_pages"] == 396 and second["stored_bytes"] <= 0.015 * first["stored_bytes"]
     assert restores_as(store.open("b"), device)
 
@@ -36,23 +36,23 @@ def test_one_percent_changed_writes_one_percent(tmp_path: Path) -> None:
 def test_moved_and_grown_regions(tmp_path: Path) -> None:
     """A region that is longer, shorter, gone or new: what is where it was is taken over, the rest is stored."""
     store, device = DirectoryStore(tmp_path / "s"), sample_device(pages=8)
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     region, data = device.memory.pop(BASE)
     device.add(BASE, 5 * PAGE, data=bytes(data[:5 * PAGE]))
     device.add(BASE + 64 * PAGE, PAGE, data=b"new")
-    facts = image_of(store, "b", device, 8, base="a")
+    facts = checkpoint_of(store, "b", device, 8, base="a")
     assert facts["unchanged_pages"] == 5 + 1 + 1 + 2
     assert restores_as(store.open("b"), device)
     device.memory.pop(BASE)
     device.add(BASE, 9 * PAGE, data=bytes(data) + b"tail")
-    image_of(store, "c", device, 9, base="b")
+    checkpoint_of(store, "c", device, 9, base="b")
     assert restores_as(store.open("c"), device)
 
 
 def test_another_hash_key_takes_nothing_over_but_chunks(tmp_path: Path) -> None:
     """After a key of page hashes changed, pages are read again; their content still finds its chunk."""
     store, device = DirectoryStore(tmp_path / "s"), many_pages(6)
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     state = cut.take(device, session="demo/1", epoch=3, position=8, hash_key=KEY[::-1], live=None)  # type: ignore
     with store.writer("b", "a") as writer:
         for page in cut.pages(device, state, writer.inherit(state)):  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def test_another_hash_key_takes_nothing_over_but_chunks(tmp_path: Path) -> None:
 
 def test_sessions_of_one_user_share_chunks(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path / "s"), many_pages(6)
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     state = cut.take(device, session="other", epoch=1, position=1, hash_key=KEY[::-1], live=None)  # type: ignore
     with store.writer("b", None, others=["gone", "a"]) as writer:
         for page in cut.pages(device, state, writer.inherit(state)):  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_users_share_nothing(tmp_path: Path) -> None:
     device = many_pages(3)
     one, two = (DirectoryStore(tmp_path / name, bytes([n]) * 32) for n, name in enumerate("ab"))
     for store in (one, two):
-        image_of(store, "i", device)
+        checkpoint_of(store, "i", device)
     names = [set(zip(*[iter(store.open("i").table.body.chunks.names)] * 32, strict=True)) for store in (one, two)]
     assert not names[0] & names[1]
 
@@ -87,10 +87,10 @@ def test_a_nearly_dead_pack_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("rgpu.checkpoint.store.writer.THREADS", 1)  # pages stand in the packs in their order
     store, device = DirectoryStore(tmp_path / "s"), many_pages(400)
     store.blobs.pack_limit = 20 * PAGE
-    image_of(store, "a", device)
+    checkpoint_of(store, "a", device)
     first = {pack.name for pack in store.open("a").table.body.packs}
     device.write(BASE, random.Random(9).randbytes(17 * PAGE))  # 3 of the first pack's 20 pages are left
-    image_of(store, "b", device, 8, base="a")
+    checkpoint_of(store, "b", device, 8, base="a")
     store.forget("a")
     assert collect.collect(store, grace=0).removed and len(first & {p.name for p in store.open("b").table.body.packs}) \
         < len(first)
@@ -119,7 +119,7 @@ def test_memory_is_bounded_on_both_ways(tmp_path: Path) -> None:
 
     plain = DirectoryStore(tmp_path / "s")
     plain.blobs.pack_limit = 8 << 20
-    store = ImageStore(FailingBlobs(plain.blobs, slow))
+    store = CheckpointStore(FailingBlobs(plain.blobs, slow))
     tracemalloc.start()
     try:
         with store.writer("i", staging=4 << 20) as writer:
@@ -150,7 +150,7 @@ def test_a_failing_store_ends_the_taking_of_pages_early(tmp_path: Path) -> None:
                 raise StoreFull("the disk is full")
 
     plain = DirectoryStore(tmp_path / "s")
-    store = ImageStore(FailingBlobs(plain.blobs, full))
+    store = CheckpointStore(FailingBlobs(plain.blobs, full))
     state, added = taken(device), 0
     with pytest.raises(StoreFull), store.writer("i", staging=1 << 20) as writer:
         for page in cut.pages(device, state):  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_two_writers_of_one_name(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path / "s"), many_pages(3)
     state = taken(device)
     with pytest.raises(StoreError, match="exists"), store.writer("i") as late:
-        image_of(store, "i", device)
+        checkpoint_of(store, "i", device)
         for page in cut.pages(device, state):  # type: ignore[arg-type]
             late.add_page(page)
         late.finish(state)
@@ -188,7 +188,7 @@ def test_the_newest_good_one(tmp_path: Path) -> None:
     store, device, bad = DirectoryStore(tmp_path / "s"), many_pages(3), []
     for position in (5, 6, 7):
         device.write(BASE, os.urandom(3 * PAGE))
-        image_of(store, f"i{position}", device, position)
+        checkpoint_of(store, f"i{position}", device, position)
     newest = store.open("i7").table.body.packs[0].name
     pack = f"packs/{newest}.pack"
     data = bytearray(store.blobs.read(pack))
@@ -203,10 +203,10 @@ def test_the_newest_good_one(tmp_path: Path) -> None:
 def archive_of(tmp_path: Path) -> Path:
     device = sample_device(pages=2)
     store = DirectoryStore(tmp_path / "s", KEY)
-    image_of(store, "demo/1@7", device)
+    checkpoint_of(store, "demo/1@7", device)
     path = tmp_path / "a.rgpu"
     archive = ArchiveWriter(path)
-    copy_image(store.open("demo/1@7"), ImageStore(archive), "demo/1@7")
+    copy_checkpoint(store.open("demo/1@7"), CheckpointStore(archive), "demo/1@7")
     archive.commit()
     return path
 
@@ -214,11 +214,11 @@ def archive_of(tmp_path: Path) -> Path:
 def test_archives(tmp_path: Path) -> None:
     path, device = archive_of(tmp_path), sample_device(pages=2)
     with ArchiveReader(path) as archive:
-        image = archive.image()
-        image.verify()
-        assert restores_as(image, device)
+        checkpoint = archive.checkpoint()
+        checkpoint.verify()
+        assert restores_as(checkpoint, device)
         target = DirectoryStore(tmp_path / "t", KEY[::-1])
-        copy_image(image, target, "brought")
+        copy_checkpoint(checkpoint, target, "brought")
     assert restores_as(target.open("brought"), device) and fresh(device)
     target.verify("brought")
 
@@ -232,8 +232,8 @@ def test_damaged_archives(tmp_path: Path) -> None:
         data[offset] ^= 1 << chance.randrange(8)
         path.write_bytes(data)
         with pytest.raises((Corrupt, VersionMismatch, StoreError)), ArchiveReader(path) as archive:
-            archive.image().verify()
+            archive.checkpoint().verify()
     for length in (0, 10, 16, 64, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
         with pytest.raises((Corrupt, StoreError)), ArchiveReader(path) as archive:
-            archive.image().verify()
+            archive.checkpoint().verify()

@@ -1,4 +1,4 @@
-"""Images named by hash, with the real agent: what a worker says meanwhile, and what it drops."""
+"""Module binaries named by hash, with the real agent: what a worker says meanwhile, and what it drops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.eventually import eventually
 
 CALLS, PING, STATS, PONG = 2, 4, 5, 20
 ARGS = bytes(21)
-IMAGE = random.Random(1).randbytes(300_000)
+BINARY = random.Random(1).randbytes(300_000)
 
 
 class ModuleWorker(FakeWorker):
@@ -99,8 +99,8 @@ def replace(pool: FakePool, worker: ModuleWorker) -> ModuleWorker:
     return worker
 
 
-def load(shim: FakeShim, image: bytes = IMAGE) -> int:
-    return shim.call("module_load", ARGS, image, awaited=True, external=True)
+def load(shim: FakeShim, binary: bytes = BINARY) -> int:
+    return shim.call("module_load", ARGS, binary, awaited=True, external=True)
 
 
 def arrived(shim: FakeShim, worker: FakeWorker, first: int = 1) -> None:
@@ -123,24 +123,24 @@ def test_a_ping_behind_a_need_is_asked_again(pool: FakePool, shim: FakeShim, cac
 
 
 def test_a_hit_sends_no_bytes(pool: FakePool, shim: FakeShim, cache: ModuleCache) -> None:
-    cache.put(IMAGE)
+    cache.put(BINARY)
     worker = replace(pool, ModuleWorker(pool, 2, cache))
     seq = load(shim)
     shim.wait(lambda: [answer[0] for answer in shim.answers] == [seq])
     arrived(shim, worker)
-    eventually(lambda: worker.stats.get("module_bytes_saved") == len(IMAGE))
+    eventually(lambda: worker.stats.get("module_bytes_saved") == len(BINARY))
     assert worker.stats["module_bytes"] == 0 and NEED not in worker.kinds
 
 
 def test_after_a_node_s_death_one_question(pool: FakePool, shim: FakeShim, cache: ModuleCache) -> None:
-    """The journal goes to a node that has one image of three."""
-    images = [random.Random(number).randbytes(100_000) for number in range(3)]
+    """The journal goes to a node that has one module binary of three."""
+    binaries = [random.Random(number).randbytes(100_000) for number in range(3)]
     first = replace(pool, ModuleWorker(pool, 2, ModuleCache(cache.directory.parent / "first")))
-    for image in images:
-        load(shim, image)
+    for binary in binaries:
+        load(shim, binary)
         shim.call("memcpy_h2d", bytes(16), b"between")
     arrived(shim, first)
-    cache.put(images[1])
+    cache.put(binaries[1])
     second = replace(pool, ModuleWorker(pool, 3, cache))
     arrived(shim, second)
     assert [kind for kind in second.kinds if kind in (HAVE, CALLS_REF, NEED)] == [HAVE, CALLS_REF]

@@ -1,4 +1,6 @@
-"""Images named on the link: agent's and worker's ends against each other, with everything that may come between."""
+"""Module binaries named on the link: agent's and worker's ends against each other, with everything that may come
+between.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ class Shared:
     def _offer(self, segment: Any) -> None:
         self.journal.offer(NewSegment(segment.index, segment.kind, segment.size, os.dup(segment.fd)))
 
-    def load(self, image: bytes) -> None:
-        self.shim.append("module_load", ARGS, image, awaited=True, external=len(image) > 64 * 1024)
+    def load(self, binary: bytes) -> None:
+        self.shim.append("module_load", ARGS, binary, awaited=True, external=len(binary) > 64 * 1024)
 
     def calls(self, count: int, payload: bytes = b"x" * 20) -> None:
         for _ in range(count):
@@ -130,7 +132,7 @@ class Wire:
         assert [pack_record(record) for record in self.records] == shim.wire[first - 1:]
 
 
-def image(number: int, size: int = 100_000) -> bytes:
+def binary(number: int, size: int = 100_000) -> bytes:
     return random.Random(number).randbytes(size)
 
 
@@ -139,9 +141,9 @@ def cache(tmp_path: Path) -> ModuleCache:
     return ModuleCache(tmp_path / "modules")
 
 
-def program(*images: bytes) -> tuple[Shared, ModuleShip]:
+def program(*binaries: bytes) -> tuple[Shared, ModuleShip]:
     shared = Shared()
-    for data in images:
+    for data in binaries:
         shared.calls(5)
         shared.load(data)
     shared.calls(5)
@@ -149,43 +151,43 @@ def program(*images: bytes) -> tuple[Shared, ModuleShip]:
     return shared, ModuleShip(shared.journal)
 
 
-def test_the_second_program_sends_no_image(cache: ModuleCache) -> None:
-    images = [image(1), image(2, 30_000), image(3, SMALLEST - 1)]
+def test_the_second_program_sends_no_binary(cache: ModuleCache) -> None:
+    binaries = [binary(1), binary(2, 30_000), binary(3, SMALLEST - 1)]
     for number, sent in ((0, 130_000), (1, 0)):
-        shared, ship = program(*images)
+        shared, ship = program(*binaries)
         wire = Wire(cache, ship)
         wire.run()
         wire.check(shared.shim)
         assert ship.statistics() == {"module_bytes": sent, "module_bytes_saved": 130_000 - sent}
         assert (wire.bytes < 30_000) == bool(number)
-        for data in images:
+        for data in binaries:
             cache.put(data)
 
 
 def test_one_question_for_all_that_waits(cache: ModuleCache) -> None:
     """After a reconnect nothing that the node lacks is named, so nothing goes twice."""
-    images = [image(number) for number in range(6)]
-    cache.put(images[2])
-    shared, ship = program(*images, images[0])
+    binaries = [binary(number) for number in range(6)]
+    cache.put(binaries[2])
+    shared, ship = program(*binaries, binaries[0])
     wire = Wire(cache, ship)
     assert [kind for kind, _ in wire.down] == [HAVE] and len(wire.down[0][1]) == 6 * 32
     for _ in range(5):
         wire.ship_some()
-    assert len(wire.down) == 2  # up to the first image, which waits for the answer
+    assert len(wire.down) == 2  # up to the first module binary, which waits for the answer
     wire.worker(), wire.worker()
-    for data in images:
-        cache.put(data)  # what arrives is kept: the second load of an image is a hit
+    for data in binaries:
+        cache.put(data)  # what arrives is kept: the second load of a module binary is a hit
     wire.run()
     wire.check(shared.shim)
     assert ship.statistics() == {"module_bytes": 500_000, "module_bytes_saved": 200_000}
 
 
 def test_live_loads_are_named_at_once(cache: ModuleCache) -> None:
-    cache.put(image(1))
+    cache.put(binary(1))
     shared, ship = program()
     wire = Wire(cache, ship)
     wire.run()
-    shared.load(image(1))
+    shared.load(binary(1))
     shared.advance()
     wire.run()
     wire.check(shared.shim)
@@ -194,14 +196,14 @@ def test_live_loads_are_named_at_once(cache: ModuleCache) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "damaged"])
 def test_the_node_loses_it_after_it_said_that_it_has_it(cache: ModuleCache, how: str) -> None:
-    images = [image(1), image(2)]
-    for data in images:
+    binaries = [binary(1), binary(2)]
+    for data in binaries:
         cache.put(data)
-    shared, ship = program(*images)
+    shared, ship = program(*binaries)
     wire = Wire(cache, ship)
     wire.worker(), wire.agent()
-    path = cache.directory / blake3(images[0]).hexdigest()
-    path.unlink() if how == "deleted" else path.write_bytes(images[0][1:])
+    path = cache.directory / blake3(binaries[0]).hexdigest()
+    path.unlink() if how == "deleted" else path.write_bytes(binaries[0][1:])
     while wire.ship_some():
         pass  # all is under way when the worker finds out
     assert CALLS_REF in {kind for kind, _ in wire.down}
@@ -212,7 +214,7 @@ def test_the_node_loses_it_after_it_said_that_it_has_it(cache: ModuleCache, how:
 
 @pytest.mark.parametrize("cache_of", ["none", "size 0"])
 def test_a_node_without_cache_says_so_once(tmp_path: Path, cache_of: str) -> None:
-    shared, ship = program(image(1))
+    shared, ship = program(binary(1))
     wire = Wire(None if cache_of == "none" else ModuleCache(tmp_path / "none", 0), ship)
     needs = 0
     for number in range(2, 6):
@@ -220,7 +222,7 @@ def test_a_node_without_cache_says_so_once(tmp_path: Path, cache_of: str) -> Non
             pass
         needs += len(wire.up)
         wire.run()
-        shared.load(image(number))
+        shared.load(binary(number))
         shared.advance()
     wire.run()
     wire.check(shared.shim)
@@ -229,11 +231,11 @@ def test_a_node_without_cache_says_so_once(tmp_path: Path, cache_of: str) -> Non
 
 def test_another_node_gets_the_bytes(cache: ModuleCache, tmp_path: Path) -> None:
     """The session is recovered elsewhere, from the kept journal; what one node has says nothing of the other."""
-    cache.put(image(1)), cache.put(image(2))
-    shared, ship = program(image(1), image(2))
+    cache.put(binary(1)), cache.put(binary(2))
+    shared, ship = program(binary(1), binary(2))
     Wire(cache, ship).run()
     other = ModuleCache(tmp_path / "other")
-    other.put(image(2))
+    other.put(binary(2))
     wire = Wire(other, ship, applied=3)
     wire.run()
     wire.check(shared.shim, first=4)
@@ -241,12 +243,12 @@ def test_another_node_gets_the_bytes(cache: ModuleCache, tmp_path: Path) -> None
 
 
 def test_spilled_loads_are_named_too(cache: ModuleCache, tmp_path: Path) -> None:
-    images = [image(number, size) for number, size in ((1, 100_000), (2, 20_000), (3, 200_000))]
-    for data in images:
+    binaries = [binary(number, size) for number, size in ((1, 100_000), (2, 20_000), (3, 200_000))]
+    for data in binaries:
         cache.put(data)
     shared = Shared(Policy(recover=True, limit=100_000, directory=tmp_path / "spill"))
     (tmp_path / "spill").mkdir()
-    for data in images:
+    for data in binaries:
         shared.calls(3)
         shared.load(data)
     shared.calls(1000, b"y" * 200)
@@ -263,7 +265,7 @@ def test_spilled_loads_are_named_too(cache: ModuleCache, tmp_path: Path) -> None
 
 
 def test_what_was_cut_is_forgotten() -> None:
-    shared, ship = program(*(image(number, 30_000) for number in range(5)))
+    shared, ship = program(*(binary(number, 30_000) for number in range(5)))
     assert len(shared.journal.contents.all_after(Cursor(0, 0))) == 5
     shared.journal.cut(18, None)  # the third load
     assert len(shared.journal.contents.all_after(Cursor(0, 0))) == 2
@@ -272,12 +274,12 @@ def test_what_was_cut_is_forgotten() -> None:
 
 def test_a_payload_that_changed_is_no_record(cache: ModuleCache) -> None:
     """A hash that fits other bytes than the record was made of: the record's own sum says so."""
-    shared, ship = program(image(1))
-    cache.put(image(2))
+    shared, ship = program(binary(1))
+    cache.put(binary(2))
     wire = Wire(cache, ship)
     content = shared.journal.contents.after(Cursor(0, 0))
     assert content is not None
-    content.digest = blake3(image(2)).digest()
+    content.digest = blake3(binary(2)).digest()
     with pytest.raises(Corrupt, match="checksum"):
         wire.run()
 
@@ -298,16 +300,16 @@ def test_questions_that_no_agent_asks(cache: ModuleCache, size: int) -> None:
 
 
 def test_a_reference_of_another_length_is_absent(cache: ModuleCache) -> None:
-    cache.put(image(1))
+    cache.put(binary(1))
     said: list[tuple[int, bytes]] = []
     stream = ModuleStream(cache, lambda kind, body: said.append((kind, body)))
-    assert stream.take(CALLS_REF, memoryview(REFERENCE_LAYOUT.pack(0, 99_999, blake3(image(1)).digest()))) is None
-    assert said == [(NEED, NEEDED_LAYOUT.pack(0, 1))] and stream.waiting and cache.has(blake3(image(1)).digest())
+    assert stream.take(CALLS_REF, memoryview(REFERENCE_LAYOUT.pack(0, 99_999, blake3(binary(1)).digest()))) is None
+    assert said == [(NEED, NEEDED_LAYOUT.pack(0, 1))] and stream.waiting and cache.has(blake3(binary(1)).digest())
 
 
 @pytest.mark.parametrize("body", [b"", bytes(8), NEEDED_LAYOUT.pack(56, 1), bytes(10)])
 def test_a_worker_that_needs_what_was_not_named(cache: ModuleCache, body: bytes) -> None:
-    _, ship = program(image(1))
+    _, ship = program(binary(1))
     wire = Wire(cache, ship)
     with pytest.raises(Corrupt):
         ship.need(wire, wire.cursor, body)
@@ -320,24 +322,24 @@ def test_a_worker_that_needs_what_was_not_named(cache: ModuleCache, body: bytes)
        st.sets(st.integers(0, 5)), st.randoms(use_true_random=False), st.sampled_from([512, 20_000, 1 << 20]))
 def test_any_order(tmp_path_factory: pytest.TempPathFactory, loads: list[tuple[int, int]], known: set[int],
                    chance: random.Random, limit: int) -> None:
-    """Loads come while others are under way, and the node loses and gains images all the time."""
+    """Loads come while others are under way, and the node loses and gains module binaries all the time."""
     cache = ModuleCache(tmp_path_factory.mktemp("any") / "modules")
-    images = [image(number, size) for number, size in loads]
-    for number in known & set(range(len(images))):
-        cache.put(images[number])
+    binaries = [binary(number, size) for number, size in loads]
+    for number in known & set(range(len(binaries))):
+        cache.put(binaries[number])
     shared = Shared()
     ship = ModuleShip(shared.journal)
-    half = len(images) // 2
-    for data in images[:half]:
+    half = len(binaries) // 2
+    for data in binaries[:half]:
         shared.load(data)
         shared.calls(chance.randrange(4))
     shared.advance()
     wire = Wire(cache, ship)
-    for data in [*images[half:], b""]:
+    for data in [*binaries[half:], b""]:
         for _ in range(chance.randrange(12)):
             chance.choice([lambda: wire.ship_some(limit), wire.worker, wire.agent])()
-        if images and chance.random() < 0.5:
-            victim = chance.choice(images)
+        if binaries and chance.random() < 0.5:
+            victim = chance.choice(binaries)
             if not cache.put(victim) or chance.random() < 0.5:
                 (cache.directory / blake3(victim).hexdigest()).unlink(missing_ok=True)
         if data:

@@ -64,7 +64,7 @@ class Worker:
         self.offset += len(data) + length
 
     def send_have(self, digests: list[bytes]) -> None:
-        raise AssertionError("there are no images here")
+        raise AssertionError("there are no checkpoints here")
 
     # the worker
     def take(self) -> None:
@@ -116,7 +116,7 @@ class Rig:
                                                          os.dup(segment.fd))))
 
     def attach(self, host: HostMemory, enabled: bool = True) -> HostLink:
-        """To that worker; another one than before has the applied calls from an image."""
+        """To that worker; another one than before has the applied calls from a checkpoint."""
         old = self.worker
         applied = old.applied
         if host is not self.host:

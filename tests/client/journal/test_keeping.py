@@ -1,4 +1,4 @@
-"""When an image is asked for, when the program waits, and what is said of it."""
+"""When a checkpoint is asked for, when the program waits, and what is said of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_nothing_is_due() -> None:
 @pytest.mark.parametrize(("change", "word"), [
     ({"kept_bytes": 751}, "75%"), ({"age": 61.0}, "61 s behind, 60 s are allowed"),
     ({"replay": 12.0}, "replay 10 calls for about 12 s, 10 s are allowed")])
-def test_each_limit_asks_for_an_image(change: dict[str, float], word: str) -> None:
+def test_each_limit_asks_for_a_checkpoint(change: dict[str, float], word: str) -> None:
     decision = decide(RULES, replace(QUIET, **change))
     assert decision.checkpoint and word in decision.why and decision.exposure is Exposure.RUNNING
 
@@ -93,7 +93,7 @@ def test_unprotected_is_for_good() -> None:
                  directory=st.booleans()))
 def test_always(facts: Facts, rules: Rules) -> None:
     decision = decide(rules, facts)
-    assert not decision.checkpoint or decision.why, "no image without a reason"
+    assert not decision.checkpoint or decision.why, "no checkpoint without a reason"
     assert (decision.exposure is Exposure.RUNNING) or decision.reason, "no state without a reason"
     if decision.exposure is Exposure.BLOCK:
         assert facts.memory_bytes >= LIMIT * 0.875
@@ -113,7 +113,7 @@ def test_rates_are_measured_while_there_is_work() -> None:
     for second in range(11, 500):
         rate.sample(10_000, float(second))  # idle: not slower
     assert rate.rate == pytest.approx(1000, rel=0.01)
-    rate.sample(3, 500.0)  # recovered: applied again from an image
+    rate.sample(3, 500.0)  # recovered: applied again from a checkpoint
     rate.sample(1003, 501.0)
     assert rate.rate == pytest.approx(1000, rel=0.05)
     for second in range(200):

@@ -194,7 +194,7 @@ def test_a_shim_that_lies_about_its_position_loses_its_session(pool: FakePool, a
 
 @pytest.mark.parametrize("recover", [False, True])
 def test_memory_stays_flat(pool: FakePool, agent: Agent, recover: bool) -> None:
-    """Calls by the ten thousand: with recovery, images cut the journal now and then."""
+    """Calls by the ten thousand: with recovery, module binaries cut the journal now and then."""
     pool.recover = recover
     shim = start(agent)
     worker = pool.sessions["heat"]

@@ -114,7 +114,7 @@ def test_without_recovery_what_was_applied_goes_back() -> None:
     assert drain(journal, cursor) == b"".join(shim.wire[400:])
 
 
-def test_with_recovery_only_an_image_lets_go() -> None:
+def test_with_recovery_only_a_binary_lets_go() -> None:
     journal, shim = pair(Policy(recover=True))
     fill(shim, 400)
     journal.advance()

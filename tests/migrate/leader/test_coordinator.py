@@ -200,7 +200,8 @@ async def _source_silent(w: World) -> None:
     (_cordoned, r"cordoned \(maintenance\)"), (_sick, r"unhealthy \(ECC errors\)"), (_pinned, "device heap"),
     (_ended, "is ended, not running: it was killed"), (_source_silent, "does not answer"),
 ])
-def test_a_move_is_refused_before_anything_stops(tmp_path: Path, prepare, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_move_is_refused_before_anything_stops(tmp_path: Path, prepare,
+                                                 reason: str) -> None:  # type: ignore[no-untyped-def]
     async def test(w: World) -> None:
         await w.session("s")
         await prepare(w)
@@ -351,14 +352,15 @@ def test_a_plan_runs_the_checks_and_changes_nothing(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-# -- images and the end --------------------------------------------------------------------
+# -- checkpoints and the end --------------------------------------------------------------------
 def test_a_checkpoint_counts_when_it_is_named(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         await w.session("s")
         w.pool.nodes["a"].workers["s"].position = 42
         result = await w.coordinator.checkpoint("s")
         record = await w.pool.record("s")
-        assert record.image is not None and (record.image.name, record.image.position) == (result["image"], 42)
+        assert record.checkpoint is not None and (record.checkpoint.name,
+                                                  record.checkpoint.position) == (result["image"], 42)
         assert w.pool.notices == [("s", "cut", {"epoch": 1, "position": 42, "image": result["image"]})]
         w.pool.nodes["a"].workers["s"].position = 41
         with pytest.raises(Refused, match="behind"):
@@ -366,7 +368,7 @@ def test_a_checkpoint_counts_when_it_is_named(tmp_path: Path) -> None:
         w.pool.faults = [Fault("session.image", "before", error=StoreError("disk full"))]
         with pytest.raises(StoreError):
             await w.coordinator.checkpoint("s")
-        assert len(w.pool.notices) == 1, "no cut follows an image that does not count"
+        assert len(w.pool.notices) == 1, "no cut follows a checkpoint that does not count"
 
     run(tmp_path, test)
 
@@ -420,7 +422,7 @@ def test_a_silent_client_host(tmp_path: Path) -> None:
             assert (await w.pool.record("s")).state == "running", "not of its owner"
         await w.coordinator.agent_silent("s", "a", epoch=1, seconds=601)
         record = await w.pool.record("s")
-        assert record.state == "ended" and record.image is not None and record.image.name in record.reason
+        assert record.state == "ended" and record.checkpoint is not None and record.checkpoint.name in record.reason
 
     run(tmp_path, test)
 
@@ -431,7 +433,7 @@ def test_a_client_that_comes_back_while_its_session_is_checkpointed(tmp_path: Pa
         w.pool.nodes["a"].workers["s"].attached = True
         await w.coordinator.agent_silent("s", "a", epoch=1, seconds=601)
         record = await w.pool.record("s")
-        assert record.state == "running" and record.image is not None
+        assert record.state == "running" and record.checkpoint is not None
 
     run(tmp_path, test)
 
@@ -501,7 +503,7 @@ def test_a_dead_worker_is_started_again_in_place_then_elsewhere_then_not(tmp_pat
         record = await w.pool.record("s")
         assert places == ["a", "b", None]
         assert record.state == "failed" and "third time" in record.reason and "signal 11" in record.reason
-        assert record.image is not None, "image and journal are kept"
+        assert record.checkpoint is not None, "checkpoint and journal are kept"
 
     run(tmp_path, test)
 
@@ -554,7 +556,7 @@ def test_a_start_that_fails_during_recovery(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_an_image_that_nobody_can_read_fails_the_session_with_its_name(tmp_path: Path) -> None:
+def test_a_checkpoint_that_nobody_can_read_fails_the_session_with_its_name(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         await w.session("s")
         del w.pool.nodes["a"].workers["s"]
@@ -608,7 +610,7 @@ def test_a_leader_that_is_none_any_more_decides_nothing(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_holds_up_nobody(tmp_path: Path) -> None:
-    """While an image is written, slowly, the session moves; then the image does not count."""
+    """While a checkpoint is written, slowly, the session moves; then the checkpoint does not count."""
     async def test(w: World) -> None:
         await w.session("s")
         node, release = w.pool.nodes["a"], asyncio.Event()
@@ -627,9 +629,9 @@ def test_a_checkpoint_holds_up_nobody(tmp_path: Path) -> None:
         release.set()
         with pytest.raises(Fenced):
             await writing
-        assert (await w.pool.record("s")).image is None and w.pool.notices == []
+        assert (await w.pool.record("s")).checkpoint is None and w.pool.notices == []
         again = await w.coordinator.checkpoint("s")
-        assert (await w.pool.record("s")).image.name == again["image"]  # type: ignore[union-attr]
+        assert (await w.pool.record("s")).checkpoint.name == again["image"]  # type: ignore[union-attr]
 
     run(tmp_path, test)
 

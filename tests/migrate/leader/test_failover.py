@@ -58,7 +58,7 @@ async def destination_worker_dies(world: World) -> None:
     world.pool.nodes["b"].workers.pop("s", None)
 
 
-async def image_published(world: World) -> None:
+async def checkpoint_published(world: World) -> None:
     """An unrelated change of the record at a bad moment."""
     entry = await world.registry.get(session_key("s"))
     record = await world.pool.record("s")
@@ -82,7 +82,7 @@ async def source_withdraws(world: World) -> None:
 
 
 HAPPENINGS = [answer_lost, link_lost, leader_crashes, leader_freezes, source_dies, destination_dies, source_cut_off,
-              destination_restarts, source_worker_dies, destination_worker_dies, image_published, source_withdraws]
+              destination_restarts, source_worker_dies, destination_worker_dies, checkpoint_published, source_withdraws]
 #: worker.describe, begin, receive, send, ready, commit, settle × 2, clear
 STEPS = 9
 
@@ -92,7 +92,7 @@ STEPS = 9
 def test_one_owner_is_left(tmp_path: Path, at: int, happening: Happening) -> None:
     async def one(world: World, side: str) -> None:
         await world.session("s")
-        world.pool.images[""] = 0
+        world.pool.checkpoints[""] = 0
         between = interrupted(world, at, side, happening)
         try:
             await world.coordinator.migrate("s", "b")
@@ -119,7 +119,7 @@ def test_one_owner_is_left(tmp_path: Path, at: int, happening: Happening) -> Non
 
 
 @pytest.mark.parametrize("happening, owner, epoch", [
-    (answer_lost, "b", 2), (image_published, "b", 2), (leader_freezes, "b", 2), (leader_crashes, "b", 2),
+    (answer_lost, "b", 2), (checkpoint_published, "b", 2), (leader_freezes, "b", 2), (leader_crashes, "b", 2),
     (destination_dies, "a", 1), (destination_restarts, "a", 1), (source_withdraws, "a", 1), (source_dies, "b", 2),
 ], ids=lambda value: getattr(value, "__name__", str(value)))
 def test_the_right_owner_when_it_happens_before_the_commit(tmp_path: Path, happening: Happening, owner: str,
@@ -228,7 +228,7 @@ def test_a_lost_node_s_sessions_run_elsewhere(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         await world.pool.kill("a")
         await until(world, running_on(world, "b"))
-        assert world.pool.nodes["b"].workers["s"].position == 30, "from the image that the record names"
+        assert world.pool.nodes["b"].workers["s"].position == 30, "from the checkpoint that the record names"
         assert (await world.pool.owned_once("s")).epoch == 2
         assert (await world.pool.record("t")).state == "failed"
         leading.cancel()

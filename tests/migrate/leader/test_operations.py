@@ -229,7 +229,7 @@ def test_a_recovery_whose_leader_dies_is_ended_by_the_next(tmp_path: Path, at: i
             await report_deaths(world)
             await world.coordinator.resume_unfinished()
         record = await world.pool.owned_once("s")
-        assert world.pool.nodes[str(record.owner)].workers["s"].position == 12, "from the image on record"
+        assert world.pool.nodes[str(record.owner)].workers["s"].position == 12, "from the checkpoint on record"
 
     run(tmp_path, test)
 

@@ -22,11 +22,11 @@ def test_the_less_important_is_parked_and_comes_back_by_itself(tmp_path: Path) -
         assert isinstance(await ask(w, order("high", 4)), Waiting)
         await look(w)
         parked = await w.pool.record("low")
-        assert parked.state == "parked" and parked.owner is None and parked.image is not None and parked.parked
+        assert parked.state == "parked" and parked.owner is None and parked.checkpoint is not None and parked.parked
         assert (parked.parked.host, parked.parked.favour, parked.epoch) == ("a", "high", 1)
-        assert parked.image.position == 12 and "low" not in w.pool.nodes["a"].workers, "it holds no memory"
+        assert parked.checkpoint.position == 12 and "low" not in w.pool.nodes["a"].workers, "it holds no memory"
         assert (await w.pool.owned_once("high")).owner == "a"
-        assert ("low", "cut", {"epoch": 1, "position": 12, "image": parked.image.name}) in w.pool.notices
+        assert ("low", "cut", {"epoch": 1, "position": 12, "image": parked.checkpoint.name}) in w.pool.notices
         rows = await w.coordinator.admission.rows()
         assert [(row["name"], row["kind"]) for row in rows] == [("low", "parked")]
         await w.coordinator.end("high")
@@ -66,7 +66,7 @@ def test_the_least_important_go_and_no_more_than_needed(tmp_path: Path) -> None:
     run(tmp_path, test, nodes="a")
 
 
-def test_an_image_that_cannot_be_taken_leaves_everything_as_it_is(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_taken_leaves_everything_as_it_is(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         clock(w)
         await filled(w, "low", gib=6, priority=-1)
@@ -134,7 +134,7 @@ def test_a_pause_keeps_the_parked_parked(tmp_path: Path) -> None:
     run(tmp_path, test, nodes="a")
 
 
-#: image, publish, notice, park, forget; then create, start, started of the one in whose favour
+#: checkpoint, publish, notice, park, forget; then create, start, started of the one in whose favour
 @pytest.mark.parametrize("happening", [leader_crashes, leader_freezes], ids=lambda h: h.__name__)
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("at", range(9))

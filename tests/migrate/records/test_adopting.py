@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgpu.migrate.records.repair import MOST_EPOCH, Answers, Holding, Plan, Report, Step, plan
-from rgpu.migrate.records.schema import ImageName, MoveRecord, SessionRecord, decode, encode, session_key
+from rgpu.migrate.records.schema import CheckpointName, MoveRecord, SessionRecord, decode, encode, session_key
 
 NOW = 1_800_000_000.0
 INCARNATIONS = {"node-a": 11, "node-b": 22, "node-c": 33}
@@ -18,7 +18,8 @@ AGENT = "agent-key"
 
 
 def record(owner: str | None = "node-a", epoch: int = 3, state: str = "running", **values: Any) -> SessionRecord:
-    made = SessionRecord(name="s", state=state, owner=owner, incarnation=INCARNATIONS.get(owner or "", 0),  # type: ignore[arg-type]
+    made = SessionRecord(name="s", state=state, owner=owner, incarnation=INCARNATIONS.get(owner or "", 0),
+                         # type: ignore[arg-type]
                          epoch=epoch, quota=1 << 26, agent=AGENT, device="cpu:0").replace(**values)
     return decode(encode(made), SessionRecord, session_key("s"))
 
@@ -51,13 +52,13 @@ def test_what_the_registry_has_right_stays() -> None:
 
 
 def test_a_session_that_moved_since_is_owned_where_it_is() -> None:
-    """The backup says node-a at 3; it moved to node-b since, which had an image named at 4."""
-    newer = record("node-b", 4, image=ImageName(name="i4", position=90, epoch=4), cut=90)
+    """The backup says node-a at 3; it moved to node-b since, which had a checkpoint named at 4."""
+    newer = record("node-b", 4, checkpoint=CheckpointName(name="i4", position=90, epoch=4), cut=90)
     step = only(decide(record(), report("node-a"), report("node-b", holding(4, known=newer))))
     assert (step.action, step.host, step.before, step.epoch, step.revision) == ("own", "node-b", 3, 5, 500)
     made = step.record
     assert made is not None and (made.owner, made.incarnation, made.epoch, made.state) == ("node-b", 22, 5, "running")
-    assert made.image == newer.image and made.cut == 90 and made.move is None and made.agent == AGENT
+    assert made.checkpoint == newer.checkpoint and made.cut == 90 and made.move is None and made.agent == AGENT
     assert decode(encode(made), SessionRecord, session_key("s")) == made
 
 
@@ -162,8 +163,8 @@ def test_a_registry_that_did_not_go_back() -> None:
 
 
 def test_a_report_crosses_the_wire() -> None:
-    sent = report("node-a", holding(3, known=record(image=ImageName(name="i", position=4, epoch=3))), ended={"x": 1},
-                  seen=[("s", AGENT, 4)])
+    sent = report("node-a", holding(3, known=record(checkpoint=CheckpointName(name="i", position=4, epoch=3))),
+                  ended={"x": 1}, seen=[("s", AGENT, 4)])
     wire = msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.to_builtins(sent, builtin_types=(bytes,))))
     assert msgspec.convert(wire, Report) == sent
     for bad in ({**wire, "holdings": [{"session": "s", "holds": "owns", "epoch": 1}]}, {**wire, "host": ""},

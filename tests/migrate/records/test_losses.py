@@ -8,14 +8,15 @@ from collections.abc import Iterable
 import pytest
 
 from rgpu.migrate.records import losses
-from rgpu.migrate.records.schema import Failure, ImageName, SessionRecord
+from rgpu.migrate.records.schema import CheckpointName, Failure, SessionRecord
 
 Loss = tuple[int, int] | None  #: (complete, begun); None: of a place that is not known
 
 
-def record(image: int = 0) -> SessionRecord:
+def record(checkpoint: int = 0) -> SessionRecord:
     return SessionRecord(name="s", state="running", owner="a", incarnation=1, epoch=1, quota=1, agent="k",
-                         device="cpu:0", image=ImageName(name="i", position=image, epoch=1) if image else None)
+                         device="cpu:0", checkpoint=CheckpointName(name="i", position=checkpoint,
+                                                                   epoch=1) if checkpoint else None)
 
 
 def failure(loss: Loss, number: int, when: float) -> Failure:
@@ -23,9 +24,9 @@ def failure(loss: Loss, number: int, when: float) -> Failure:
     return Failure(host="a", device="cpu:0", when=when, epoch=number, **known)
 
 
-def answers(every: Iterable[Loss], image: int = 0, ran: float = 1.0) -> list[str]:
+def answers(every: Iterable[Loss], checkpoint: int = 0, ran: float = 1.0) -> list[str]:
     """What is answered to each loss; each server had run for ``ran`` seconds."""
-    found, now, held = [], 1000.0, record(image)
+    found, now, held = [], 1000.0, record(checkpoint)
     for number, loss in enumerate(every, 1):
         new = failure(loss, number, now + ran)
         found.append(losses.next_place(held, new))
@@ -59,9 +60,9 @@ def test_a_call_that_ends_its_worker_only_in_a_replay_ends_the_session_too() -> 
     assert found[:-1] == ["same"] * losses.MAX_STUCK and found[-1] == "none"
 
 
-@pytest.mark.parametrize("image", [0, 700])
-def test_a_worker_that_ends_before_it_applies_anything(image: int) -> None:
-    found = answers([(image, image)] * losses.MAX_STUCK, image)
+@pytest.mark.parametrize("checkpoint", [0, 700])
+def test_a_worker_that_ends_before_it_applies_anything(checkpoint: int) -> None:
+    found = answers([(checkpoint, checkpoint)] * losses.MAX_STUCK, checkpoint)
     assert found == ["same"] * (losses.MAX_STUCK - 1) + ["none"]
 
 

@@ -15,9 +15,9 @@ from rgpu.migrate.records.ownership import Decision, Held, Leader, Node, went_ba
 from rgpu.migrate.records.reconcile import Holding, settle
 from rgpu.migrate.records.schema import (
     LEADER,
+    CheckpointName,
     DeviceRecord,
     Failure,
-    ImageName,
     NodeRecord,
     Program,
     SessionRecord,
@@ -37,8 +37,8 @@ def node(host: str, incarnation: int = 1, revision: int = 5) -> Node:
     return Node(NodeRecord(host=host, incarnation=incarnation, control="c", data="d", devices=devices), revision)
 
 
-def image(position: int, epoch: int = 1) -> ImageName:
-    return ImageName(name=f"i{position}", position=position, epoch=epoch)
+def checkpoint(position: int, epoch: int = 1) -> CheckpointName:
+    return CheckpointName(name=f"i{position}", position=position, epoch=epoch)
 
 
 def create(held: Held | None = None, host: str = "a", **values: Any) -> Decision:
@@ -111,19 +111,19 @@ def test_names_and_epochs() -> None:
         create(after(ownership.fail(running(), epoch=1, leader=LEADERS, now=1.0, reason="no way")))
 
 
-def test_images_count_in_order_and_by_their_owner() -> None:
+def test_checkpoints_count_in_order_and_by_their_owner() -> None:
     held = running()
     publish: dict[str, Any] = {"owner": "a", "epoch": 1, "now": 1.0, "reason": "x"}
-    named = after(ownership.publish_image(held, image=image(10), **publish))
-    assert named.record.image == image(10)
+    named = after(ownership.publish_checkpoint(held, checkpoint=checkpoint(10), **publish))
+    assert named.record.checkpoint == checkpoint(10)
     with pytest.raises(Refused, match="behind"):
-        ownership.publish_image(named, image=image(9), **publish)
+        ownership.publish_checkpoint(named, checkpoint=checkpoint(9), **publish)
     with pytest.raises(Fenced):
-        ownership.publish_image(named, image=image(11), **{**publish, "owner": "b"})
+        ownership.publish_checkpoint(named, checkpoint=checkpoint(11), **{**publish, "owner": "b"})
     with pytest.raises(Fenced):
-        ownership.publish_image(named, image=image(11, epoch=2), **publish)
+        ownership.publish_checkpoint(named, checkpoint=checkpoint(11, epoch=2), **publish)
     with pytest.raises(Fenced):
-        ownership.publish_image(named, image=image(11), **{**publish, "epoch": 2})
+        ownership.publish_checkpoint(named, checkpoint=checkpoint(11), **{**publish, "epoch": 2})
 
 
 def failure(position: int | None, when: float = 0.0, host: str = "a") -> Failure:
@@ -163,11 +163,11 @@ def test_recover_obeys_the_same_rule() -> None:
 def test_recover_from_where() -> None:
     with pytest.raises(Refused, match="--recover off"):
         recover(running(recover=False), "b")
-    held = Held(running().record.replace(image=image(10)), 20)
+    held = Held(running().record.replace(checkpoint=checkpoint(10)), 20)
     with pytest.raises(Refused, match="rolled back"):
-        recover(held, "b", image=image(9))
-    assert recover(held, "b").record.image == image(10)
-    assert recover(held, "b", image=image(12)).record.image == image(12)
+        recover(held, "b", checkpoint=checkpoint(9))
+    assert recover(held, "b").record.checkpoint == checkpoint(10)
+    assert recover(held, "b", checkpoint=checkpoint(12)).record.checkpoint == checkpoint(12)
 
 
 def test_a_recovery_ends_a_move() -> None:
@@ -178,7 +178,8 @@ def test_a_recovery_ends_a_move() -> None:
 
 
 def imaged(position: int = 5) -> Held:
-    return after(ownership.publish_image(running(), owner="a", epoch=1, image=image(position), now=1.0, reason="x"))
+    return after(ownership.publish_checkpoint(running(), owner="a", epoch=1, checkpoint=checkpoint(position), now=1.0,
+                                              reason="x"))
 
 
 def park(held: Held, **values: Any) -> Decision:
@@ -194,11 +195,12 @@ def resume(held: Held, host: str = "b") -> Decision:
 def test_a_parked_session_keeps_its_epoch_and_comes_back_at_the_next() -> None:
     decision = park(imaged())
     record = decision.record
-    assert (record.state, record.owner, record.epoch) == ("parked", None, 1) and record.image == image(5)
+    assert (record.state, record.owner, record.epoch) == ("parked", None, 1) and record.checkpoint == checkpoint(5)
     assert record.parked is not None and (record.parked.host, record.parked.epoch) == ("a", 1)
     assert compared(decision) == {(session_key("s"), Target.MOD, 20), (LEADER, Target.CREATE, 3)}
     for holds in ("running", "paused"):
-        assert settle(record, Holding("a", 1, holds, 1)).action == "forget", "whoever has it owns nothing"  # type: ignore[arg-type]
+        assert settle(record, Holding("a", 1, holds,
+                                      1)).action == "forget", "whoever has it owns nothing"  # type: ignore[arg-type]
     back = resume(after(decision))
     assert (back.record.state, back.record.owner, back.record.epoch, back.record.parked) == ("recovering", "b", 2, None)
     assert (node_key("b"), Target.CREATE, 5) in compared(back), "the node that gets it is the one that was seen"
@@ -207,14 +209,16 @@ def test_a_parked_session_keeps_its_epoch_and_comes_back_at_the_next() -> None:
 
 
 def test_what_cannot_be_parked() -> None:
-    with pytest.raises(Refused, match="it has no image"):
+    with pytest.raises(Refused, match="it has no checkpoint"):
         park(running())
     with pytest.raises(Refused, match="--recover off"):
-        park(after(ownership.publish_image(running(recover=False), owner="a", epoch=1, image=image(5), now=1.0,
+        park(after(ownership.publish_checkpoint(running(recover=False), owner="a", epoch=1, checkpoint=checkpoint(5),
+                                                now=1.0,
                                            reason="x")))
     with pytest.raises(Refused, match="move m is not settled"):
-        imaged_move = ownership.publish_image(moving("ready"), owner="a", epoch=1, image=image(5), now=1.0, reason="x")
-        aborted = ownership.abort(after(imaged_move), epoch=1, move="m", leader=LEADERS, now=1.0, reason="x")
+        checkpointed_move = ownership.publish_checkpoint(moving("ready"), owner="a", epoch=1, checkpoint=checkpoint(5),
+                                                         now=1.0, reason="x")
+        aborted = ownership.abort(after(checkpointed_move), epoch=1, move="m", leader=LEADERS, now=1.0, reason="x")
         park(after(aborted))
     with pytest.raises(Refused, match="of epoch 1, not 2"):
         again = ownership.started(after(recover(imaged(), "b")), epoch=2, node=node("b"), leader=LEADERS, now=1.0,
@@ -284,11 +288,11 @@ class Everything(RuleBasedStateMachine):
         assert decision.name in ("commit", "recover", "create", "park", "resume", "end", "fail") or not changed
         assert (record.owner is None) == (record.state in ("parked", "failed", "ended"))
         if decision.name == "park":
-            assert record.image is not None and record.image.epoch == record.epoch and record.recover
+            assert record.checkpoint is not None and record.checkpoint.epoch == record.epoch and record.recover
         if decision.name == "commit":
             assert before.move is not None and before.move.state == "ready" and record.owner == before.move.destination
-        if before.image is not None and decision.name != "create":
-            assert record.image is not None and record.image.position >= before.image.position
+        if before.checkpoint is not None and decision.name != "create":
+            assert record.checkpoint is not None and record.checkpoint.position >= before.checkpoint.position
 
     @rule(data=st.data(), host=st.sampled_from("abc"))
     def create(self, data: st.DataObject, host: str) -> None:
@@ -330,9 +334,9 @@ class Everything(RuleBasedStateMachine):
 
     @rule(data=st.data(), position=st.integers(0, 5))
     def publish(self, data: st.DataObject, position: int) -> None:
-        self.attempt(lambda held: ownership.publish_image(
+        self.attempt(lambda held: ownership.publish_checkpoint(
             held_(held), owner=str(held_(held).record.owner), epoch=held_(held).record.epoch, now=1.0, reason="x",
-            image=image(position, held_(held).record.epoch)), data)
+            checkpoint=checkpoint(position, held_(held).record.epoch)), data)
 
     @rule(data=st.data(), what=st.sampled_from(["end", "fail", "lost"]))
     def finish(self, data: st.DataObject, what: str) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 
 from rgpu.migrate.records import schema as records
 from rgpu.migrate.records.schema import (
+    CheckpointName,
     DeviceRecord,
-    ImageName,
     MoveRecord,
     NodeRecord,
     PoolRecord,
@@ -20,16 +20,16 @@ from rgpu.migrate.records.schema import (
     SessionRecord,
     check_host_name,
     check_session_name,
+    checkpoint_name,
     decode,
     encode,
     history_key,
-    image_name,
 )
 from rgpu.session.errors import Corrupt, RgpuError, UsageError, VersionMismatch
 
 MOVE = MoveRecord(id="m", source="a", destination="b", destination_incarnation=2**64 - 1, device="cpu:0")
 SESSION = SessionRecord(name="s/1", state="running", owner="a", incarnation=2**64 - 1, epoch=1, quota=1 << 40,
-                        agent="key", device="cpu:0", image=ImageName(name="i", position=5, epoch=1))
+                        agent="key", device="cpu:0", checkpoint=CheckpointName(name="i", position=5, epoch=1))
 NODE = NodeRecord(host="a", incarnation=1, control="tcp://a:1", data="a:2",
                   devices=[DeviceRecord(device="cpu:0", memory=1, uuid=bytes(16), facts={"name": "x"})])
 
@@ -95,4 +95,4 @@ def test_names() -> None:
     with pytest.raises(UsageError):
         check_host_name("a/b")
     assert history_key("s", 9) < history_key("s", 10)
-    assert image_name("s/1", 2, 30, 1.5) == "s@1-e2-p30-5dc"
+    assert checkpoint_name("s/1", 2, 30, 1.5) == "s@1-e2-p30-5dc"

@@ -182,8 +182,8 @@ def test_a_parked_session_waits_by_its_own_age() -> None:
     there = record.replace(parked=record.parked.replace(store="s3://x"))  # type: ignore[union-attr]
     nodes = (node("a", 10 * MIB, store="a:/images"), node("b", 10 * MIB, store="s3://x"))
     fits = parked(there.replace(needs=nodes[0].devices[0].needs()))
-    assert serve(Snapshot(nodes, (there,)), [fits]).placed[0][1].host == "b", "where its image can be read"
-    assert "does not see the image" in str(serve(Snapshot(nodes[:1], (there,)), [fits]).waiting[0].error)
+    assert serve(Snapshot(nodes, (there,)), [fits]).placed[0][1].host == "b", "where its checkpoint can be read"
+    assert "does not see the checkpoint" in str(serve(Snapshot(nodes[:1], (there,)), [fits]).waiting[0].error)
     asked = queued(QueueRecord(name="q", quota=7, wants=Wants(compute=5, models=["H200"], anti_affinity="g"), host="b",
                                arrived=2.0))
     assert asked.request == Request("q", 7, host="b", compute=5, models=("H200",), anti_affinity="g")

@@ -68,7 +68,7 @@ def test_a_registry_set_back_is_adopted(tmp_path: Path) -> None:
         before = {name: pool.wait_state(name, "running") for name in ("moved", "stays", "over")}
         while_away(cluster, shutil.copytree)
 
-        # What the backup does not know: a move, an image, a session that ended, one that began.
+        # What the backup does not know: a move, a checkpoint, a session that ended, one that began.
         home = before["moved"]["host"]
         deadline = time.monotonic() + 90
         while pool.wait_state("moved", "running", 60)["host"] == home:

@@ -102,8 +102,8 @@ def test_the_place_is_free_after_the_grace(pool: LocalPool) -> None:
     assert "its client host is silent since" in row["note"] and "checkpointed and ended at" in row["note"]
     row = until(pool, "s", "ended", GRACE + FREE)
     assert time.monotonic() - began > GRACE - 1, "not before"
-    assert "its client host was silent for" in row["reason"] and "parked in image" in row["reason"]
-    assert any(image["session"] == "s" for image in pool.rgpu("image", "ls")), "the image is kept"
+    assert "its client host was silent for" in row["reason"] and "parked in checkpoint" in row["reason"]
+    assert any(checkpoint["session"] == "s" for checkpoint in pool.rgpu("image", "ls")), "the checkpoint is kept"
     assert pool.session("t")["state"] == "running", "it asked for a longer grace"
     assert len(workers(pool)) == 1
 

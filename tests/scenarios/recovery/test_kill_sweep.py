@@ -153,7 +153,8 @@ def test_a_blow_at_any_moment(case: str, killed: WatchedPool, expected: str) -> 
     if phase == "checkpoint":
         asked = subprocess.Popen([sys.executable, "-m", "rgpu.cli.main", "checkpoint", name], env=killed.environment,
                                  cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        when += chance.choice((0.4, 1.0, 1.6))  # it starts as a process of its own, and so does what writes the image
+        when += chance.choice((0.4, 1.0,
+                               1.6))  # it starts as a process of its own, and so does what writes the checkpoint
     time.sleep(when)
     assert program.process.poll() is None, "the program was over before the blow"
     began = time.monotonic()

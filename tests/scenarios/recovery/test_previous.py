@@ -19,7 +19,7 @@ from tests.support.previous import SESSION, VERSIONS, Previous, Replayer
 
 
 class LegacyPool(LocalPool):
-    """Its registry, its images, its secret and its user are of the earlier version; the old owner is gone."""
+    """Its registry, its checkpoints, its secret and its user are of the earlier version; the old owner is gone."""
 
     def __init__(self, folder: Path, previous: Previous) -> None:
         super().__init__(folder, nodes=2, registry="embedded")
@@ -62,7 +62,7 @@ def test_an_old_session_lives_on(version: str, tmp_path: Path) -> None:
     previous = Previous.load(version)
     last = len(previous.calls)
     with LegacyPool(tmp_path, previous) as pool:
-        row = pool.wait_state(SESSION, "running", seconds=60)  # with a worker: it was recovered from the image
+        row = pool.wait_state(SESSION, "running", seconds=60)  # with a worker: it was recovered from the checkpoint
         assert row["epoch"] > previous.record.epoch
         agent = Replayer(previous)
         assert agent.attach(pool.owner()) == previous.position + 1

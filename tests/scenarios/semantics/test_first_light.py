@@ -116,12 +116,12 @@ def test_moves_at_random_moments(pool: LocalPool, example: str) -> None:
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_worker_killed(pool: LocalPool, undisturbed: str, checkpoint: bool) -> None:
-    """kill -9 of the worker, without and with an image: its node brings it back."""
+    """kill -9 of the worker, without and with a checkpoint: its node brings it back."""
     program = pool.heat(f"worker-{checkpoint}")
     program.wait_lines(3)
     if checkpoint:
-        image = pool.rgpu("checkpoint", program.name)
-        assert image["position"] > 0 and image["pages"] > 0
+        checkpoint = pool.rgpu("checkpoint", program.name)
+        assert checkpoint["position"] > 0 and checkpoint["pages"] > 0
     before = pool.session(program.name)
     os.kill(before["worker_pid"], signal.SIGKILL)
     assert program.finish() == undisturbed

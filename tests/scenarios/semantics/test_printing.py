@@ -20,7 +20,7 @@ from tests.support.pools.sweep import SWEEP
 
 PROGRAM = Path(printing.__file__)
 STEPS, LINES, GATES = 6, 300, ["1", "1.", "4"]
-WAYS = ["kill", "image and kill", "copy", "replay", "link"]
+WAYS = ["kill", "module binary and kill", "copy", "replay", "link"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def disturb(pool: WatchedPool, name: str, how: str) -> None:
         result = pool.rgpu("migrate", name, OTHER[row["host"]], "--mode", how)
         assert result["outcome"] == "committed", result
     else:
-        if how == "image and kill":
+        if how == "module binary and kill":
             pool.rgpu("checkpoint", name)
         os.kill(row["worker_pid"], signal.SIGKILL)
 

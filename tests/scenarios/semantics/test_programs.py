@@ -60,14 +60,14 @@ def test_the_journal_reaches_its_limit(pool: LocalPool, tmp_path: Path) -> None:
     program = pool.run(*line("uploads", 120, tmp_path / "released"), name="uploads",
                        options=("--journal-limit", "8MiB"))
     deadline = time.monotonic() + 60
-    while not (image := pool.rgpu("describe", "uploads")["image"] if program.lines else None):
+    while not (binary := pool.rgpu("describe", "uploads")["image"] if program.lines else None):
         assert time.monotonic() < deadline and program.process.poll() is None, "no checkpoint was taken"
         time.sleep(0.2)
     row = pool.wait_state("uploads", "running")
     os.kill(row["worker_pid"], signal.SIGKILL)
     (tmp_path / "released").touch()
     assert program.finish() == expected
-    assert image["position"] > 0
+    assert binary["position"] > 0
     assert pool.session("uploads")["epoch"] > row["epoch"], "nothing was recovered"
 
 
@@ -116,11 +116,11 @@ def test_journal_files(pool: LocalPool, tmp_path: Path) -> None:
     assert error.value.code == 8 and "offset" in error.value.text
 
 
-def test_restore_and_a_damaged_image(pool: LocalPool) -> None:
+def test_restore_and_a_damaged_binary(pool: LocalPool) -> None:
     program = pool.heat("restored", steps=20000)
     program.wait_lines(3)
-    image = pool.rgpu("checkpoint", "restored")["image"]
-    back = pool.rgpu("restore", image)
+    binary = pool.rgpu("checkpoint", "restored")["image"]
+    back = pool.rgpu("restore", binary)
     assert back["session"] == "restored" and back["epoch"] == 2 and back["position"] > 0
     lines = len(program.lines)
     program.wait_lines(lines + 2)

@@ -1,4 +1,4 @@
-"""A device of plain Python memory: enough of the protocol for cuts, images and restores."""
+"""A device of plain Python memory: enough of the protocol for cuts, checkpoints and restores."""
 
 from __future__ import annotations
 

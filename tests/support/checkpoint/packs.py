@@ -1,4 +1,4 @@
-"""The packs of an image."""
+"""The packs of a checkpoint."""
 
 from __future__ import annotations
 

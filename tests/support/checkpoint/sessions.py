@@ -1,4 +1,4 @@
-"""A session whose images are taken while it runs on."""
+"""A session whose checkpoints are taken while it runs on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rgpu.checkpoint.device import GRANULE
 from rgpu.checkpoint.manifest import cut
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.pages.frozen import MomentView
-from rgpu.checkpoint.session.imaging import Imaging
-from rgpu.checkpoint.store.images import ImageStore
+from rgpu.checkpoint.session.checkpointing import Checkpointing
+from rgpu.checkpoint.store.checkpoint_store import CheckpointStore
 from rgpu.checkpoint.store.pace import Pace
 from tests.support.checkpoint.fake_device import FakeDevice
-from tests.support.checkpoint.images import KEY
+from tests.support.checkpoint.samples import KEY
 from tests.support.checkpoint.store_helpers import BASE, PAGE, copy_of, many_pages
 
 PINNED = 0x1800_0000_0000
@@ -51,9 +51,9 @@ class Session:
         return cut.take(view, session="demo/1", epoch=1, position=self.position, hash_key=KEY,  # type: ignore[arg-type]
                         live={})
 
-    def image(self, store: ImageStore, name: str, base: str | None = None, *, pace: Pace | None = None,
-              staging: int = 1 << 20, **wanted: Any) -> tuple[Imaging, dict[str, Any]]:
-        imaging = Imaging(self.device, KEY, reserve=0, **wanted)  # type: ignore[arg-type]
+    def checkpoint(self, store: CheckpointStore, name: str, base: str | None = None, *, pace: Pace | None = None,
+              staging: int = 1 << 20, **wanted: Any) -> tuple[Checkpointing, dict[str, Any]]:
+        checkpointing = Checkpointing(self.device, KEY, reserve=0, **wanted)  # type: ignore[arg-type]
         with store.writer(name, base, staging=staging, pace=pace) as writer:
-            _, counts = imaging.run(writer, self.stand_still, self.take)
-        return imaging, counts
+            _, counts = checkpointing.run(writer, self.stand_still, self.take)
+        return checkpointing, counts

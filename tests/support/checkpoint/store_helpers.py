@@ -9,12 +9,12 @@ from typing import Any
 from rgpu.checkpoint.blobs.base import Blobs, Found
 from rgpu.checkpoint.device import PAGE
 from rgpu.checkpoint.session import restore
-from rgpu.checkpoint.store.images import ImageStore, write_image
-from rgpu.checkpoint.store.reader import Image
+from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, write_checkpoint
+from rgpu.checkpoint.store.reader import StoredCheckpoint
 from tests.support.checkpoint.fake_device import FakeDevice
-from tests.support.checkpoint.images import BASE, fresh, same, taken
+from tests.support.checkpoint.samples import BASE, fresh, same, taken
 
-__all__ = ["BASE", "PAGE", "FailingBlobs", "image_of", "many_pages", "restores_as"]
+__all__ = ["BASE", "PAGE", "FailingBlobs", "checkpoint_of", "many_pages", "restores_as"]
 
 
 def many_pages(pages: int, seed: int = 3) -> FakeDevice:
@@ -24,13 +24,15 @@ def many_pages(pages: int, seed: int = 3) -> FakeDevice:
     return device
 
 
-def image_of(store: ImageStore, name: str, device: FakeDevice, position: int = 7, base: str | None = None,
+def checkpoint_of(store: CheckpointStore, name: str, device: FakeDevice, position: int = 7, base: str | None = None,
              ) -> dict[str, Any]:
-    return write_image(store, name, device, taken(device, position), base=base)  # type: ignore[arg-type]
+    return write_checkpoint(store, name, device, taken(device, position), base=base)  # type: ignore[arg-type]
 
 
-def restores_as(found: Image, device: FakeDevice) -> bool:
-    """Whether an image restores, every page verified, as what ``device`` holds: page by page, by threads, in frames."""
+def restores_as(found: StoredCheckpoint, device: FakeDevice) -> bool:
+    """Whether a checkpoint restores, every page verified, as what ``device`` holds: page by page, by threads, in
+    frames.
+    """
     for pages in (found.pages(), found.deliver, found):
         target = fresh(device)
         restore.restore(target, found.state, [], print, pages)  # type: ignore[arg-type]

@@ -166,8 +166,8 @@ class CpuProgram(Program):
         self.module: Any = parse_module(ptx, max_target=75)
         self._sizes = {name: info.size for name, info in self.module.globals.items()}
         self._globals = {name: self.allocate(size) for name, size in self._sizes.items()}
-        for name, image in self.module.initial_image(self._globals).items():
-            self.write(self._globals[name], image)
+        for name, binary in self.module.initial_image(self._globals).items():
+            self.write(self._globals[name], binary)
         self._linked: Any = self.module.link(self._globals)
 
     def allocate(self, size: int) -> int:

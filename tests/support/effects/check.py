@@ -4,8 +4,8 @@ Fed with what every process wrote down (:mod:`rgpu.session.effects`) and with
 every change that the registry made to the session's record. Rules, by name:
 
 ================  =================================================================================
-record-back       the record's epoch never falls, nor the position of its image while it lives
-publication       an image is named at the epoch that took it, and that epoch was the record's
+record-back       the record's epoch never falls, nor the position of its checkpoint while it lives
+publication       a checkpoint is named at the epoch that took it, and that epoch was the record's
 epoch-back        no attachment, accept or cut at a lower epoch after a higher one
 accepted-twice    the program is given each answer once
 unanswered        of a session whose program ended, every answer that was waited for was given
@@ -16,7 +16,7 @@ not-applied       …and which had applied the call, or was rebuilt behind it
 two-workers       of two workers of one epoch, once the second is listened to the first is no more
 gap               a worker applies calls in order, each once, from where it was rebuilt
 after-offer       a worker that offered its session applies nothing until the move is off
-cut-unpublished   a journal is cut only for an image that the record named, at that epoch, and not
+cut-unpublished   a journal is cut only for a checkpoint that the record named, at that epoch, and not
                   further than the record allowed, after the leader began to name it
 cut-needed        nobody is started, and nothing asked for, behind what was cut
 ================  =================================================================================
@@ -39,13 +39,13 @@ RULES = ("record-back", "publication", "epoch-back", "accepted-twice", "unanswer
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The session's record as one transaction left it. ``image``: name, position, epoch."""
+    """The session's record as one transaction left it. ``checkpoint``: name, position, epoch."""
 
     revision: int
     state: str
     owner: str | None
     epoch: int
-    image: tuple[str, int, int] | None = None
+    checkpoint: tuple[str, int, int] | None = None
     cut: int = 0  #: how far the agent may have cut its journal
 
 
@@ -76,15 +76,16 @@ def _record(changes: Sequence[Change]) -> Iterator[Violation]:
         if before is not None and change.epoch < before.epoch:
             yield Violation("record-back", f"revision {change.revision} says epoch {change.epoch} after {before.epoch}")
         fresh = before is None or change.state == "starting"
-        old = None if fresh or before is None else before.image
-        if old is not None and change.image is not None and change.image[1] < max(change.cut, old[1] if
+        old = None if fresh or before is None else before.checkpoint
+        if old is not None and change.checkpoint is not None and change.checkpoint[1] < max(change.cut, old[1] if
                                                                                   change.state != "recovering" else 0):
-            yield Violation("record-back", f"revision {change.revision} names an image at {change.image[1]} after one "
+            yield Violation("record-back", f"revision {change.revision} names a checkpoint at {change.checkpoint[1]} "
+                                           f"after one "
                                            f"at {old[1]}")
-        if change.image is not None and change.image != old and not fresh and change.state != "recovering":
-            name, _, epoch = change.image
+        if change.checkpoint is not None and change.checkpoint != old and not fresh and change.state != "recovering":
+            name, _, epoch = change.checkpoint
             if not change.epoch == epoch == (before.epoch if before else epoch):
-                yield Violation("publication", f"image {name} of epoch {epoch} was named at epoch {change.epoch}")
+                yield Violation("publication", f"checkpoint {name} of epoch {epoch} was named at epoch {change.epoch}")
         before = change
 
 
@@ -216,13 +217,15 @@ def _cuts(agent: History, workers: Sequence[History], leaders: Sequence[History]
 
 
 def _cut(effect: Effect, begun: dict[str, int], changes: Sequence[Change]) -> Iterator[Violation]:
-    named = [change for change in changes if change.image is not None and change.image[0] == effect.note]
+    named = [change for change in changes if change.checkpoint is not None and change.checkpoint[0] == effect.note]
     allowed = [change for change in named if change.epoch == effect.epoch and change.cut >= effect.last]
     if not named:
-        yield Violation("cut-unpublished", f"cut to {effect.last} for image {effect.note}, which no record ever named")
+        yield Violation("cut-unpublished", f"cut to {effect.last} for checkpoint {effect.note}, which no record ever "
+                                           f"named")
     elif not allowed:
-        yield Violation("cut-unpublished", f"cut to {effect.last} at epoch {effect.epoch} for image {effect.note}; the "
+        yield Violation("cut-unpublished", f"cut to {effect.last} at epoch {effect.epoch} for checkpoint "
+                                           f"{effect.note}; the "
                                            f"record allowed {max(change.cut for change in named)} at epoch "
                                            f"{named[0].epoch}")
     elif effect.note not in begun or begun[effect.note] > effect.when:
-        yield Violation("cut-unpublished", f"cut for image {effect.note} before anybody began to name it")
+        yield Violation("cut-unpublished", f"cut for checkpoint {effect.note} before anybody began to name it")

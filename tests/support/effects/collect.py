@@ -28,9 +28,10 @@ def histories(folder: Path) -> dict[str, list[History]]:
 
 
 def change(record: SessionRecord, revision: int) -> Change:
-    image = record.image
+    checkpoint = record.checkpoint
     return Change(revision, record.state, record.owner, record.epoch,
-                  None if image is None else (image.name, image.position, image.epoch), record.journal_from)
+                  None if checkpoint is None else (checkpoint.name, checkpoint.position, checkpoint.epoch),
+                  record.journal_from)
 
 
 class RecordFollower:
@@ -70,7 +71,8 @@ class RecordFollower:
             self._ready.set()
             while True:
                 try:
-                    async with aclosing(registry.watch(SESSIONS, self._revision + 1)) as changes:  # type: ignore[type-var]
+                    async with aclosing(registry.watch(SESSIONS,
+                                                       self._revision + 1)) as changes:  # type: ignore[type-var]
                         async for found in changes:
                             for event in found.events:
                                 self._take(event.key, event.entry, found.revision)

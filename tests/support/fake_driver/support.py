@@ -22,7 +22,7 @@ from tests.support.worker.links import linked
 __all__ = ["linked"]
 
 BASE = DEVICE_BASE
-IMAGE = b"add_one 12\nslow 4\nwild 0\nwait_flag 8\n.global .b8 counter[64];\n"
+BINARY = b"add_one 12\nslow 4\nwild 0\nwait_flag 8\n.global .b8 counter[64];\n"
 ADD_ONE, SLOW, WILD, WAIT_FLAG = range(4)
 SIZE = 16 << 20  #: bytes of the one allocation
 
@@ -56,7 +56,7 @@ class Journal:
             self("context_create", context=16, device=0, flags=0, primary=1),
             self("memory_map", address=BASE, size=max(SIZE, GRANULE), device=0),
             self("memory_allocate", address=BASE, size=SIZE),
-            self("module_load", IMAGE, module=17, context=16, library=0, options=b""),
+            self("module_load", BINARY, module=17, context=16, library=0, options=b""),
             self("stream_create", stream=18, context=16, flags=1, priority=0),
             self("stream_create", stream=19, context=16, flags=1, priority=0),
             self("event_create", event=20, context=16, flags=2)])

@@ -89,7 +89,7 @@ class FakeNode:
         old = self.workers.get(session)
         if old is not None and old.epoch >= epoch:
             raise Fenced(f"{session} is at epoch {old.epoch} here")
-        self.workers[session] = Worker("running", epoch, position=self.pool.images.get(image or "", 0))
+        self.workers[session] = Worker("running", epoch, position=self.pool.checkpoints.get(image or "", 0))
         return {"position": self.workers[session].position, "worker_pid": 1}
 
     async def worker_describe(self, session: str, forecast: bool = False, moving: bool = False) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class FakeNode:
 
     async def session_image(self, session: str, image: str) -> dict[str, Any]:
         worker = self._worker(session)
-        self.pool.images[image] = worker.position
+        self.pool.checkpoints[image] = worker.position
         return {"image": image, "position": worker.position, "pages": 3, "bytes": 300}
 
     async def session_notice(self, session: str, epoch: int, kind: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class FakePool:
         self.registry = registry
         self.nodes: dict[str, FakeNode] = {}
         self.faults: list[Fault] = []
-        self.images: dict[str, int] = {}
+        self.checkpoints: dict[str, int] = {}
         self.notices: list[tuple[str, str, dict[str, Any]]] = []
         self.said: list[tuple[str, str]] = []
         self.ids: dict[str, int] = {}

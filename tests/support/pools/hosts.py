@@ -1,6 +1,6 @@
 """Three hosts on one machine: network namespaces with addresses of their own, state directories of their own.
 
-What they share is a folder for images and an etcd, as hosts of a pool do. The programs and their agents run
+What they share is a folder for checkpoints and an etcd, as hosts of a pool do. The programs and their agents run
 outside of them, as on a fourth machine without a GPU. A host is killed as a whole (daemon, workers, lease keeper), cut
 off by taking its interface down, and joins by an invitation. Needs root and `ip netns`; :func:`unavailable` says why
 not.
@@ -104,8 +104,8 @@ class HostsPool(LocalPool):
     def __init__(self, folder: Path, network: Network, cluster: EtcdCluster, lease: float = 8.0) -> None:
         super().__init__(folder, 3, lease, registry=cluster.address("hosts"))
         self.network = network
-        self.effects, self.images = folder / "effects", folder / "images"
-        self.images.mkdir()
+        self.effects, self.checkpoints = folder / "effects", folder / "images"
+        self.checkpoints.mkdir()
         self.environment["RGPU_EFFECTS"] = str(self.effects)
         self.released = folder / "released"
         self._joined = 0
@@ -136,7 +136,7 @@ class HostsPool(LocalPool):
             self.servers[host] = subprocess.Popen(
                 ["ip", "netns", "exec", self.network.space(host), sys.executable, "-m", "rgpu.cli.main", "server",
                  "--host", host, "--pool", str(self.folders[host]), "--lease", str(self.lease), "--listen", address,
-                 "--control-port", str(CONTROL), "--data-port", str(DATA), "--store", str(self.images), *registry,
+                 "--control-port", str(CONTROL), "--data-port", str(DATA), "--store", str(self.checkpoints), *registry,
                  *options],
                 env=self.environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True)

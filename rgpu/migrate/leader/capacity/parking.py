@@ -1,7 +1,7 @@
 """Making room by stopping what is less important: checkpointed, parked, brought back later from the queue.
 
-Nothing is lost: the image is named in the record before the session loses its place, what came
-after the image is in its agent's journal, and the agent looks for the owner until there is one
+Nothing is lost: the checkpoint is named in the record before the session loses its place, what came
+after the checkpoint is in its agent's journal, and the agent looks for the owner until there is one
 again. The program notices nothing but time.
 """
 
@@ -34,10 +34,10 @@ class Parking:
         self.locks, self.queue, self.checkpoints = locks, queue, checkpoints
 
     async def park(self, name: str, favour: str, why: str) -> Held:
-        """Take an image of a running session, then its place.
+        """Take a checkpoint of a running session, then its place.
 
         Raises :class:`Refused` (it does not run, nothing of it is kept, it was moved meanwhile) and what
-        taking an image raises; the session runs on then.
+        taking a checkpoint raises; the session runs on then.
         """
         async with self.locks.session(name):
             held = await self.records.held(name)

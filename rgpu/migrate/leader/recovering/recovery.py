@@ -1,4 +1,4 @@
-"""Bringing a session back: another worker at epoch + 1, from the named image (DESIGN decision 10, OWNERSHIP 9)."""
+"""Bringing a session back: another worker at epoch + 1, from the named checkpoint (DESIGN decision 10, OWNERSHIP 9)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import structlog
 
 from rgpu.link.faults import fault
-from rgpu.migrate.leader.nodes import ASK_SECONDS, IMAGE_SECONDS
+from rgpu.migrate.leader.nodes import ASK_SECONDS, CHECKPOINT_SECONDS
 from rgpu.migrate.leader.term.commands import FencedCommands
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records import losses, ownership
 from rgpu.migrate.records.ownership import Decision, Held, Node
-from rgpu.migrate.records.schema import MAX_TEXT, Failure, ImageName
+from rgpu.migrate.records.schema import MAX_TEXT, CheckpointName, Failure
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.migrate.scheduling.placement import Choice, Place, Request, request_for
 from rgpu.session.devices import parts
@@ -51,7 +51,7 @@ class Attempt:
     failure: Failure | None = None
     host: str | None = None
     device: str | None = None  #: of that host, where one was chosen
-    image: ImageName | None = None
+    checkpoint: CheckpointName | None = None
     failed_hosts: set[str] = field(default_factory=set)
 
 
@@ -62,7 +62,8 @@ class Recovery:
         self.term, self.records, self.commands = term, records, commands
 
     async def run(self, name: str, why: str, failure: Failure | None = None, *, host: str | None = None,
-                  device: str | None = None, image: ImageName | None = None, asked: bool = False) -> Held | None:
+                  device: str | None = None, checkpoint: CheckpointName | None = None,
+                  asked: bool = False) -> Held | None:
         """The session runs again, or None: it waits for a place, or it was given up; its record says why.
 
         A parked session is brought back in the same way; while there is no place it stays parked.
@@ -70,7 +71,7 @@ class Recovery:
 
         Raises :class:`Fenced`, :class:`PoolUnavailable`, :class:`UnknownOutcome`.
         """
-        attempt = Attempt(why, failure, host, device, image)
+        attempt = Attempt(why, failure, host, device, checkpoint)
         for _ in range(START_TRIES):
             held = await self.records.held(name)
             if not held.record.live and held.record.parked is None:
@@ -168,7 +169,8 @@ class Recovery:
             return ownership.resume(held, epoch=held.record.epoch, node=node, device=choice.device, leader=leader,
                                     now=now, reason=reason)
         return ownership.recover(held, epoch=held.record.epoch, node=node, device=choice.device,
-                                 failure=attempt.failure, leader=leader, now=now, image=attempt.image, reason=reason)
+                                 failure=attempt.failure, leader=leader, now=now, checkpoint=attempt.checkpoint,
+                                 reason=reason)
 
     async def _choose(self, held: Held, attempt: Attempt) -> Choice:
         """The same device again if that is allowed and it has it; the best one otherwise."""
@@ -198,11 +200,11 @@ class Recovery:
     async def _start(self, held: Held, node: Node, choice: Choice, attempt: Attempt) -> Held | None:
         record = held.record
         args = {"session": record.name, "epoch": record.epoch, "quota": record.quota, "device": choice.device,
-                "image": record.image.name if record.image else None, "recover": record.recover}
+                "image": record.checkpoint.name if record.checkpoint else None, "recover": record.recover}
         fault("recovery.start")
         try:
             result = await self.commands.tell(choice.host, "worker.start", args, epoch=record.epoch,
-                                              timeout=IMAGE_SECONDS, tries=2)
+                                              timeout=CHECKPOINT_SECONDS, tries=2)
         except Fenced as error:
             if await self._over(record.name, record.epoch):
                 return None
@@ -248,5 +250,5 @@ class Recovery:
 
 
 def _warned(result: dict[str, Any]) -> str:
-    """What a start had to say about images that it could not use."""
+    """What a start had to say about checkpoints that it could not use."""
     return "".join(f"; {text}" for text in result.get("warnings") or [])[:2000]

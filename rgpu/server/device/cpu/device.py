@@ -169,10 +169,10 @@ class CpuDevice:
         with self._streams.schedule.mutex:
             self._streams.schedule.destroy_event(event)
 
-    def load(self, module: int, image: bytes, options: bytes, library: bool,
+    def load(self, module: int, binary: bytes, options: bytes, library: bool,
              device: int = 0) -> tuple[ModuleTable, str]:
         self._check_device(device)
-        return self._modules.load(module, bytes(image), self._first + device, options)
+        return self._modules.load(module, bytes(binary), self._first + device, options)
 
     def unload(self, module: int) -> None:
         self._modules.unload(module)

@@ -48,30 +48,30 @@ def _bad(offset: int, reason: str) -> DeviceError:
     return DeviceError(f"fat binary, offset {offset}: {reason}", INVALID_IMAGE, offset=offset, reason=reason)
 
 
-def entries(image: bytes, start: int = 0) -> list[Entry]:
+def entries(binary: bytes, start: int = 0) -> list[Entry]:
     """The entries of the fat binary at ``start``. Raises DeviceError(200) where it is malformed."""
-    if len(image) - start < 16:
+    if len(binary) - start < 16:
         raise _bad(start, "cut short in the header")
-    magic, version, header_size, size = struct.unpack_from("<IHHQ", image, start)
+    magic, version, header_size, size = struct.unpack_from("<IHHQ", binary, start)
     if magic != MAGIC:
         raise _bad(start, f"magic {magic:#x}")
     if version != 1 or header_size < 16:
         raise _bad(start + 4, f"version {version}, header size {header_size}")
     at, end = start + header_size, start + header_size + size
-    if end > len(image):
-        raise _bad(start + 8, f"says {size} bytes of entries, {len(image) - at} are there")
+    if end > len(binary):
+        raise _bad(start + 8, f"says {size} bytes of entries, {len(binary) - at} are there")
     found = []
     while at < end:
-        entry, at = _entry(image, at, end)
+        entry, at = _entry(binary, at, end)
         found.append(entry)
     return found
 
 
-def _entry(image: bytes, at: int, end: int) -> tuple[Entry, int]:
+def _entry(binary: bytes, at: int, end: int) -> tuple[Entry, int]:
     if end - at < 64:
         raise _bad(at, "cut short in an entry's header")
-    kind, _, header_size, padded, compressed, _, _, _, target = struct.unpack_from("<HHIQIIHHI", image, at)
-    flags, _, decompressed = struct.unpack_from("<QQQ", image, at + 40)
+    kind, _, header_size, padded, compressed, _, _, _, target = struct.unpack_from("<HHIQIIHHI", binary, at)
+    flags, _, decompressed = struct.unpack_from("<QQQ", binary, at + 40)
     if header_size < 64 or header_size > end - at:
         raise _bad(at + 4, f"entry header size {header_size}")
     if padded > end - at - header_size:
@@ -80,7 +80,7 @@ def _entry(image: bytes, at: int, end: int) -> tuple[Entry, int]:
     length = compressed if is_compressed and compressed else padded
     if length > padded:
         raise _bad(at + 16, f"compressed size {length} is more than the payload's {padded}")
-    payload = image[at + header_size:at + header_size + length]
+    payload = binary[at + header_size:at + header_size + length]
     return Entry(kind, target, flags, payload, decompressed if is_compressed else 0), at + header_size + padded
 
 
@@ -111,9 +111,9 @@ def _zstd(reader: zstandard.ZstdDecompressionObj, entry: Entry) -> bytes:
     return bytes(out)
 
 
-def select_ptx(image: bytes, max_target: int, start: int = 0) -> bytes:
+def select_ptx(binary: bytes, max_target: int, start: int = 0) -> bytes:
     """The PTX for the highest target that is not above ``max_target``. Raises DeviceError(209)."""
-    found = entries(image, start)
+    found = entries(binary, start)
     usable = [entry for entry in found if entry.kind == KIND_PTX and entry.target <= max_target]
     if usable:
         return decompress(max(usable, key=lambda entry: entry.target))
@@ -128,23 +128,23 @@ def _names(targets: list[int]) -> str:
     return ", ".join(f"sm_{target}" for target in targets) or "none"
 
 
-def extract_ptx(image: bytes, max_target: int) -> str:
+def extract_ptx(binary: bytes, max_target: int) -> str:
     """The PTX text of whatever a program may load.
 
     Raises DeviceError: 209 where there is machine code only, 200 for what is
-    no image at all, 218 for text that is not PTX's character set.
+    no module binary at all, 218 for text that is not PTX's character set.
     """
-    if image[:4] == _MAGIC_BYTES:
-        image = select_ptx(image, max_target)
-    elif image[:4] == b"\x7fELF":
-        embedded = find_embedded(image)
+    if binary[:4] == _MAGIC_BYTES:
+        binary = select_ptx(binary, max_target)
+    elif binary[:4] == b"\x7fELF":
+        embedded = find_embedded(binary)
         if embedded is None:
-            raise DeviceError(f"the image is machine code (a cubin): the cpu device needs PTX; compile for "
+            raise DeviceError(f"the module binary is machine code (a cubin): the cpu device needs PTX; compile for "
                               f"compute_{max_target}, or ask the compiler for PTX", NO_BINARY_FOR_GPU)
-        image = select_ptx(image, max_target, embedded)
-    text = image.split(b"\0", 1)[0]
+        binary = select_ptx(binary, max_target, embedded)
+    text = binary.split(b"\0", 1)[0]
     if b".version" not in text[:65536]:
-        raise DeviceError("the image is neither PTX nor a fat binary", INVALID_IMAGE)
+        raise DeviceError("the module binary is neither PTX nor a fat binary", INVALID_IMAGE)
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Modules of a ``cpu`` device: image → PTX → engine → the table that the client gets.
+"""Modules of a ``cpu`` device: module binary → PTX → engine → the table that the client gets.
 
 The PTX engine (:mod:`rgpu.server.device.cpu.ptx`) compiles and runs; this file
 chooses the text, places the variables, translates the engine's errors to
@@ -84,12 +84,12 @@ class Modules:
         self._modules: dict[int, Module] = {}
 
     # -- loading ------------------------------------------------------------------
-    def load(self, handle: int, image: bytes, device: int = 0, options: bytes = b"") -> tuple[ModuleTable, str]:
+    def load(self, handle: int, binary: bytes, device: int = 0, options: bytes = b"") -> tuple[ModuleTable, str]:
         """Compile, place and initialise. Raises DeviceError: 200, 209, 218, 222, 2 (see the message)."""
         if handle in self._modules:
             raise DeviceError(f"module {handle} exists", INVALID_HANDLE)
         try:
-            text = fatbin.extract_ptx(image, MAX_TARGET)
+            text = fatbin.extract_ptx(binary, MAX_TARGET)
         except DeviceError as error:
             log.warning("a module cannot run on this device", module=handle, reason=error.message)
             raise
@@ -110,11 +110,11 @@ class Modules:
                   if info.space in ("global", "const")]
         placed = self._memory.plan_globals(handle, wanted, device)
         addresses = {variable.name: variable.address for variable in placed}
-        images = parsed.initial_image(addresses)
+        binaries = parsed.initial_image(addresses)
         linked = parsed.link(addresses)
         self._memory.place_globals(handle, placed)
         for variable in placed:
-            data = images.get(variable.name, b"")[:variable.size]
+            data = binaries.get(variable.name, b"")[:variable.size]
             if data:
                 addressspace.view(variable.address, len(data))[:] = memoryview(data)
         kernels = [_kernel(name, info) for name, info in parsed.kernels.items()]
@@ -162,7 +162,7 @@ class Modules:
 
     # -- linking ------------------------------------------------------------------
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes = b"") -> tuple[bytes, str]:
-        """One PTX image from cuLink* inputs, and a log. Raises DeviceError."""
+        """One PTX module binary from cuLink* inputs, and a log. Raises DeviceError."""
         texts: list[tuple[str, str]] = []
         notes: list[str] = []
         for kind, name, data in inputs:

@@ -277,11 +277,11 @@ class CudaDevice:
             raise DeviceError(f"event {event} does not exist", CUDA_ERROR_INVALID_HANDLE)
         return self._events[event]
 
-    def load(self, module: int, image: bytes, options: bytes, library: bool,
+    def load(self, module: int, binary: bytes, options: bytes, library: bool,
              device: int = 0) -> tuple[ModuleTable, str]:
         self._use(device)
         with self._placing.still():
-            loaded, text = modules.load(image, options, library, self.facts.compute_capability)
+            loaded, text = modules.load(binary, options, library, self.facts.compute_capability)
         self._modules[module], self._module_homes[module] = loaded, device
         if loaded.prints and self.text is not None:
             self.text.loaded()

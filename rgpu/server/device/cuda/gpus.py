@@ -2,7 +2,7 @@
 
 A session's worker has the primary context of each of its GPUs. All of them
 reach each other's memory, so that a kernel of one reads what another made, as
-CUDA's peer access has it, and images and moves are made by the first for all.
+CUDA's peer access has it, and checkpoints and moves are made by the first for all.
 Sources: CUDA driver API, "Peer Context Memory Access", "Virtual Memory Management".
 """
 

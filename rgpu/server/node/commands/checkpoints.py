@@ -9,8 +9,8 @@ import structlog
 from rgpu.migrate.leader.nodes import CHECKPOINT_SECONDS
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.held import HeldSessions
-from rgpu.server.node.store.checkpoints import Checkpoints
-from rgpu.server.node.store.images import NodeImages
+from rgpu.server.node.store.checkpoint_shares import CheckpointShares
+from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
 from rgpu.session.errors import StoreFull, TimedOut
 
 log = structlog.get_logger(__name__)
@@ -19,11 +19,12 @@ log = structlog.get_logger(__name__)
 class CheckpointCommand:
     """``shares``: what the checkpoints of this node have of the store's bandwidth and of free device memory."""
 
-    def __init__(self, held: HeldSessions, images: NodeImages, shares: Checkpoints, deadline: Deadline) -> None:
-        self._held, self._images, self._shares, self._deadline = held, images, shares, deadline
+    def __init__(self, held: HeldSessions, checkpoints: NodeCheckpoints, shares: CheckpointShares,
+                 deadline: Deadline) -> None:
+        self._held, self._checkpoints, self._shares, self._deadline = held, checkpoints, shares, deadline
 
     async def checkpoint(self, *, session: str, image: str, **_: Any) -> dict[str, Any]:
-        """Write an image; a full store is cleared up and asked again.
+        """Write a checkpoint; a full store is cleared up and asked again.
 
         Raises :class:`PoolUnavailable` past the deadline, :class:`NotFound`, :class:`StoreFull`, :class:`TimedOut`,
         and what the worker raises.
@@ -31,25 +32,26 @@ class CheckpointCommand:
         try:
             return await self._write(session, image)
         except StoreFull as error:
-            freed = await self._images.make_room(session)
-            log.warning("the image store is full", session=session, image=image, freed=freed, reason=error.message)
+            freed = await self._checkpoints.make_room(session)
+            log.warning("the checkpoint store is full", session=session, image=image, freed=freed, reason=error.message)
             if not freed:
                 raise
         return await self._write(session, image)
 
-    async def _write(self, session: str, image: str) -> dict[str, Any]:
-        self._deadline.check("an image")
+    async def _write(self, session: str, checkpoint: str) -> dict[str, Any]:
+        self._deadline.check("a checkpoint")
         handle = self._held.owned(session)
-        base, others, facts = await self._images.bases(session, self._held.bases.get(session))
+        base, others, facts = await self._checkpoints.bases(session, self._held.bases.get(session))
         async with self._shares.under_way(session, handle) as part:
-            with await self._images.grant(session) as grant:
+            with await self._checkpoints.grant(session) as grant:
                 try:
-                    done = await handle.request("checkpoint", fds=grant.descriptors, image=image, store=grant.values,
+                    done = await handle.request("checkpoint", fds=grant.descriptors, image=checkpoint,
+                                                store=grant.values,
                                                 base=base, others=others, facts=facts, room=part.room, rate=part.rate,
                                                 timeout=CHECKPOINT_SECONDS)
                 except TimedOut:
                     await handle.request("give_way", reason=f"it took longer than {CHECKPOINT_SECONDS:.0f} s")
                     raise
-        self._held.bases[session] = image
-        self._images.written(session, image)
+        self._held.bases[session] = checkpoint
+        self._checkpoints.written(session, checkpoint)
         return done

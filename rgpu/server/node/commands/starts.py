@@ -7,12 +7,12 @@ from typing import Any
 
 import structlog
 
-from rgpu.checkpoint.store.images import BAD_IMAGE
+from rgpu.checkpoint.store.checkpoint_store import BAD_CHECKPOINT
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import Claim, HeldSessions
 from rgpu.server.node.sessions.worker_exits import end_worker
-from rgpu.server.node.store.images import NodeImages
+from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
 from rgpu.server.node.workers.starter import WorkerStarter
 from rgpu.session.devices import parts
 from rgpu.session.errors import Fenced, RgpuError, TimedOut
@@ -23,15 +23,15 @@ log = structlog.get_logger(__name__)
 class SessionStarts:
     """``watch``: has a session's record looked at until it decides. ``suspect``: has a device examined, and why."""
 
-    def __init__(self, held: HeldSessions, room: DeviceRoom, starter: WorkerStarter, images: NodeImages,
+    def __init__(self, held: HeldSessions, room: DeviceRoom, starter: WorkerStarter, checkpoints: NodeCheckpoints,
                  deadline: Deadline, watch: Callable[[str, str], object],
                  suspect: Callable[[str, str], object] = lambda device, why: None) -> None:
-        self._held, self._room, self._starter, self._images = held, room, starter, images
+        self._held, self._room, self._starter, self._checkpoints = held, room, starter, checkpoints
         self._deadline, self._watch, self._suspect = deadline, watch, suspect
 
     async def start(self, *, session: str, epoch: int, quota: int, device: str | None = None,
                     image: str | None = None, **_: Any) -> dict[str, Any]:
-        """A worker for ``session`` at ``epoch``, empty or from an image; answers when it can be attached to.
+        """A worker for ``session`` at ``epoch``, empty or from a checkpoint; answers when it can be attached to.
 
         ``quota``: bytes of each device. Raises :class:`Fenced` for an epoch that is over, :class:`Refused`.
         """
@@ -47,21 +47,21 @@ class SessionStarts:
                 del held.claims[session]
 
     async def _start(self, session: str, claim: Claim, quota: int, device: str | None,
-                     image: str | None) -> dict[str, Any]:
+                     checkpoint: str | None) -> dict[str, Any]:
         self._held.bases.pop(session, None)
         await self._held.replace(session)
         spec = await self._room.find(device, quota)
-        tried = await self._images.candidates(session, image) if image else [""]
+        tried = await self._checkpoints.candidates(session, checkpoint) if checkpoint else [""]
         warnings: list[str] = []
         for candidate in tried:
             try:
                 self._held.check_claim(session, claim)
                 position = await self._begin(session, claim, spec, quota, candidate)
                 break
-            except BAD_IMAGE as error:
-                log.warning("an image is bad", session=session, image=candidate, error=error.code,
+            except BAD_CHECKPOINT as error:
+                log.warning("a checkpoint is bad", session=session, image=candidate, error=error.code,
                             reason=error.message)
-                warnings.append(f"image {candidate} is bad: {error.message}")
+                warnings.append(f"checkpoint {candidate} is bad: {error.message}")
                 if candidate == tried[-1]:
                     raise
         handle = self._held.running[session]
@@ -73,8 +73,8 @@ class SessionStarts:
         return {"position": position, "device": spec, "worker_pid": handle.pid, "image": candidate,
                 "warnings": warnings}
 
-    async def _begin(self, session: str, claim: Claim, spec: str, quota: int, image: str) -> int:
-        """A worker that runs the session, empty or from ``image``; returns its position."""
+    async def _begin(self, session: str, claim: Claim, spec: str, quota: int, checkpoint: str) -> int:
+        """A worker that runs the session, empty or from ``checkpoint``; returns its position."""
         held, epoch = self._held, claim.epoch
         try:
             handle = await self._starter.start(session, epoch=epoch, device=spec, quota=quota, state="empty")
@@ -91,12 +91,12 @@ class SessionStarts:
         try:
             await handle.give_deadline(self._deadline.descriptor())
             position = 0
-            if image:
-                with await self._images.grant(session) as grant:
-                    restored = await handle.request("restore", fds=grant.descriptors, image=image, store=grant.values,
-                                                    timeout=600)
+            if checkpoint:
+                with await self._checkpoints.grant(session) as grant:
+                    restored = await handle.request("restore", fds=grant.descriptors, image=checkpoint,
+                                                    store=grant.values, timeout=600)
                 position = int(restored["position"])
-                held.bases[session] = image
+                held.bases[session] = checkpoint
             held.check_claim(session, claim)
             await handle.request("activate", epoch=epoch)
         except RgpuError:

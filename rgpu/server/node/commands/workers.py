@@ -39,7 +39,7 @@ class WorkerCommands:
     async def notice(self, *, session: str, kind: str, values: dict[str, Any], **_: Any) -> dict[str, Any]:
         """Pass a notice on to the session's agent. Raises :class:`NotFound`."""
         await self._held.owned(session).request("notice", kind=kind, values=values)
-        if kind == "cut":  # the record names a newer image: remembered for `rgpu pool adopt`
+        if kind == "cut":  # the record names a newer checkpoint: remembered for `rgpu pool adopt`
             self._read_again(session)
         return {}
 

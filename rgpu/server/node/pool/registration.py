@@ -21,7 +21,7 @@ REFRESH_SECONDS = 2.0
 class Registration:
     """``keeper`` is set by :meth:`keep`, ``membership`` by :meth:`join`.
 
-    ``lease``: s. ``store``: where images lie, in words that only nodes which see the same ones share.
+    ``lease``: s. ``store``: where checkpoints lie, in words that only nodes which see the same ones share.
     """
 
     def __init__(self, identity: Identity, devices: Callable[[], list[DeviceRecord]], lease: float, store: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rgpu.server.node.devices.slots import DeviceSlots
 from rgpu.server.node.sessions.worker_exits import LeavingWorkers
-from rgpu.server.node.store.checkpoints import Checkpoints
+from rgpu.server.node.store.checkpoint_shares import CheckpointShares
 
 
 class DeviceRoom:
     """Finds it among what sessions, leaving workers and checkpoints have."""
 
-    def __init__(self, devices: DeviceSlots, leaving: LeavingWorkers, checkpoints: Checkpoints) -> None:
+    def __init__(self, devices: DeviceSlots, leaving: LeavingWorkers, checkpoints: CheckpointShares) -> None:
         self._devices, self._leaving, self._checkpoints = devices, leaving, checkpoints
 
     async def find(self, device: str | None, quota: int) -> str:

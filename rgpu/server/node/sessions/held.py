@@ -44,7 +44,7 @@ class HeldSessions:
     #: the newest start of a session here: an earlier one that is still at it finds that it is over
     claims: dict[str, Claim] = field(default_factory=dict)
     receiving: dict[str, str] = field(default_factory=dict)  #: likewise, the newest move
-    bases: dict[str, str] = field(default_factory=dict)  #: the image that a worker here wrote or was made from
+    bases: dict[str, str] = field(default_factory=dict)  #: the checkpoint that a worker here wrote or was made from
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)  #: last views of sessions that ended here
     #: sent by a move whose outcome is not known yet: the move, empty if an earlier daemon knew it
     paused: dict[str, str] = field(default_factory=dict)

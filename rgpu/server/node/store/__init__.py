@@ -1,1 +1,1 @@
-"""The node's images and what its checkpoints share."""
+"""The node's checkpoints and what its checkpoints share."""

@@ -19,7 +19,7 @@ from rgpu.server.node.background import Background
 from rgpu.server.node.pool.leader_link import LeaderLink, LeaderVerb
 from rgpu.server.node.pool.local_leader import LocalLeader
 from rgpu.server.node.pool.records import PoolRecords
-from rgpu.server.node.store.images import NodeImages
+from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
 from rgpu.server.node.verbs.attachments import Attachments
 from rgpu.server.node.verbs.views import LastWords, NodeViews
 
@@ -55,9 +55,9 @@ class LeaderVerbs:
     """What the leader does about sessions."""
 
     def __init__(self, local: LocalLeader, records: PoolRecords, attachments: Attachments, views: NodeViews,
-                 words: LastWords, images: NodeImages, background: Background) -> None:
+                 words: LastWords, checkpoints: NodeCheckpoints, background: Background) -> None:
         self._local, self._records, self._attachments, self._views = local, records, attachments, views
-        self._words, self._images, self._background = words, images, background
+        self._words, self._checkpoints, self._background = words, checkpoints, background
         self.table: dict[str, LeaderVerb] = {
             "session.create": self._create, "session.end": self._end, "session.kill": self._end,
             "session.withdraw": self._withdraw, "session.keep": self._keep,
@@ -123,8 +123,8 @@ class LeaderVerbs:
 
     async def _restore(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
         name = str(args["image"])
-        images = await self._images.find(public, name)
-        about = await asyncio.to_thread(lambda: images.holding(name).summary(name))
+        checkpoints = await self._checkpoints.find(public, name)
+        about = await asyncio.to_thread(lambda: checkpoints.holding(name).summary(name))
         return dict(await self._coordinator.restore(name, about.session, position=about.position,
                                                     host=args.get("host")))
 

@@ -94,7 +94,7 @@ class SessionVerbs:
         record = held.record
         return {**row(record, view, grace=self._grace),
                 "quota": record.quota, "device": record.device,
-                "image": plain(record.image), "move": plain(record.move), "recover": record.recover,
+                "image": plain(record.checkpoint), "move": plain(record.move), "recover": record.recover,
                 "created": record.created, "changed": record.changed,
                 "worker": {key: value for key, value in view.items() if key != "last_words"}}
 

@@ -1,4 +1,4 @@
-"""The worker's end of the record stream: where the agent named an image, the node's cache puts it back in.
+"""The worker's end of the record stream: where the agent named a module binary, the node's cache puts it back in.
 
 CALLS bring bytes, CALLS_REF a hash that stands for some. What the cache lacks
 is asked for with NEED; until the stream comes again from that place,

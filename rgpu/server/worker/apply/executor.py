@@ -55,7 +55,7 @@ class Executor:
         self.broken = 0
         self.broken_detail = ""
         self.bugs = 0  #: argument errors that the shim let through
-        self.loaded: Callable[[bytes], None] = lambda image: None  #: told every image that was loaded
+        self.loaded: Callable[[bytes], None] = lambda binary: None  #: told every module binary that was loaded
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
         self.make_room: Callable[[], bool] = lambda: False  #: asked when the device has no memory left: try again?
         self._contexts: dict[int, int] = {}  #: the session's number of each one's device
@@ -228,17 +228,17 @@ class Executor:
 
     # -- modules --------------------------------------------------------------
     def module_load(self, record: Record, args: Any) -> None:
-        image = bytes(record.payload)  # the buffer that it came in may be used again
+        binary = bytes(record.payload)  # the buffer that it came in may be used again
         try:
-            table, text = self.device.load(args.module, image, bytes(args.options), bool(args.library),
+            table, text = self.device.load(args.module, binary, bytes(args.options), bool(args.library),
                                            self._contexts.get(args.context, 0))
         except DeviceError as error:
-            log.warning("an image does not load", seq=record.seq, bytes=len(record.payload), result=error.result,
+            log.warning("a module binary does not load", seq=record.seq, bytes=len(record.payload), result=error.result,
                         reason=error.message[:400])
             reply = decoders.encode_reply("module_load", table=b"", log=error.message.encode())
             self._answer(record.seq, error.result, reply, None)
             return
-        self.loaded(image)
+        self.loaded(binary)
         self._reply(record, "module_load", table=module_table.encode(table), log=text.encode())
 
     def module_unload(self, record: Record, args: Any) -> None:
@@ -253,12 +253,12 @@ class Executor:
 
     def link(self, record: Record, args: Any) -> None:
         try:
-            image, text = self.device.link(parse_link_inputs(record.payload), bytes(args.options))
+            binary, text = self.device.link(parse_link_inputs(record.payload), bytes(args.options))
         except DeviceError as error:
             reply = decoders.encode_reply("link", image=b"", log=error.message.encode())
             self._answer(record.seq, error.result, reply, None)
             return
-        self._reply(record, "link", image=image, log=text.encode())
+        self._reply(record, "link", image=binary, log=text.encode())
 
     def cluster_occupancy(self, record: Record, args: Any) -> None:
         value = self.device.cluster_occupancy(
@@ -327,7 +327,7 @@ class Executor:
         self.device.host_function(record.seq, args.stream, self._when_done(record))
 
     def host_function_done(self, record: Record, args: Any) -> None:
-        if args.call > self.restored:  # else its stream was let go before the image was made (lookahead.py)
+        if args.call > self.restored:  # else its stream was let go before the module binary was made (lookahead.py)
             self.device.host_function_done(args.call)
 
 

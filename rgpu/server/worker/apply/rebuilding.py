@@ -8,7 +8,7 @@ from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.phases import Phases
 from rgpu.checkpoint.session import restore
-from rgpu.checkpoint.store.reader import Image
+from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.server.apply_path import ApplyPath
 from rgpu.server.worker.apply.apply_loop import EVER, ApplyLoop
 from rgpu.server.worker.apply.executor import Executor
@@ -25,7 +25,7 @@ from rgpu.session.objects.live import LiveObjects
 _EVENT_CREATE = BY_NAME["event_create"].id
 
 #: (address, size, bytes or None for zeros) of each run of pages, or what delivers them
-Pages = Iterable[tuple[int, int, bytes | None]] | restore.Deliver | Image
+Pages = Iterable[tuple[int, int, bytes | None]] | restore.Deliver | StoredCheckpoint
 
 
 class Rebuilding:

@@ -20,7 +20,7 @@ from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.manifest import cut
 from rgpu.checkpoint.session import snapshot
 from rgpu.checkpoint.session.snapshot import Snapshot
-from rgpu.checkpoint.store.images import DirectoryStore, write_image
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore, write_checkpoint
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.answers import Divergence, answer_digest
 from rgpu.session.calls.wire import BY_ID
@@ -56,7 +56,7 @@ class Replay:
         self.report: RecordingReport = recording.verify()
         if self.report.first_seq != 1:
             raise RecoveryFailed(f"the journal begins with position {self.report.first_seq}: what was before it stands "
-                                 "in an image, and without that nothing can be replayed", reason="not kept")
+                                 "in a checkpoint, and without that nothing can be replayed", reason="not kept")
         #: every call through Python, whatever the device has: each answer is looked at
         self.runtime = SessionRuntime(recording.session, 1, device, native=False)
         self.runtime.text.discard()
@@ -89,13 +89,13 @@ class Replay:
         self._compare(result)
         return result
 
-    def write_image(self, store: Path, name: str) -> None:
-        """Write the end state as image ``name`` into the directory ``store``. Raises :class:`StoreError` …"""
+    def write_checkpoint(self, store: Path, name: str) -> None:
+        """Write the end state as checkpoint ``name`` into the directory ``store``. Raises :class:`StoreError` …"""
         runtime = self.runtime
         state = cut.take(runtime.device, session=runtime.session, epoch=1, position=runtime.applied,
                          hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers(),
                          printed=runtime.text.state())
-        write_image(DirectoryStore(store), name, runtime.device, state)
+        write_checkpoint(DirectoryStore(store), name, runtime.device, state)
 
     def _noting(self, records: Iterator[Record]) -> Iterator[Record]:
         for record in records:

@@ -225,11 +225,13 @@ class SessionRuntime:
         return self.kept.retained
 
     def answers(self) -> list[list[Any]]:
-        """Every answer that the program may not have, for an image or a move: rows of seq, result, reply, payload."""
+        """Every answer that the program may not have, for a checkpoint or a move: rows of seq, result, reply,
+        payload.
+        """
         return self.kept.rows()
 
     def objects(self) -> dict[str, Any]:
-        """The live objects, for an image or a move; hot calls pass them by."""
+        """The live objects, for a checkpoint or a move; hot calls pass them by."""
         self.live.position = self.applied
         return self.live.to_dict()
 

@@ -149,7 +149,7 @@ def test_fat_binary(parts: Parts) -> None:
     assert parts.ask("image", newer.hex()).endswith("| 01")
 
 
-def test_images_that_are_none(parts: Parts) -> None:
+def test_binaries_that_are_none(parts: Parts) -> None:
     header = struct.Struct("<IHHQ")
     for data in (b"hello world\0", bytes(64), b"\0", b"\xff\xfe\0\0", header.pack(0xBA55ED50, 1, 15, 0),
                  header.pack(0xBA55ED50, 1, 16, 1 << 63), header.pack(0xBA55ED50, 1, 16, (1 << 64) - 4),
@@ -177,7 +177,7 @@ def test_a_real_cubin_ends_where_its_file_ends(parts: Parts) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from([0, 1, 2, 3]))
 def test_hostile_entries_are_not_followed(parts: Parts, noise: bytes, cut: int) -> None:
-    """The image stands in front of an unreadable page: reading past its stated size would end the process."""
+    """The module binary stands in front of an unreadable page: reading past its stated size would end the process."""
     good = _entry(2, 75, b"x" * 16)
     for body in (good[:len(good) - cut] + noise, noise, good + noise):
         data = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body

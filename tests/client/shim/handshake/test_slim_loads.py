@@ -26,7 +26,7 @@ LOAD = 'ok("cuCtxSetCurrent", new("cuDevicePrimaryCtxRetain", 0)); new("cuModule
 
 
 def run(stage: Stage, code: str, **environ: str) -> list[list[str]]:
-    """The entries of each image that arrived."""
+    """The entries of each module binary that arrived."""
     stage.peer.loads += [lambda payload: (0, TABLE, b"")] * 4
     stage.run(START + FATBIN + code, **environ)
     payloads = [payload for name, _, payload in stage.peer.calls if name == "module_load"]

@@ -79,14 +79,14 @@ def test_what_is_left_alone(slimmer: Slimmer, parts: list[Part]) -> None:
     assert slimmer.slim(pack(parts), H200) == pack(parts)
 
 
-def test_other_images_stay(slimmer: Slimmer) -> None:
+def test_other_binaries_stay(slimmer: Slimmer) -> None:
     text = b".version 8.0\n.target sm_75\n"
     assert slimmer.slim(text, H200) == text
     assert names(slimmer.slim(pack(FULL, header_size=32), H200)) == ["sm90"]
 
 
 def test_a_damaged_entry_keeps_all(slimmer: Slimmer) -> None:
-    """Where an entry leaves the image nothing is known of those behind it."""
+    """Where an entry leaves the module binary nothing is known of those behind it."""
     data = bytearray(pack(FULL))
     data[16 + 64 + 24 + 8] = 0xFF  # the size of the second entry
     data[16 + 64 + 24 + 9] = 0xFF

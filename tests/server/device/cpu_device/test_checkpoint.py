@@ -1,4 +1,4 @@
-"""A session of the cpu device becomes an image and comes back on a fresh device."""
+"""A session of the cpu device becomes a checkpoint and comes back on a fresh device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rgpu.checkpoint.device import GRANULE
 from rgpu.checkpoint.manifest import cut
 from rgpu.checkpoint.pages.pages import PageTable, collect_dirty
 from rgpu.checkpoint.session import restore
-from rgpu.checkpoint.store.images import DirectoryStore, write_image
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore, write_checkpoint
 from rgpu.server.device.cpu import CpuDevice
 from rgpu.session.addresses import PINNED_BASE
 from rgpu.session.errors import RecoveryFailed
@@ -51,7 +51,7 @@ def apply_to(device: CpuDevice) -> Callable[[Step], None]:
     return lambda step: step(device) and None  # type: ignore[func-returns-value]
 
 
-def test_an_image_brings_everything_back(tmp_path: Path) -> None:
+def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
     client = started()
     device, base = client.device, client.base
     counter = device.regions()[-2].address
@@ -64,14 +64,14 @@ def test_an_image_brings_everything_back(tmp_path: Path) -> None:
     assert device.drain(WAIT)
     state = cut.take(device, session="s", epoch=1, position=9, hash_key=KEY, live=None)
     store = DirectoryStore(tmp_path / "store")
-    write_image(store, "i", device, state)
+    write_checkpoint(store, "i", device, state)
     times = device.event_states()
     device.close()
 
     other = fresh()
     try:
-        with store.open("i") as image:
-            restore.restore(other, image.state, structural(base), apply_to(other), image.pages())
+        with store.open("i") as checkpoint:
+            restore.restore(other, checkpoint.state, structural(base), apply_to(other), checkpoint.pages())
         assert other.read(base + 1000, len(payload)) == payload
         assert other.read(counter, 8) == struct.pack("<Q", 41)
         assert other.read(PINNED_BASE + 4990, 3) == b"end"

@@ -124,8 +124,8 @@ def test_separately_compiled_modules_are_linked_and_run(device: CpuDevice) -> No
     library = ptx('__device__ int shared_value = 100;\n'
                   'extern "C" __device__ __noinline__ int half_(int x) { return x / 2; }\n'
                   'extern "C" __device__ int twice(int x) { return half_(4 * x); }\n', "--relocatable-device-code=true")
-    image, _ = device.link([(1, "main", main), (1, "library", library)], b"")
-    table, _ = device.load(1, image, b"", False)
+    binary, _ = device.link([(1, "main", main), (1, "library", library)], b"")
+    table, _ = device.load(1, binary, b"", False)
     device.write(BASE, struct.pack("<i", 21))
     launch(device, table, "k", 1, struct.pack("<Q", BASE))
     assert device.drain(WAIT) and device.error == 0, device.error_detail()

@@ -48,26 +48,26 @@ def fat(*entries: bytes) -> bytes:
     return struct.pack("<IHHQ", fatbin.MAGIC, 1, 16, len(body)) + body
 
 
-# -- images ---------------------------------------------------------------------------
+# -- module binaries ---------------------------------------------------------------------------
 @pytest.mark.parametrize("codec", ["", "lz4", "zstd"])
 def test_fat_binaries_in_every_compression(device: CpuDevice, codec: str) -> None:
-    image = fat(entry(2, 80, b"\x7fELF cubin"), entry(1, 90, stub.text("global wrong 4 4"), codec),
+    binary = fat(entry(2, 80, b"\x7fELF cubin"), entry(1, 90, stub.text("global wrong 4 4"), codec),
                 entry(1, 75, stub.text("global right 4 4"), codec), entry(1, 52, stub.text("global old 4 4"), codec))
-    table, _ = device.load(1, image, b"", False)
+    table, _ = device.load(1, binary, b"", False)
     assert [variable.name for variable in table.globals] == ["right"]
     assert [function.name for function in table.functions] == list(stub.KERNELS)
 
 
-@pytest.mark.parametrize("image", [
+@pytest.mark.parametrize("binary", [
     fat(entry(2, 75, b"\x7fELF")), fat(entry(1, 80, stub.text())), fat(), b"\x7fELF\2\1\1" + bytes(60)])
-def test_machine_code_alone_is_no_binary_for_this_device(device: CpuDevice, image: bytes) -> None:
-    error = refused(209, device.load, 1, image, b"", False)
+def test_machine_code_alone_is_no_binary_for_this_device(device: CpuDevice, binary: bytes) -> None:
+    error = refused(209, device.load, 1, binary, b"", False)
     assert "sm_75" in error.message or "compute_75" in error.message
 
 
-@pytest.mark.parametrize("image", [b"", b"nonsense", bytes(64), fat()[:10], struct.pack("<I", 0x466243B1) + bytes(20)])
-def test_what_is_no_image(device: CpuDevice, image: bytes) -> None:
-    refused(200, device.load, 1, image, b"", False)
+@pytest.mark.parametrize("binary", [b"", b"nonsense", bytes(64), fat()[:10], struct.pack("<I", 0x466243B1) + bytes(20)])
+def test_what_is_no_binary(device: CpuDevice, binary: bytes) -> None:
+    refused(200, device.load, 1, binary, b"", False)
 
 
 def test_ptx_errors_carry_their_line(device: CpuDevice) -> None:
@@ -81,24 +81,24 @@ def test_ptx_errors_carry_their_line(device: CpuDevice) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_fat_binaries_never_do_more_than_fail(data: st.DataObject) -> None:
-    image = bytearray(fat(entry(2, 75, b"\x7fELF cubin"), entry(1, 75, stub.text(), data.draw(
+    binary = bytearray(fat(entry(2, 75, b"\x7fELF cubin"), entry(1, 75, stub.text(), data.draw(
         st.sampled_from(["", "lz4", "zstd"])))))
     for _ in range(data.draw(st.integers(1, 3))):
-        image[data.draw(st.integers(0, 159))] = data.draw(st.integers(0, 255))
-    image = image[:data.draw(st.integers(0, len(image)))]
+        binary[data.draw(st.integers(0, 159))] = data.draw(st.integers(0, 255))
+    binary = binary[:data.draw(st.integers(0, len(binary)))]
     try:
-        fatbin.extract_ptx(bytes(image), 75)
+        fatbin.extract_ptx(bytes(binary), 75)
     except DeviceError as error:
         assert error.result in (200, 209, 218)
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_a_lying_size_allocates_nothing(codec: str) -> None:
-    image = bytearray(fat(entry(1, 75, bytes(1 << 20), codec)))
-    struct.pack_into("<Q", image, 16 + 56, 1 << 40)
-    refused(200, fatbin.extract_ptx, bytes(image), 75)
-    struct.pack_into("<Q", image, 16 + 56, 100)
-    refused(200, fatbin.extract_ptx, bytes(image), 75)
+    binary = bytearray(fat(entry(1, 75, bytes(1 << 20), codec)))
+    struct.pack_into("<Q", binary, 16 + 56, 1 << 40)
+    refused(200, fatbin.extract_ptx, bytes(binary), 75)
+    struct.pack_into("<Q", binary, 16 + 56, 100)
+    refused(200, fatbin.extract_ptx, bytes(binary), 75)
 
 
 def test_a_fat_binary_of_nvidias_own() -> None:
@@ -288,8 +288,8 @@ LIBRARY = """.version 8.3
 
 def test_linking_resolves_externs_and_keeps_one_header(device: CpuDevice) -> None:
     library = fat(entry(1, 75, LIBRARY.encode(), "lz4"))
-    image, log = device.link([(1, "main", MAIN.encode() + b"\0"), (2, "lib", library)], b"")
-    text = image.rstrip(b"\0").decode()
+    binary, log = device.link([(1, "main", MAIN.encode() + b"\0"), (2, "lib", library)], b"")
+    text = binary.rstrip(b"\0").decode()
     assert text.count(".version") == text.count(".target") == text.count(".address_size") == 1
     assert ".version 8.3" in text and ".target sm_75" in text
     assert text.count("twice(") == 1 and ".extern .func" not in text and ".extern .global" not in text
@@ -297,7 +297,7 @@ def test_linking_resolves_externs_and_keeps_one_header(device: CpuDevice) -> Non
     assert "{1, 2, 3, 4, 5, 6, 7, 8};" in text
     assert text.index("twice(") < text.index("main(")
     assert "2" in log
-    device.load(1, image, b"", False)
+    device.load(1, binary, b"", False)
 
 
 def test_linking_one_input_changes_nothing() -> None:
@@ -332,12 +332,12 @@ def test_braces_in_strings_and_comments() -> None:
 
 def test_linking_libraries_and_refusals(device: CpuDevice) -> None:
     archive = b"!<arch>\nobject/ " + bytes(8) + fat(entry(1, 75, LIBRARY.encode())) + b"tail"
-    image, _ = device.link([(1, "main", MAIN.encode()), (4, "lib.a", archive)], b"")
-    assert b"twice(" in image
+    binary, _ = device.link([(1, "main", MAIN.encode()), (4, "lib.a", archive)], b"")
+    assert b"twice(" in binary
     refused(209, device.link, [(0, "cubin", b"\x7fELF")], b"")
     refused(209, device.link, [(3, "object.o", fat(entry(2, 75, b"\x7fELF")))], b"")
-    image, log = device.link([(1, "main", MAIN.encode()), (4, "lib.a", fat(entry(2, 75, b"\x7fELF")))], b"")
-    assert image == MAIN.encode() + b"\0" and "lib.a is left out" in log
+    binary, log = device.link([(1, "main", MAIN.encode()), (4, "lib.a", fat(entry(2, 75, b"\x7fELF")))], b"")
+    assert binary == MAIN.encode() + b"\0" and "lib.a is left out" in log
     refused(801, device.link, [(5, "nvvm", b"BC")], b"")
     refused(1, device.link, [], b"")
     refused(218, device.link, [(1, "a", MAIN.encode()), (1, "b", b".version x\n.target sm_75\n")], b"")

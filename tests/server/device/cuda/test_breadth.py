@@ -96,7 +96,7 @@ def test_a_cubin_loads_and_all_its_variables_are_found(device: Any, library: boo
     device.unload(16)
 
 
-def test_an_image_that_does_not_load_is_an_error_with_its_reason(device: Any) -> None:
+def test_a_binary_that_does_not_load_is_an_error_with_its_reason(device: Any) -> None:
     with pytest.raises(DeviceError) as caught:
         device.load(16, b".version 8.0\n.target sm_90\n.address_size 64\nnonsense\n", b"", True)
     assert caught.value.result == 218 and "nonsense" in caught.value.message

@@ -18,7 +18,7 @@ from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.sessions.transitions import Transitions
-from rgpu.server.node.store.checkpoints import Checkpoints
+from rgpu.server.node.store.checkpoint_shares import CheckpointShares
 from rgpu.server.node.workers import handles as workers
 from rgpu.server.node.workers.starter import WorkerStarter
 from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
@@ -73,13 +73,13 @@ class Here:
 
         async def event(*values: Any) -> None: ...
 
-        images: Any = SimpleNamespace()
+        checkpoints: Any = SimpleNamespace()
         facts: Any = SimpleNamespace()
         self.held = HeldSessions("a")
         self.devices = DeviceSlots("a", {"cpu:0": DeviceSlot("cpu:0", facts, 100)}, self.held.handles)
-        room = DeviceRoom(self.devices, self.held.leaving, Checkpoints(0, self.devices.free))
+        room = DeviceRoom(self.devices, self.held.leaving, CheckpointShares(0, self.devices.free))
         starter, deadline = WorkerStarter(tmp_path, event), Deadline("a")
-        self.starts = SessionStarts(self.held, room, starter, images, deadline, lambda session, move: None)
+        self.starts = SessionStarts(self.held, room, starter, checkpoints, deadline, lambda session, move: None)
         self.moves = MoveCommands(self.held, room, starter, deadline, lambda session, move: None,
                                   lambda session, move: {})
         self.workers = WorkerCommands(self.held, lambda session: None)

@@ -117,19 +117,20 @@ def test_a_program_that_never_waits_gets_its_text(devices: list[CpuDevice]) -> N
 @pytest.mark.parametrize("at", [5, 20, 41])
 @pytest.mark.parametrize("given", [0, 37, 10_000], ids=["nothing", "some", "all"])
 def test_a_recovery_repeats_nothing(devices: list[CpuDevice], at: int, given: int) -> None:
-    """From the beginning or from an image; the agent has some of the text, of before and behind the image."""
+    """From the beginning or from a checkpoint; the agent has some of the text, of before and behind the checkpoint."""
     program, first = Program(), worker(devices)
     for turn in range(1, 19):
         program.say(turn)
         program.sync()
-    image = None
+    checkpoint = None
     if at > 5:
         first.feed(program.records[:at])
-        image = taken(first)
-        assert image.printed[0] == len(program.text[:image.printed[0]]) > 0
+        checkpoint = taken(first)
+        assert checkpoint.printed[0] == len(program.text[:checkpoint.printed[0]]) > 0
     given = min(given, len(program.text))
-    second = worker(devices, image)
-    end = attach(second, max(given, 0 if image is None else image.printed[0] - len(image.printed[1])), program.position)
+    second = worker(devices, checkpoint)
+    end = attach(second, max(given, 0 if checkpoint is None else checkpoint.printed[0] - len(checkpoint.printed[1])),
+                 program.position)
     program.say(99)
     seq = program.sync()
     end.send(program.packed(second.applied))

@@ -1,4 +1,4 @@
-"""What a session and its image hold follows what is alive, not how many calls there were (DESIGN, decision 9).
+"""What a session and its checkpoint hold follows what is alive, not how many calls there were (DESIGN, decision 9).
 
 The whole way, with shim, agent and a million calls, is ``bench/checkpoint/flat.py``.
 """
@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from rgpu.checkpoint.manifest import cut
-from rgpu.checkpoint.store.images import DirectoryStore, write_image
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore, write_checkpoint
 from rgpu.server.device.cpu.device import CpuDevice
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.addresses import DEVICE_BASE, GRANULE
@@ -66,7 +66,7 @@ def test_size_follows_what_is_alive(tmp_path: Path, request: pytest.FixtureReque
 def sizes(runtime: SessionRuntime, store: DirectoryStore, name: str) -> dict[str, Any]:
     state = cut.take(runtime.device, session="s", epoch=1, position=runtime.applied, hash_key=runtime.hash_key,
                      live=runtime.objects(), answers=runtime.answers())
-    write_image(store, name, runtime.device, state)
+    write_checkpoint(store, name, runtime.device, state)
     return {"position": state.position, "regions": len(state.regions), "manifest": store.names()[name][0],
             "objects": len(msgspec.msgpack.encode(state.live)), "answers": len(msgspec.msgpack.encode(state.answers)),
             "unanswered": len(runtime.kept.unanswered)}

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.checkpoint.session.snapshot import Snapshot, compare, of_image
-from rgpu.checkpoint.store.images import DirectoryStore
+from rgpu.checkpoint.session.snapshot import Snapshot, compare, of_checkpoint
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore
 from rgpu.server.device.spec import make_device
 from rgpu.server.worker.apply.replaying import Replay, Replayed
 from rgpu.session.errors import Corrupt, RecoveryFailed
@@ -37,15 +37,15 @@ def positions(recording: Recording) -> list[int]:
     return [last * part // 5 for part in range(1, 5)]
 
 
-def replay(path: Path, at: list[int] | None = None, device: str = "cpu:0", image: tuple[Path, str] | None = None
+def replay(path: Path, at: list[int] | None = None, device: str = "cpu:0", checkpoint: tuple[Path, str] | None = None
            ) -> Replayed:
     recording = Recording(path)
     made = make_device(device, MEMORY)
     try:
         replaying = Replay(recording, made)
         done = replaying.run(positions(recording) if at is None else at)
-        if image is not None:
-            replaying.write_image(*image)
+        if checkpoint is not None:
+            replaying.write_checkpoint(*checkpoint)
         return done
     finally:
         made.close()
@@ -126,17 +126,17 @@ def test_objects_are_compared(tmp_path: Path) -> None:
                                              "is only in A"]
 
 
-def test_an_image_of_the_end_compares_equal(tmp_path: Path) -> None:
-    """Stop before memory is given back: the image written there holds what the replay holds."""
+def test_a_checkpoint_of_the_end_compares_equal(tmp_path: Path) -> None:
+    """Stop before memory is given back: the checkpoint written there holds what the replay holds."""
     cut = tmp_path / "cut.rgpuj"
     with JournalFileWriter(cut, "heat") as writer:
         for record in Recording(CORPORA / "heat.rgpuj"):
             if record.seq <= 55:
                 writer.append(Record(record.seq, record.call_id, bytes(record.args), bytes(record.payload),
                                      record.thread, record.flags))
-    done = replay(cut, [], image=(tmp_path / "store", "end"))
-    with DirectoryStore(tmp_path / "store").open("end") as image:
-        found = compare(done.snapshots[-1], of_image(image))
+    done = replay(cut, [], checkpoint=(tmp_path / "store", "end"))
+    with DirectoryStore(tmp_path / "store").open("end") as checkpoint:
+        found = compare(done.snapshots[-1], of_checkpoint(checkpoint))
     assert found.equal and found.pages > 1, found
 
 

@@ -7,7 +7,7 @@ staging memory of the page ring, one half while the other is copied out.
 
 A frame's memory is ours and is registered with the driver: it has no say in
 where it lies, so frames may be made at any time (SEMANTICS 12), and they are:
-when the first image is written or read, and a few stay.
+when the first checkpoint is written or read, and a few stay.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Unmapping memory that a kernel reads ends the session with error 700, and it
 does not wait for kernels as ``cuMemFree`` does. Pages are hashed while the
-session runs (to see what changes, and what an image will have to copy), so
+session runs (to see what changes, and what a checkpoint will have to copy), so
 hashing and unmapping take turns.
 """
 

@@ -1,4 +1,4 @@
-"""Which variables an image defines: read from the image itself, before the driver sees it. Pure.
+"""Which variables a module binary defines: read from the module binary itself, before the driver sees it. Pure.
 
 The driver has no call that lists a module's variables, and it does not say
 where a section landed. Both follow from the ELF symbol table of the cubin that
@@ -10,7 +10,7 @@ one section keep their distance, so one address that the driver tells gives all
 others of the section (:func:`place`).
 
 Source: System V ABI, "Symbol Table"; section names as ``cuobjdump`` and
-``readelf`` show them for cubins of CUDA 13.0. Images come from the program:
+``readelf`` show them for cubins of CUDA 13.0. Module binaries come from the program:
 every offset is checked.
 """
 
@@ -60,27 +60,27 @@ def variables(code: bytes) -> list[Variable]:
     return [Variable(name) for name in sorted(names)]
 
 
-def chosen(image: bytes, capability: tuple[int, int]) -> bytes:
-    """The cubin or PTX text that the driver takes from a fat binary; other images as they are.
+def chosen(binary: bytes, capability: tuple[int, int]) -> bytes:
+    """The cubin or PTX text that the driver takes from a fat binary; other module binaries as they are.
 
     Machine code of the same major and no higher minor is preferred over PTX, as
     the CUDA programming guide, "Application Compatibility", says.
     """
-    if image[:4] != _FATBIN:
-        return image
+    if binary[:4] != _FATBIN:
+        return binary
     target = capability[0] * 10 + capability[1]
-    found = fatbin.entries(image)
+    found = fatbin.entries(binary)
     cubins = [e for e in found if e.kind == fatbin.KIND_ELF and e.target // 10 == capability[0] and e.target <= target]
     texts = [e for e in found if e.kind == fatbin.KIND_PTX and e.target <= target]
     best = max(cubins or texts, key=lambda entry: entry.target, default=None)
     return fatbin.decompress(best) if best is not None else b""
 
 
-def _elf_variables(image: bytes) -> list[Variable]:
-    sections = _sections(image)
+def _elf_variables(binary: bytes) -> list[Variable]:
+    sections = _sections(binary)
     if not sections:
         return []
-    names = _section_names(image, sections)
+    names = _section_names(binary, sections)
     durable = {index for index, name in enumerate(names)
                if name in (".nv.global", ".nv.global.init", ".nv.constant3") or name.startswith(".nv.global.")}
     found = []
@@ -88,9 +88,9 @@ def _elf_variables(image: bytes) -> list[Variable]:
         kind, start, length, link = section[1], section[4], section[5], section[6]
         if kind != _SYMTAB or link >= len(sections):
             continue
-        strings = _bytes(image, sections[link])
-        for at in range(start, min(start + length, len(image) - _SYMBOL.size + 1), _SYMBOL.size):
-            name, info, _, where, offset, size = _SYMBOL.unpack_from(image, at)
+        strings = _bytes(binary, sections[link])
+        for at in range(start, min(start + length, len(binary) - _SYMBOL.size + 1), _SYMBOL.size):
+            name, info, _, where, offset, size = _SYMBOL.unpack_from(binary, at)
             if info & 15 != _OBJECT or not _UNDEFINED < where < _RESERVED or where not in durable or not size:
                 continue
             text = _text(strings, name)
@@ -99,33 +99,33 @@ def _elf_variables(image: bytes) -> list[Variable]:
     return found
 
 
-def _sections(image: bytes) -> list[tuple[int, ...]]:
+def _sections(binary: bytes) -> list[tuple[int, ...]]:
     """Section headers; empty where the file is cut short. More than 65,279 are counted in the first one."""
-    if len(image) < 64:
+    if len(binary) < 64:
         return []
-    (table,) = struct.unpack_from("<Q", image, 40)
-    entry, number = struct.unpack_from("<HH", image, 58)
-    if entry != _SECTION.size or table + entry > len(image):
+    (table,) = struct.unpack_from("<Q", binary, 40)
+    entry, number = struct.unpack_from("<HH", binary, 58)
+    if entry != _SECTION.size or table + entry > len(binary):
         return []
     if number == 0:
-        number = _SECTION.unpack_from(image, table)[5]
-    if number > (len(image) - table) // entry:
+        number = _SECTION.unpack_from(binary, table)[5]
+    if number > (len(binary) - table) // entry:
         return []
-    return [_SECTION.unpack_from(image, table + index * entry) for index in range(number)]
+    return [_SECTION.unpack_from(binary, table + index * entry) for index in range(number)]
 
 
-def _section_names(image: bytes, sections: list[tuple[int, ...]]) -> list[str]:
-    (index,) = struct.unpack_from("<H", image, 62)
+def _section_names(binary: bytes, sections: list[tuple[int, ...]]) -> list[str]:
+    (index,) = struct.unpack_from("<H", binary, 62)
     if index == 0xFFFF:
         index = sections[0][6]
     if index >= len(sections):
         return []
-    strings = _bytes(image, sections[index])
+    strings = _bytes(binary, sections[index])
     return [_text(strings, section[0]) for section in sections]
 
 
-def _bytes(image: bytes, section: tuple[int, ...]) -> bytes:
-    return image[section[4]:section[4] + section[5]]
+def _bytes(binary: bytes, section: tuple[int, ...]) -> bytes:
+    return binary[section[4]:section[4] + section[5]]
 
 
 def _text(strings: bytes, at: int) -> str:

@@ -1,8 +1,8 @@
 """Modules and libraries on the GPU: load, and learn everything that a client may ask about them.
 
-An image goes to the driver as it came (cubin, fat binary, PTX), with the
+A module binary goes to the driver as it came (cubin, fat binary, PTX), with the
 program's JIT options; where the program used a library it is loaded as one. Its
-variables come from the image (:mod:`.binaries`), their addresses from the driver
+variables come from the module binary (:mod:`.binaries`), their addresses from the driver
 or, for those that the driver does not name, from their section. A variable
 whose address cannot be found pins the session (SEMANTICS 12): ``Module.pins``.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import STICKY, check
-from rgpu.server.device.cuda.work import binaries as images
+from rgpu.server.device.cuda.work import binaries
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.module_table import FunctionInfo, GlobalVariable, ModuleTable
 
@@ -33,7 +33,7 @@ _ERROR_LOG, _ERROR_SIZE, _INFO_LOG, _INFO_SIZE = (
 
 @dataclass
 class Module:
-    """A loaded image. ``library``: its CUlibrary where it was loaded as one, else None."""
+    """A loaded module binary. ``library``: its CUlibrary where it was loaded as one, else None."""
 
     handle: Any
     functions: list[Any]
@@ -61,19 +61,19 @@ class _Jit:
 
     def failure(self, result: int) -> DeviceError:
         text = self.error.value.decode(errors="replace")
-        return DeviceError(text or f"the image does not load: {driver.CUresult(result).name}", result)
+        return DeviceError(text or f"the module binary does not load: {driver.CUresult(result).name}", result)
 
     @property
     def log(self) -> str:
         return self.info.value.decode(errors="replace")
 
 
-def load(image: bytes, options: bytes, library: bool, capability: tuple[int, int]) -> tuple[Module, str]:
-    """Load an image into the current context. Raises :class:`DeviceError` with the JIT's log."""
+def load(binary: bytes, options: bytes, library: bool, capability: tuple[int, int]) -> tuple[Module, str]:
+    """Load a module binary into the current context. Raises :class:`DeviceError` with the JIT's log."""
     jit = _Jit(options)
     libcuda = ctypes.CDLL("libcuda.so.1")
     handle, owner = ctypes.c_void_p(), ctypes.c_void_p()
-    code = ctypes.create_string_buffer(image, len(image) + 1)  # PTX text ends with a NUL
+    code = ctypes.create_string_buffer(binary, len(binary) + 1)  # PTX text ends with a NUL
     if library:
         result = libcuda.cuLibraryLoadData(ctypes.byref(owner), code, jit.names, jit.values, jit.count, None, None, 0)
         if result == 0:
@@ -85,8 +85,8 @@ def load(image: bytes, options: bytes, library: bool, capability: tuple[int, int
     module = driver.CUmodule(handle.value)
     made = Module(module, [], ModuleTable((), ()), [], driver.CUlibrary(owner.value) if library else None)
     try:
-        part = images.chosen(image, capability)
-        made.prints = images.prints(part)
+        part = binaries.chosen(binary, capability)
+        made.prints = binaries.prints(part)
         _describe(made, part)
     except DeviceError:
         unload(made)
@@ -116,13 +116,13 @@ def _describe(module: Module, code: bytes) -> None:
 
 def _variables(handle: Any, code: bytes) -> tuple[list[GlobalVariable], list[str]]:
     """The module's variables, and the names of those that cannot be found."""
-    wanted = images.variables(code)
+    wanted = binaries.variables(code)
     told = _told(handle, {variable.name for variable in wanted})
-    if not images.is_cubin(code) and any(variable.name not in told for variable in wanted):
+    if not binaries.is_cubin(code) and any(variable.name not in told for variable in wanted):
         # PTX does not say where a variable goes, nor which ones the compiler drops: the cubin does.
-        wanted = images.variables(_compiled(code))
+        wanted = binaries.variables(_compiled(code))
         told = _told(handle, {variable.name for variable in wanted})
-    placed, unknown = images.place(wanted, told)
+    placed, unknown = binaries.place(wanted, told)
     return [GlobalVariable(variable.name, address, variable.size or told[variable.name][1])
             for variable, address in placed.items()], unknown
 

@@ -56,12 +56,12 @@ def test_the_option_is_heard_behind_directives():
     assert info(kernel(4), 200).num_regs == info(kernel(4)).num_regs
 
 
-def test_the_linkers_option_travels_in_the_image():
+def test_the_linkers_option_travels_in_the_binary():
     assert info(with_max_registers(kernel(400), 57)).num_regs == 57
     assert with_max_registers(kernel(4), 0) == kernel(4)
     options = (0).to_bytes(4, "little") + (57).to_bytes(8, "little")
-    image, _ = Modules.link(None, [(1, "k", kernel(400).encode() + b"\0")], options)  # type: ignore[arg-type]
-    assert info(image.decode()).num_regs == 57
+    binary, _ = Modules.link(None, [(1, "k", kernel(400).encode() + b"\0")], options)  # type: ignore[arg-type]
+    assert info(binary.decode()).num_regs == 57
 
 
 def test_what_a_function_needs_counts_where_it_is_called():

@@ -18,7 +18,7 @@ from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.objects import ahead
 from rgpu.session.objects.live import LiveObjects
 from tests.support.eventually import eventually
-from tests.support.fake_driver.support import BASE, IMAGE, Agent, Journal, driver, linked
+from tests.support.fake_driver.support import BASE, BINARY, Agent, Journal, driver, linked
 
 Attach = Callable[[], Agent]
 
@@ -65,7 +65,7 @@ def stopped(agent: Agent, journal: Journal) -> int:
 
 
 def load(journal: Journal) -> bytes:
-    return journal("module_load", IMAGE, module=30, context=16, library=0, options=b"")
+    return journal("module_load", BINARY, module=30, context=16, library=0, options=b"")
 
 
 def unregister(journal: Journal) -> bytes:

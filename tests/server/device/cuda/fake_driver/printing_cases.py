@@ -18,7 +18,7 @@ from tests.support.fake_driver.support import BASE, Journal, driver
 from tests.support.worker.links import End, linked
 
 STREAM = 18
-IMAGE = b"add_one 12\nvprintf 12\n"
+BINARY = b"add_one 12\nvprintf 12\n"
 PLAIN = b"add_one 12\n"
 
 
@@ -29,7 +29,7 @@ def lines(number: int, count: int) -> bytes:
 class Printing:
     """A session on the fake driver whose kernels print, in a process that has given its standard output away."""
 
-    def __init__(self, image: bytes = IMAGE) -> None:
+    def __init__(self, binary: bytes = BINARY) -> None:
         from rgpu.server.device.cuda.device import CudaDevice
         from rgpu.server.device.cuda.work.printed import CapturedStdout
         from rgpu.server.worker.apply.runtime import SessionRuntime
@@ -43,7 +43,7 @@ class Printing:
             make("context_create", context=16, device=0, flags=0, primary=1),
             make("memory_map", address=BASE, size=16 << 20, device=0),
             make("memory_allocate", address=BASE, size=16 << 20),
-            make("module_load", image, module=17, context=16, library=0, options=b""),
+            make("module_load", binary, module=17, context=16, library=0, options=b""),
             make("stream_create", stream=STREAM, context=16, flags=1, priority=0)])
 
     def attach(self, printed: int | None = 0) -> End:
@@ -180,7 +180,7 @@ def test_an_answer_does_not_wait_for_a_driver_that_is_stuck() -> None:
 
 
 def nobody_takes_it(printed: Any) -> None:
-    session = Printing(IMAGE if printed is None else PLAIN)
+    session = Printing(BINARY if printed is None else PLAIN)
     end = session.attach(printed)
     end.send(session.begin + (session.says(1, 1000) if printed is None else session.journal.add_one()) + session.sync())
     assert end.answer(session.journal.seq) == (0, b"")

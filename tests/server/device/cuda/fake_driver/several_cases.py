@@ -1,4 +1,4 @@
-"""Two GPUs in one session: each call goes to its own context, waits are of one GPU, images are of both.
+"""Two GPUs in one session: each call goes to its own context, waits are of one GPU, module binaries are of both.
 
 The fake driver refuses what is given in another context than the stream's.
 """
@@ -30,7 +30,7 @@ KEY = bytes(range(32))
 BASES = [device_base(0), device_base(1)]
 CONTEXTS, MODULES, STREAMS, EVENTS = (16, 30), (17, 31), (18, 32), (20, 34)
 START = PITCH - PAGE
-IMAGE = b"add_one 12\nwait_flag 8\n"  #: no variables: the fake driver's do not land alike
+BINARY = b"add_one 12\nwait_flag 8\n"  #: no variables: the fake driver's do not land alike
 ADD_ONE, WAIT_FLAG = range(2)
 
 
@@ -51,7 +51,7 @@ def opened(journal: Journal) -> bytes:
             journal("context_create", context=CONTEXTS[n], device=n, flags=0, primary=1),
             journal("memory_map", address=BASES[n], size=2 * GRANULE, device=n),
             journal("memory_allocate", address=BASES[n], size=2 * GRANULE),
-            journal("module_load", IMAGE, module=MODULES[n], context=CONTEXTS[n], library=0, options=b""),
+            journal("module_load", BINARY, module=MODULES[n], context=CONTEXTS[n], library=0, options=b""),
             journal("stream_create", stream=STREAMS[n], context=CONTEXTS[n], flags=0, priority=0),
             journal("event_create", event=EVENTS[n], context=CONTEXTS[n], flags=0)]
     return b"".join(made)
@@ -191,7 +191,7 @@ def filled(device: CudaDevice, base: int) -> np.ndarray:
     return data.reshape(-1, PAGE)
 
 
-def test_pages_of_both_in_one_image(two: CudaDevice, journal: Journal) -> None:
+def test_pages_of_both_in_one_binary(two: CudaDevice, journal: Journal) -> None:
     """Hashes, copies aside, frames and writes: by the first, for both; zeros of both come before."""
     started(two, journal)
     assert two.drain(5)
@@ -221,10 +221,10 @@ def test_pages_of_both_in_one_image(two: CudaDevice, journal: Journal) -> None:
 
 def test_variables_of_modules(two: CudaDevice, journal: Journal) -> None:
     """No GPU reaches those of another: each hashes its own, and they are read and written there."""
-    image = b".global .b8 first[70000];\n.global .b8 second[12];\nadd_one 12\n"
+    binary = b".global .b8 first[70000];\n.global .b8 second[12];\nadd_one 12\n"
     for n in range(2):
         two.create_context(CONTEXTS[n], 0, True, n)
-        two.load(MODULES[n], image, b"", False, n)
+        two.load(MODULES[n], binary, b"", False, n)
         two.map(BASES[n], GRANULE)
     found = {(region.owner, region.name): region for region in two.regions() if region.kind == "global"}
     assert len(found) == 4

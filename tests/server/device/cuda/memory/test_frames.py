@@ -14,9 +14,9 @@ from rgpu.checkpoint.codec.frames import FRAME_BYTES, FRAME_PAGES, PITCH, FrameP
 from rgpu.checkpoint.device import PAGE, Region
 from rgpu.checkpoint.manifest import cut
 from rgpu.checkpoint.session import restore
-from rgpu.checkpoint.session.imaging import Imaging
+from rgpu.checkpoint.session.checkpointing import Checkpointing
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore
 from rgpu.checkpoint.store.delivery import Delivery
-from rgpu.checkpoint.store.images import DirectoryStore
 from rgpu.server.device.cuda.memory import frames as cuda_frames
 from rgpu.server.device.cuda.memory import pagehash as device_hash
 from rgpu.server.device.cuda.memory.frames import CudaFrames
@@ -179,25 +179,26 @@ class EngineDevice(FakeDevice):
 
 
 @pytest.mark.parametrize("room", [0, 10, 1000])
-def test_an_image_and_back(driver: EngineDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    """Everything that an image and a restore do with the device, with room there for none, some and all pages."""
+def test_a_checkpoint_and_back(driver: EngineDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                               room: int) -> None:
+    """Everything that a checkpoint and a restore do with the device, with room there for none, some and all pages."""
     monkeypatch.setattr("rgpu.checkpoint.store.delivery.THREADS", 1)  # the driver of Python knows no threads
     device = EngineDevice(room=room * PAGE).set_up(driver, [30, 5])
     first, second = (data for _, data in device.places.values())
     first[3 * PAGE:7 * PAGE] = 0
     store = DirectoryStore(tmp_path)
 
-    def image(name: str, base: str | None) -> dict[str, Any]:
-        imaging = Imaging(device, KEY, reserve=0)  # type: ignore[arg-type]
+    def checkpoint(name: str, base: str | None) -> dict[str, Any]:
+        checkpointing = Checkpointing(device, KEY, reserve=0)  # type: ignore[arg-type]
         with store.writer(name, base, staging=64 << 20) as writer:
-            return imaging.run(writer, nullcontext, lambda view: cut.take(
+            return checkpointing.run(writer, nullcontext, lambda view: cut.take(
                 view, session="s", epoch=1, position=1, hash_key=KEY, live={}))[1]  # type: ignore[arg-type]
 
-    assert image("a", None)["cut_bytes"] == min(room, 31) * PAGE
+    assert checkpoint("a", None)["cut_bytes"] == min(room, 31) * PAGE
     for page in (1, 2, 9, 20, 29):
         first[page * PAGE + 5] ^= 1
     second[:] ^= 7
-    counts = image("b", "a")
+    counts = checkpoint("b", "a")
     assert counts["unchanged_pages"] == 25 and counts["cut_bytes"] == min(room, 10) * PAGE and not device.blocks
     store.verify("b")
     held = first.tobytes(), second.tobytes()

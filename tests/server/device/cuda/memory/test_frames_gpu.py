@@ -18,8 +18,8 @@ from rgpu.checkpoint.codec.frames import FRAME_BYTES, FRAME_PAGES, PITCH
 from rgpu.checkpoint.device import GRANULE, PAGE
 from rgpu.checkpoint.manifest import cut
 from rgpu.checkpoint.session import restore
-from rgpu.checkpoint.session.imaging import Imaging
-from rgpu.checkpoint.store.images import DirectoryStore
+from rgpu.checkpoint.session.checkpointing import Checkpointing
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore
 from rgpu.session.addresses import DEVICE_BASE, PINNED_BASE
 
 pytestmark = pytest.mark.gpu
@@ -111,7 +111,7 @@ def test_rates(device: Any) -> None:
 
 
 @pytest.mark.parametrize("room", [None, 0])
-def test_an_image_and_back(tmp_path: Path, room: int | None) -> None:
+def test_a_checkpoint_and_back(tmp_path: Path, room: int | None) -> None:
     """Runs, scattered pages, zeros and a shadow, with and without room on the device."""
     device = opened()
     pages = filled(device)
@@ -128,15 +128,15 @@ def test_an_image_and_back(tmp_path: Path, room: int | None) -> None:
     def take(view: Any) -> Any:
         return cut.take(view, session="s", epoch=1, position=1, hash_key=KEY, live={})
 
-    def image(name: str, base: str | None) -> dict[str, Any]:
-        imaging = Imaging(device, KEY, room)
+    def checkpoint(name: str, base: str | None) -> dict[str, Any]:
+        checkpointing = Checkpointing(device, KEY, room)
         with store.writer(name, base, staging=1 << 30) as writer:
-            return imaging.run(writer, still, take)[1]
+            return checkpointing.run(writer, still, take)[1]
 
-    image("a", None)
+    checkpoint("a", None)
     for number in range(0, len(pages), 3):
         device.write(DEVICE_BASE + number * PAGE + 77, b"changed")
-    counts = image("b", "a")
+    counts = checkpoint("b", "a")
     assert counts["unchanged_pages"] > 1300 and (counts["cut_bytes"] == 0) == (room == 0)
     store.verify("b")
     held = device.read(DEVICE_BASE, SIZE), device.read(PINNED_BASE, 4 * PAGE)

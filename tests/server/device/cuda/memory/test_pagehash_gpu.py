@@ -106,7 +106,7 @@ def test_any_length_at_any_address(device: Any, size: int, offset: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def image() -> bytes:
+def binary() -> bytes:
     from cuda.bindings import nvrtc
 
     _, program = nvrtc.nvrtcCreateProgram(VARIABLES, b"v.cu", 0, [], [])
@@ -118,9 +118,9 @@ def image() -> bytes:
     return text
 
 
-def test_module_variables(device: Any, image: bytes) -> None:
+def test_module_variables(device: Any, binary: bytes) -> None:
     """``__device__`` and ``__constant__`` memory of a session's module: read by our kernel where it lies."""
-    device.load(1, image, b"", False)
+    device.load(1, binary, b"", False)
     regions = device.regions()
     assert {region.size for region in regions if region.kind == "global"} == {70001, 20}
     for region, found in zip(regions, device.hash_regions(regions, KEY), strict=True):
@@ -141,9 +141,9 @@ def test_copy_and_hash(device: Any) -> None:
         assert found.zero[number] == (not any(wanted))
 
 
-def test_beside_running_work(device: Any, image: bytes) -> None:
+def test_beside_running_work(device: Any, binary: bytes) -> None:
     """A kernel of the session runs for a second on the legacy stream: hashing ends meanwhile, and is right."""
-    table, _ = device.load(1, image, b"", False)
+    table, _ = device.load(1, binary, b"", False)
     data = random_bytes(SIZE, 9)
     device.write(DEVICE_BASE, data)
     device.hash_pages(mapped(), KEY)  # after this, none of our writes is left to wait for

@@ -1,8 +1,8 @@
-"""What users and operators ask about images (`rgpu image …`), answered by any node.
+"""What users and operators ask about checkpoints (`rgpu image …`), answered by any node.
 
-A user sees the images of its own sessions, an operator everybody's; images that
+A user sees the checkpoints of its own sessions, an operator everybody's; checkpoints that
 a version without users wrote are shown to all and removed by operators. Only
-the registry says which images count, so `rm` and `gc` ask it first.
+the registry says which checkpoints count, so `rm` and `gc` ask it first.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.store import collect, retention
-from rgpu.checkpoint.store.archive import ArchiveReader, copy_image
-from rgpu.checkpoint.store.grants import Images
-from rgpu.checkpoint.store.images import ImageInfo, ImageStore
-from rgpu.checkpoint.store.reader import Image
+from rgpu.checkpoint.store.archive import ArchiveReader, copy_checkpoint
+from rgpu.checkpoint.store.checkpoint_store import CheckpointInfo, CheckpointStore
+from rgpu.checkpoint.store.grants import UserCheckpoints
+from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.link.control import ControlServer, Request
-from rgpu.server.node.store.images import NodeImages
+from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
 from rgpu.session.errors import NotFound, Refused, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
@@ -37,12 +37,12 @@ IMPORT_SECONDS = 600.0  #: an import that nobody goes on with is dropped
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-class ImageVerbs:
+class CheckpointVerbs:
     """``imports``: the folder that keeps the pieces of archives which are brought in."""
 
-    def __init__(self, images: NodeImages, imports: Path) -> None:
-        self._images, self._imports = images, imports
-        self._opened: OrderedDict[tuple[str, str], tuple[Image, bytes]] = OrderedDict()
+    def __init__(self, checkpoints: NodeCheckpoints, imports: Path) -> None:
+        self._checkpoints, self._imports = checkpoints, imports
+        self._opened: OrderedDict[tuple[str, str], tuple[StoredCheckpoint, bytes]] = OrderedDict()
 
     def register(self, control: ControlServer) -> None:
         for verb, handler in {
@@ -52,37 +52,37 @@ class ImageVerbs:
             control.register(verb, handler)
 
     # -- whose ---------------------------------------------------------------------
-    async def _scopes(self, request: Request) -> list[tuple[str, Images]]:
-        """(user's tag, images) that the asker may see."""
+    async def _scopes(self, request: Request) -> list[tuple[str, UserCheckpoints]]:
+        """(user's tag, checkpoints) that the asker may see."""
         if request.role != "operator":
-            tag = self._images.tag(request.public)
-            return [(tag, self._images.of_tag(tag))]
-        tags = await self._images.tags() or [self._images.tag(request.public)]
-        return [(tag, self._images.of_tag(tag)) for tag in tags]
+            tag = self._checkpoints.tag(request.public)
+            return [(tag, self._checkpoints.of_tag(tag))]
+        tags = await self._checkpoints.tags() or [self._checkpoints.tag(request.public)]
+        return [(tag, self._checkpoints.of_tag(tag)) for tag in tags]
 
-    async def _find(self, request: Request) -> tuple[ImageStore, str]:
-        """The namespace that holds the image asked about, and its user's tag. Raises :class:`NotFound`."""
+    async def _find(self, request: Request) -> tuple[CheckpointStore, str]:
+        """The namespace that holds the checkpoint asked about, and its user's tag. Raises :class:`NotFound`."""
         name = str(request.args["image"])
-        for tag, images in await self._scopes(request):
+        for tag, checkpoints in await self._scopes(request):
             with contextlib.suppress(NotFound):
-                return await asyncio.to_thread(images.holding, name), tag
-        raise NotFound(f"no image {name}; `rgpu image ls` lists them", image=name)
+                return await asyncio.to_thread(checkpoints.holding, name), tag
+        raise NotFound(f"no checkpoint {name}; `rgpu image ls` lists them", image=name)
 
     # -- looking ---------------------------------------------------------------------
     async def _ls(self, request: Request) -> Any:
         named = await self._named_or_none()
         session, rows, scopes = request.args.get("session"), [], await self._scopes(request)
-        stores = [(tag, images.own) for tag, images in scopes] + [("", scopes[0][1].earlier)]
+        stores = [(tag, checkpoints.own) for tag, checkpoints in scopes] + [("", scopes[0][1].earlier)]
         for tag, store in stores:
             for info in await asyncio.to_thread(store.ls):
                 if session in (None, info.session) or info.error:
                     rows.append(_row(info, tag, named))
-        return {"images": rows, "store": self._images.blobs.where("")}
+        return {"images": rows, "store": self._checkpoints.blobs.where("")}
 
     async def _named_or_none(self) -> set[str] | None:
         """Names that count, or None while the registry does not answer."""
         try:
-            return await self._images.named()
+            return await self._checkpoints.named()
         except RgpuError:
             return None
 
@@ -102,10 +102,10 @@ class ImageVerbs:
         store, _ = await self._find(request)
         name = str(request.args["image"])
         if not store.prefix and request.role != "operator":
-            raise Refused(f"image {name} was written by a version without users: an operator may remove it")
-        if name in await self._images.named():
-            raise Refused(f"image {name} is what its session would be recovered from: end the session, or take a "
-                          "newer image first", image=name)
+            raise Refused(f"checkpoint {name} was written by a version without users: an operator may remove it")
+        if name in await self._checkpoints.named():
+            raise Refused(f"checkpoint {name} is what its session would be recovered from: end the session, or take a "
+                          "newer checkpoint first", image=name)
         freed = await asyncio.to_thread(store.forget, name)
         done = await asyncio.to_thread(collect.collect, store)
         return {"image": name, "freed": freed + done.freed, "condemned_packs": len(done.condemned)}
@@ -119,58 +119,59 @@ class ImageVerbs:
         grace = float(args.get("grace", collect.GRACE))
         ended = _number(args.get("ended"), float)
         scopes = await self._scopes(request)
-        for tag, images in scopes:
+        for tag, checkpoints in scopes:
             if policy is not None:
-                removed += await self._images.retain(tag, policy, dry_run=dry_run)
+                removed += await self._checkpoints.retain(tag, policy, dry_run=dry_run)
             if ended is not None:
-                over = [name for name in await self._images.of_ended(tag, ended) if name not in removed]
+                over = [name for name in await self._checkpoints.of_ended(tag, ended) if name not in removed]
                 removed += over
                 if not dry_run:
-                    await self._images.forget(tag, over)
-            _add(total, await asyncio.to_thread(collect.collect, images.own, grace=grace, dry_run=dry_run))
+                    await self._checkpoints.forget(tag, over)
+            _add(total, await asyncio.to_thread(collect.collect, checkpoints.own, grace=grace, dry_run=dry_run))
         if request.role == "operator":
             _add(total, await asyncio.to_thread(collect.collect, scopes[0][1].earlier, grace=grace, dry_run=dry_run))
         return {"images": removed, "packs": total.removed, "condemned_packs": total.condemned, "freed": total.freed,
                 "dead_writers": total.intents_ended, "blocked": total.blocked, "dry_run": dry_run}
 
     # -- carrying away ---------------------------------------------------------------
-    async def _open(self, request: Request) -> tuple[Image, bytes]:
-        """The image and its encoded state, kept for the next questions of an export."""
+    async def _open(self, request: Request) -> tuple[StoredCheckpoint, bytes]:
+        """The checkpoint and its encoded state, kept for the next questions of an export."""
         key = (request.public, str(request.args["image"]))
         found = self._opened.get(key)
         if found is None:
             store, _ = await self._find(request)
-            image = await asyncio.to_thread(store.open, key[1])
-            found = self._opened[key] = image, await asyncio.to_thread(image.state.encode)
+            checkpoint = await asyncio.to_thread(store.open, key[1])
+            found = self._opened[key] = checkpoint, await asyncio.to_thread(checkpoint.state.encode)
             while len(self._opened) > OPENED:
                 self._opened.popitem(last=False)
         return found
 
     async def _state(self, request: Request) -> Any:
-        image, state = await self._open(request)
+        checkpoint, state = await self._open(request)
         offset = max(0, int(request.args.get("offset") or 0))
-        return {"data": state[offset:offset + PIECE], "size": len(state), "facts": image.table.body.facts,
-                "statistics": image.statistics}
+        return {"data": state[offset:offset + PIECE], "size": len(state), "facts": checkpoint.table.body.facts,
+                "statistics": checkpoint.statistics}
 
     async def _pages(self, request: Request) -> Any:
-        image, _ = await self._open(request)
+        checkpoint, _ = await self._open(request)
         args = request.args
         region, start, count = int(args["region"]), int(args["start"]), min(PAGES, int(args["count"]))
-        if not 0 <= region < len(image.state.regions) or not 0 <= start < len(image.table.pages[region]) or count < 1:
-            raise UsageError(f"image {image.name} has no pages {region}:{start}+{count}")
-        return {"pages": await asyncio.to_thread(image.read_pages, region, start, count)}
+        if not (0 <= region < len(checkpoint.state.regions) and 0 <= start < len(checkpoint.table.pages[region])
+                and count >= 1):
+            raise UsageError(f"checkpoint {checkpoint.name} has no pages {region}:{start}+{count}")
+        return {"pages": await asyncio.to_thread(checkpoint.read_pages, region, start, count)}
 
     # -- bringing in -------------------------------------------------------------------
     async def _import(self, request: Request) -> Any:
-        """Pieces of an archive, in order; the last request (``end``) makes the image."""
+        """Pieces of an archive, in order; the last request (``end``) makes the checkpoint."""
         args, number = request.args, str(request.args.get("id"))
         if not _ID.fullmatch(number):
             raise UsageError("an import needs an id of 32 hexadecimal digits")
-        path = self._spool() / f"{self._images.tag(request.public)}-{number}"
+        path = self._spool() / f"{self._checkpoints.tag(request.public)}-{number}"
         if not args.get("end"):
             return {"size": await asyncio.to_thread(_append, path, int(args["offset"]), bytes(args["data"]))}
         try:
-            own = self._images.of_user(request.public).own
+            own = self._checkpoints.of_user(request.public).own
             return await asyncio.to_thread(_take_in, path, own, str(args.get("name") or ""))
         finally:
             path.unlink(missing_ok=True)
@@ -201,12 +202,12 @@ def _append(path: Path, offset: int, data: bytes) -> int:
         os.close(descriptor)
 
 
-def _take_in(path: Path, own: ImageStore, name: str) -> dict[str, Any]:
+def _take_in(path: Path, own: CheckpointStore, name: str) -> dict[str, Any]:
     with ArchiveReader(path) as archive:
-        image = archive.image()
-        counts = copy_image(image, own, name or image.name)
-        return {"image": name or image.name, "session": image.state.session, "position": image.state.position,
-                "pages": counts["pages"], "bytes": counts["stored_bytes"]}
+        checkpoint = archive.checkpoint()
+        counts = copy_checkpoint(checkpoint, own, name or checkpoint.name)
+        return {"image": name or checkpoint.name, "session": checkpoint.state.session,
+                "position": checkpoint.state.position, "pages": counts["pages"], "bytes": counts["stored_bytes"]}
 
 
 def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
@@ -221,7 +222,7 @@ def _add(total: collect.Collected, more: collect.Collected) -> None:
     total.blocked += more.blocked
 
 
-def _row(info: ImageInfo, tag: str, named: set[str] | None) -> dict[str, Any]:
+def _row(info: CheckpointInfo, tag: str, named: set[str] | None) -> dict[str, Any]:
     return {"image": info.name, "session": info.session, "position": info.position, "epoch": info.epoch,
             "created": info.created, "memory": info.memory, "pages": info.pages, "stored": info.stored,
             "manifest_bytes": info.manifest_bytes, "error": info.error, "user": tag,

@@ -1,6 +1,6 @@
 """Loads a fat binary: PTX for this device, and machine code for others that no device could even read.
 
-usage: images.py FOLDER
+usage: binaries.py FOLDER
 """
 
 import ctypes

@@ -1,11 +1,11 @@
-"""Images in a store: a namespace of one user's images and packs, in blobs.
+"""Checkpoints in a store: a namespace of one user's checkpoints and packs, in blobs.
 
     PREFIXimages/NAME.image   manifests (names percent-encoded)
-    PREFIXpacks/HEX.pack      immutable packs, shared between the images of the namespace
+    PREFIXpacks/HEX.pack      immutable packs, shared between the checkpoints of the namespace
     PREFIXintents/ID          writers at work       (:mod:`.intents`)
     PREFIXcondemned/HEX       packs to be removed
 
-An image is there exactly when its manifest is; it *counts* only when the
+A checkpoint is there exactly when its manifest is; it *counts* only when the
 registry's session record names it. A pack is removed only when no manifest
 names it and no writer needs it (:mod:`.collect`).
 """
@@ -28,15 +28,15 @@ from rgpu.checkpoint.blobs.base import Blobs, DirectoryBlobs
 from rgpu.checkpoint.codec.encoders import Encoders
 from rgpu.checkpoint.device import Device
 from rgpu.checkpoint.manifest import cut
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest as manifests
 from rgpu.checkpoint.manifest.packs import pack_blob
 from rgpu.checkpoint.manifest.reuse import Base
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.store.collect import collect
 from rgpu.checkpoint.store.intents import Announced
 from rgpu.checkpoint.store.pace import Pace
-from rgpu.checkpoint.store.reader import Image
-from rgpu.checkpoint.store.writer import STAGING, ImageWriter, manifest_name
+from rgpu.checkpoint.store.reader import StoredCheckpoint
+from rgpu.checkpoint.store.writer import STAGING, CheckpointWriter, manifest_name
 from rgpu.session.errors import (
     AlreadyExists,
     Corrupt,
@@ -48,15 +48,16 @@ from rgpu.session.errors import (
     VersionMismatch,
 )
 
-__all__ = ["DirectoryStore", "Image", "ImageInfo", "ImageStore", "user_key", "user_prefix", "user_tag", "write_image"]
+__all__ = ["DirectoryStore", "StoredCheckpoint", "CheckpointInfo", "CheckpointStore", "user_key", "user_prefix",
+           "user_tag", "write_checkpoint"]
 
 log = structlog.get_logger(__name__)
 
 LOOKERS = 8  #: manifests that are looked at at once
 _SUFFIX = ".image"
 _NAME = re.compile(r"[\w@:+=,./-]{1,150}", re.ASCII)
-#: What makes an image unusable, as against a store that cannot be asked now.
-BAD_IMAGE = (Corrupt, StoreMissing, VersionMismatch, NotFound)
+#: What makes a checkpoint unusable, as against a store that cannot be asked now.
+BAD_CHECKPOINT = (Corrupt, StoreMissing, VersionMismatch, NotFound)
 
 
 def user_tag(public: str) -> str:
@@ -65,7 +66,7 @@ def user_tag(public: str) -> str:
 
 
 def user_prefix(tag: str) -> str:
-    """Where a user's images lie."""
+    """Where a user's checkpoints lie."""
     return f"users/{tag}/"
 
 
@@ -79,7 +80,7 @@ def user_key(pool_secret: bytes, tag: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageInfo:
+class CheckpointInfo:
     """One line of ``ls``. ``error``: why the manifest cannot be read, else empty; sizes in bytes."""
 
     name: str
@@ -95,14 +96,14 @@ class ImageInfo:
 
     @property
     def age(self) -> tuple[int, int, float]:
-        """Larger is newer: by what the image holds; the writer's clock only where that is equal."""
+        """Larger is newer: by what the checkpoint holds; the writer's clock only where that is equal."""
         return self.epoch, self.position, self.created
 
 
-class ImageStore:
+class CheckpointStore:
     """One namespace. ``key``: 32 secret bytes under which chunks are named and manifests sealed. Thread-safe."""
 
-    def __init__(self, blobs: Blobs, key: bytes = image.DEFAULT_KEY, prefix: str = "") -> None:
+    def __init__(self, blobs: Blobs, key: bytes = manifests.DEFAULT_KEY, prefix: str = "") -> None:
         if len(key) != 32:
             raise UsageError(f"a store's key has 32 bytes, not {len(key)}")
         self.blobs, self.prefix = blobs, prefix
@@ -110,15 +111,16 @@ class ImageStore:
 
     # -- writing --------------------------------------------------------------------
     def writer(self, name: str, base: str | None = None, *, others: Iterable[str] = (),
-               staging: int = STAGING, pace: Pace | None = None, encoders: Encoders | None = None) -> ImageWriter:
-        """Begin an image. ``base``: the previous one of the session; ``others``: images whose chunks may be shared.
+               staging: int = STAGING, pace: Pace | None = None, encoders: Encoders | None = None) -> CheckpointWriter:
+        """Begin a checkpoint. ``base``: the previous one of the session; ``others``: checkpoints whose chunks may be
+        shared.
 
         One of them that cannot be read, or whose packs are not all there, is
         left out. ``staging``: bytes of pages that may wait in memory; ``pace``: how fast to write;
-        ``encoders``: see :class:`ImageWriter`. Raises :class:`AlreadyExists`, :class:`StoreError`.
+        ``encoders``: see :class:`CheckpointWriter`. Raises :class:`AlreadyExists`, :class:`StoreError`.
         """
         if self.blobs.size(self.manifest(name)) is not None:
-            raise AlreadyExists(f"image {name} exists", image=name)
+            raise AlreadyExists(f"checkpoint {name} exists", image=name)
         announced = Announced(self.blobs, self.prefix, name)
         bases: list[Base] = []
         names = [base] if base else []
@@ -126,7 +128,7 @@ class ImageStore:
         announced.refer([])
         try:
             for candidate in names:
-                with contextlib.suppress(*BAD_IMAGE):
+                with contextlib.suppress(*BAD_CHECKPOINT):
                     found = self._usable_base(candidate, announced)
                     if found is not None:
                         bases.append(found)
@@ -134,82 +136,82 @@ class ImageStore:
             with contextlib.suppress(StoreError):
                 announced.end()
             raise
-        return ImageWriter(self.blobs, self.prefix, name, self._key, announced, bases, staging, pace,
+        return CheckpointWriter(self.blobs, self.prefix, name, self._key, announced, bases, staging, pace,
                            encoders)
 
     def _usable_base(self, name: str, announced: Announced) -> Base | None:
-        """The image if its packs are there in their length and stay: a damaged base would damage its heirs."""
+        """The checkpoint if its packs are there in their length and stay: a damaged base would damage its heirs."""
         table = self._load(name, pages_alone=True)
         if announced.refer([pack.name for pack in table.body.packs]):
             return None
         sizes = {found.name: found.size for found in self.blobs.ls(self.prefix + "packs/")}
         for pack in table.body.packs:
             if sizes.get(pack_blob(self.prefix, pack.name)) != pack.size:
-                log.warning("an older image is damaged: the next one does not build on it", image=name,
+                log.warning("an older checkpoint is damaged: the next one does not build on it", image=name,
                             pack=pack.name)
                 return None
         return Base(table)
 
     # -- reading --------------------------------------------------------------------
     def manifest(self, name: str) -> str:
-        """The blob of an image's manifest. Raises :class:`UsageError` for no name."""
+        """The blob of a checkpoint's manifest. Raises :class:`UsageError` for no name."""
         if not _NAME.fullmatch(name) or name.startswith("."):
-            raise UsageError(f"{name!r} is no name for an image")
+            raise UsageError(f"{name!r} is no name for a checkpoint")
         return manifest_name(self.prefix, name)
 
-    def _load(self, name: str, pages_alone: bool = False) -> image.Table:
+    def _load(self, name: str, pages_alone: bool = False) -> manifests.Table:
         blob = self.manifest(name)
         try:
-            data = self.blobs.read(blob, image.HEADER_SIZE + image.MAX_BODY + 1)
+            data = self.blobs.read(blob, manifests.HEADER_SIZE + manifests.MAX_BODY + 1)
         except StoreMissing as error:
-            raise NotFound(f"no image {name} in {self.blobs.where(self.prefix)}", image=name) from error
-        table = image.decode(data, self._key, name, pages_alone)
+            raise NotFound(f"no checkpoint {name} in {self.blobs.where(self.prefix)}", image=name) from error
+        table = manifests.decode(data, self._key, name, pages_alone)
         self._check_name(name, table.body.image)
         return table
 
     def _check_name(self, name: str, found: str) -> None:
         if found != name:
-            raise Corrupt(f"image {name}: holds the manifest of image {found!r}", offset=image.HEADER_SIZE,
-                          reason="image name")
+            raise Corrupt(f"checkpoint {name}: holds the manifest of checkpoint {found!r}",
+                          offset=manifests.HEADER_SIZE, reason="checkpoint name")
 
-    def open(self, name: str) -> Image:
+    def open(self, name: str) -> StoredCheckpoint:
         """Raises :class:`NotFound`, :class:`Corrupt`, :class:`VersionMismatch`, :class:`StoreError`."""
-        return Image(name, self._load(name), self.blobs, self.prefix, self._key)
+        return StoredCheckpoint(name, self._load(name), self.blobs, self.prefix, self._key)
 
     def verify(self, name: str) -> dict[str, int]:
-        """Check every byte of an image; see :meth:`Image.verify`."""
+        """Check every byte of a checkpoint; see :meth:`Checkpoint.verify`."""
         with self.open(name) as found:
             return found.verify()
 
-    def summary(self, name: str) -> image.Summary:
-        """What an image holds, read without its pages. Raises as :meth:`open` does."""
+    def summary(self, name: str) -> manifests.Summary:
+        """What a checkpoint holds, read without its pages. Raises as :meth:`open` does."""
         blob = self.manifest(name)
         try:
-            wanted = image.FIRST_READ
+            wanted = manifests.FIRST_READ
             while True:
                 data = self.blobs.read(blob, wanted)
-                found = image.decode_summary(data, self._key, name)
-                if isinstance(found, image.Summary):
+                found = manifests.decode_summary(data, self._key, name)
+                if isinstance(found, manifests.Summary):
                     self._check_name(name, found.image)
                     return found
                 if len(data) < wanted:
-                    raise Corrupt(f"image {name}: the manifest is cut short", offset=len(data), reason="cut short")
+                    raise Corrupt(f"checkpoint {name}: the manifest is cut short", offset=len(data), reason="cut short")
                 wanted = found
         except StoreMissing as error:
-            raise NotFound(f"no image {name} in {self.blobs.where(self.prefix)}", image=name) from error
+            raise NotFound(f"no checkpoint {name} in {self.blobs.where(self.prefix)}", image=name) from error
 
     def names(self) -> dict[str, tuple[int, float]]:
-        """(manifest's bytes, when it was written by the store's clock) of every image."""
+        """(manifest's bytes, when it was written by the store's clock) of every checkpoint."""
         start = len(self.prefix + "images/")
         return {unquote(found.name[start:-len(_SUFFIX)]): (found.size, found.modified)
                 for found in self.blobs.ls(self.prefix + "images/") if found.name.endswith(_SUFFIX)}
 
-    def summaries(self) -> Iterator[tuple[str, int, float, image.Summary | RgpuError]]:
-        """(name, manifest's bytes, when written, summary or why it cannot be read) of every image, in no order.
+    def summaries(self) -> Iterator[tuple[str, int, float, manifests.Summary | RgpuError]]:
+        """(name, manifest's bytes, when written, summary or why it cannot be read) of every checkpoint, in no order.
 
-        Raises :class:`StoreError` when the store cannot be asked; one image's damage is its own.
+        Raises :class:`StoreError` when the store cannot be asked; one checkpoint's damage is its own.
         """
-        def look(name: str) -> image.Summary | RgpuError | None:
+        def look(name: str) -> manifests.Summary | RgpuError | None:
             try:
                 return self.summary(name)
             except NotFound:
@@ -223,19 +225,20 @@ class ImageStore:
                 if found is not None:
                     yield name, size, modified, found
 
-    def ls(self) -> list[ImageInfo]:
-        """Every image, newest first; a damaged one has its ``error``."""
+    def ls(self) -> list[CheckpointInfo]:
+        """Every checkpoint, newest first; a damaged one has its ``error``."""
         found = []
         for name, size, modified, about in self.summaries():
             if isinstance(about, RgpuError):
-                found.append(ImageInfo(name, modified, manifest_bytes=size, error=about.message))
+                found.append(CheckpointInfo(name, modified, manifest_bytes=size, error=about.message))
             else:
-                found.append(ImageInfo(name, about.created, about.session, about.position, about.epoch, about.memory,
+                found.append(CheckpointInfo(name, about.created, about.session, about.position, about.epoch,
+                                            about.memory,
                                        about.pages, about.stored, size))
         return sorted(found, key=lambda info: info.created, reverse=True)
 
     def show(self, name: str) -> dict[str, Any]:
-        """What an image holds, without its pages."""
+        """What a checkpoint holds, without its pages."""
         with self.open(name) as found:
             body, state = found.table.body, found.state
             return {
@@ -248,7 +251,7 @@ class ImageStore:
                 "statistics": body.statistics}
 
     def newest_good(self, names: Iterable[str] | None = None, *, session: str = "",
-                    warn: Callable[[str, RgpuError], None] | None = None) -> Image:
+                    warn: Callable[[str, RgpuError], None] | None = None) -> StoredCheckpoint:
         """The first of ``names`` (default: the session's, newest first) that verifies whole.
 
         ``warn(name, error)`` for each bad one before it. Raises :class:`NotFound` when none is good,
@@ -262,44 +265,44 @@ class ImageStore:
                 found = self.open(name)
                 found.verify()
                 return found
-            except BAD_IMAGE as error:
-                log.warning("an image is bad", image=name, error=error.code, reason=error.message)
+            except BAD_CHECKPOINT as error:
+                log.warning("a checkpoint is bad", image=name, error=error.code, reason=error.message)
                 if warn is not None:
                     warn(name, error)
-        raise NotFound(f"no good image of {session or 'the session'} in {self.blobs.where(self.prefix)}")
+        raise NotFound(f"no good checkpoint of {session or 'the session'} in {self.blobs.where(self.prefix)}")
 
     # -- removing -------------------------------------------------------------------
     def forget(self, name: str) -> int:
-        """Remove an image's manifest; its packs go with the next collection. Returns the bytes freed.
+        """Remove a checkpoint's manifest; its packs go with the next collection. Returns the bytes freed.
 
         Raises :class:`NotFound`, :class:`StoreError`.
         """
         blob = self.manifest(name)
         size = self.blobs.size(blob)
         if size is None:
-            raise NotFound(f"no image {name} in {self.blobs.where(self.prefix)}", image=name)
+            raise NotFound(f"no checkpoint {name} in {self.blobs.where(self.prefix)}", image=name)
         self.blobs.delete(blob)
         return size
 
     def rm(self, name: str, grace: float = 0.0) -> int:
-        """Remove an image, and what nothing needs any more; returns the bytes freed.
+        """Remove a checkpoint, and what nothing needs any more; returns the bytes freed.
 
-        ``grace``: s for which packs stay (:func:`.collect.collect`), so that who reads the image can
+        ``grace``: s for which packs stay (:func:`.collect.collect`), so that who reads the checkpoint can
         finish. Raises :class:`NotFound`, :class:`StoreError`.
         """
         return self.forget(name) + collect(self, grace=grace).freed
 
 
-class DirectoryStore(ImageStore):
+class DirectoryStore(CheckpointStore):
     """A namespace that is a directory of its own."""
 
-    def __init__(self, root: str | os.PathLike[str], key: bytes = image.DEFAULT_KEY) -> None:
+    def __init__(self, root: str | os.PathLike[str], key: bytes = manifests.DEFAULT_KEY) -> None:
         super().__init__(DirectoryBlobs(root), key)
 
 
-def write_image(store: ImageStore, name: str, device: Device, state: SessionState, *, base: str | None = None,
+def write_checkpoint(store: CheckpointStore, name: str, device: Device, state: SessionState, *, base: str | None = None,
                 statistics: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Image of a drained device from the state taken of it; returns the statistics."""
+    """Checkpoint of a drained device from the state taken of it; returns the statistics."""
     with store.writer(name, base) as writer:
         for page in cut.pages(device, state, writer.inherit(state)):
             writer.add_page(page)

@@ -1,4 +1,4 @@
-"""An image of a session that runs on is of the moment of its pause, and gives way to whoever needs the device."""
+"""A checkpoint of a session that runs on is of the moment of its pause, and gives way to whoever needs the device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 
 from rgpu.checkpoint.codec.frames import FRAME_BYTES
 from rgpu.checkpoint.pages import copy_memory as room_module
-from rgpu.checkpoint.session import imaging as imaging_module
-from rgpu.checkpoint.session.imaging import Imaging
+from rgpu.checkpoint.session import checkpointing as checkpointing_module
+from rgpu.checkpoint.session.checkpointing import Checkpointing
 from rgpu.checkpoint.store import writer as writer_module
-from rgpu.checkpoint.store.images import DirectoryStore, ImageStore
+from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, DirectoryStore
 from rgpu.checkpoint.store.pace import Pace
 from rgpu.session.errors import Refused, StoreFull, StoreUnreachable, TimedOut
-from tests.support.checkpoint.images import KEY
+from tests.support.checkpoint.samples import KEY
 from tests.support.checkpoint.sessions import Session
 from tests.support.checkpoint.store_helpers import BASE, PAGE, FailingBlobs, copy_of, restores_as
 
@@ -30,24 +30,24 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1, 20, 1000])
-def test_the_image_is_of_the_pause(tmp_path: Path, room: int) -> None:
+def test_the_checkpoint_is_of_the_pause(tmp_path: Path, room: int) -> None:
     """With room for none, some and all pages on the device; everything is overwritten as soon as the pause ends."""
     session, store = Session(room), DirectoryStore(tmp_path)
-    imaging, counts = session.image(store, "first")
-    assert imaging.taken.cut_bytes == min(room, 42) * PAGE
+    checkpointing, counts = session.checkpoint(store, "first")
+    assert checkpointing.taken.cut_bytes == min(room, 42) * PAGE
     plain = 42 * PAGE + 100 + 70_000 + PAGE  # what is no zeros: the short page, the global and the shadow never fit
-    assert imaging.taken.paused_bytes == plain - imaging.taken.cut_bytes
+    assert checkpointing.taken.paused_bytes == plain - checkpointing.taken.cut_bytes
     assert counts["pages"] == 51 and counts["zero_pages"] == 3 + 2
-    assert counts["cut_bytes"] == imaging.taken.cut_bytes and counts["pause_ms"] > 0
+    assert counts["cut_bytes"] == checkpointing.taken.cut_bytes and counts["pause_ms"] > 0
     assert restores_as(store.open("first"), session.moment)  # type: ignore[arg-type]
     assert not session.device.blocks, "all memory is given back"
 
-    second, counts = session.image(store, "second", "first")
+    second, counts = session.checkpoint(store, "second", "first")
     assert restores_as(store.open("second"), session.moment)  # type: ignore[arg-type]
     session.device.write(BASE + 3 * PAGE, b"one")
     held = copy_of(session.device)
     session.churn = lambda: None  # type: ignore[method-assign]
-    _, counts = session.image(store, "third", "second")
+    _, counts = session.checkpoint(store, "third", "second")
     assert restores_as(store.open("third"), held)
     assert not session.device.blocks
 
@@ -71,12 +71,12 @@ def test_nothing_is_stored_in_the_pause(tmp_path: Path, room: int) -> None:
         running.set()
 
     session.stand_still = stand_still  # type: ignore[method-assign]
-    store = ImageStore(FailingBlobs(inner.blobs, lambda operation, name: still.append(not running.is_set())))
-    imaging, counts = session.image(store, "first", staging=100 * FRAME_BYTES)
+    store = CheckpointStore(FailingBlobs(inner.blobs, lambda operation, name: still.append(not running.is_set())))
+    checkpointing, counts = session.checkpoint(store, "first", staging=100 * FRAME_BYTES)
     assert not any(still) and len(still) > 3
-    assert imaging.taken.paused_bytes > 0 and imaging.taken.cut_bytes == room * PAGE
-    parts = [getattr(imaging.taken, f"{part}_ms") for part in ("hash", "state", "room", "copy", "read")]
-    assert all(part > 0 for part in parts) and sum(parts) <= imaging.taken.pause_ms <= sum(parts) + 2000
+    assert checkpointing.taken.paused_bytes > 0 and checkpointing.taken.cut_bytes == room * PAGE
+    parts = [getattr(checkpointing.taken, f"{part}_ms") for part in ("hash", "state", "room", "copy", "read")]
+    assert all(part > 0 for part in parts) and sum(parts) <= checkpointing.taken.pause_ms <= sum(parts) + 2000
     assert counts["read_ms"] > 0 and counts["prepare_ms"] > 0
     assert restores_as(inner.open("first"), session.moment)  # type: ignore[arg-type]
     until = time.monotonic() + 30
@@ -87,7 +87,7 @@ def test_nothing_is_stored_in_the_pause(tmp_path: Path, room: int) -> None:
 
 def test_room_is_taken_before_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was estimated costs the pause nothing; what changed beyond it finds room in the pause."""
-    monkeypatch.setattr(imaging_module, "MORE_PAGES", 2)
+    monkeypatch.setattr(checkpointing_module, "MORE_PAGES", 2)
     session, store, taken = Session(1000), DirectoryStore(tmp_path), []
     real_stage, standing = session.device.stage, [False]
     real_still = session.stand_still
@@ -108,11 +108,11 @@ def test_room_is_taken_before_the_pause(tmp_path: Path, monkeypatch: pytest.Monk
     session.device.stage = stage  # type: ignore[method-assign]
     session.stand_still = stand_still  # type: ignore[method-assign]
     session.churn = lambda: None  # type: ignore[method-assign]
-    session.image(store, "first")
+    session.checkpoint(store, "first")
     assert sum(pages for _, pages in taken) == 45 and not any(still for still, _ in taken)
     taken.clear()
     del session.churn
-    session.image(store, "second", "first")
+    session.checkpoint(store, "second", "first")
     assert sum(pages for still, pages in taken if not still) == 2
     assert sum(pages for still, pages in taken if still) >= 40
     assert restores_as(store.open("second"), session.moment)  # type: ignore[arg-type]
@@ -122,11 +122,11 @@ def test_room_is_taken_before_the_pause(tmp_path: Path, monkeypatch: pytest.Monk
 def test_only_what_changed_is_set_aside(tmp_path: Path) -> None:
     session, store = Session(1000), DirectoryStore(tmp_path)
     session.churn = lambda: None  # type: ignore[method-assign]
-    session.image(store, "first")
+    session.checkpoint(store, "first")
     session.device.write(BASE + 3 * PAGE, b"one")
     session.device.write(BASE + 9 * PAGE, b"two")
-    imaging, counts = session.image(store, "second", "first")
-    assert imaging.taken.cut_bytes == 2 * PAGE and imaging.taken.paused_bytes == 0
+    checkpointing, counts = session.checkpoint(store, "second", "first")
+    assert checkpointing.taken.cut_bytes == 2 * PAGE and checkpointing.taken.paused_bytes == 0
     assert counts["unchanged_pages"] == counts["pages"] - 2 and counts["new_chunks"] == 2
     assert restores_as(store.open("second"), session.device)
 
@@ -141,17 +141,17 @@ def test_memory_goes_back_as_it_is_read(tmp_path: Path) -> None:
         return real(pages, staging, key)
 
     session.device.copy_and_hash = copy_and_hash  # type: ignore[method-assign]
-    session.image(DirectoryStore(tmp_path), "first")
+    session.checkpoint(DirectoryStore(tmp_path), "first")
     reads = seen[seen.index(max(seen)):]
     assert max(seen) == 7 and reads[-1] == 1 and sorted(reads, reverse=True) == reads
 
 
 @pytest.mark.parametrize("point", ["image.paused", "cut", "reading", "image"])
 def test_giving_way(tmp_path: Path, point: str) -> None:
-    """At each step: the image is not there, nothing of it stays, all memory is free, and the reason is said."""
+    """At each step: the checkpoint is not there, nothing of it stays, all memory is free, and the reason is said."""
     session, store = Session(1000), DirectoryStore(tmp_path)
     wanted: dict[str, Any] = {}
-    made: list[Imaging] = []
+    made: list[Checkpointing] = []
     freed: list[int] = []
     threads: list[threading.Thread] = []
 
@@ -173,31 +173,31 @@ def test_giving_way(tmp_path: Path, point: str) -> None:
             return real(pages, staging, key)
 
         session.device.copy_and_hash = copy_and_hash  # type: ignore[method-assign]
-    imaging = Imaging(session.device, KEY, reserve=0, point=give_way, **wanted)  # type: ignore[arg-type]
-    made.append(imaging)
+    checkpointing = Checkpointing(session.device, KEY, reserve=0, point=give_way, **wanted)  # type: ignore[arg-type]
+    made.append(checkpointing)
     with pytest.raises(Refused, match="gave way: a move begins"), store.writer("first") as writer:
-        imaging.run(writer, session.stand_still, session.take)
+        checkpointing.run(writer, session.stand_still, session.take)
     for thread in threads:
         thread.join(20)
-    assert imaging.wait_read(0) and not session.device.blocks
+    assert checkpointing.wait_read(0) and not session.device.blocks
     frames = session.device.frames()
     assert frames._made == len(frames._free), "every frame came back"
     assert freed[0] == (42 * PAGE if point in ("image.paused", "cut") else 0 if point == "image" else freed[0])
     assert store.names() == {} and not list(tmp_path.rglob("*.pack")) and not list(tmp_path.rglob("*.tmp"))
-    session.image(store, "second")
+    session.checkpoint(store, "second")
     assert restores_as(store.open("second"), session.moment)  # type: ignore[arg-type]
 
 
 def test_giving_way_lets_a_slow_writer_go(tmp_path: Path) -> None:
     """A writer that waits for its share of the bandwidth does not keep a move waiting."""
     session, store, pace = Session(1000), DirectoryStore(tmp_path), Pace(1000.0)
-    imaging = Imaging(session.device, KEY, reserve=0)  # type: ignore[arg-type]
+    checkpointing = Checkpointing(session.device, KEY, reserve=0)  # type: ignore[arg-type]
     failed: list[Exception] = []
 
     def run() -> None:
         try:
             with store.writer("slow", staging=1 << 20, pace=pace) as writer:
-                imaging.run(writer, session.stand_still, session.take)
+                checkpointing.run(writer, session.stand_still, session.take)
         except Refused as error:
             failed.append(error)
 
@@ -205,12 +205,12 @@ def test_giving_way_lets_a_slow_writer_go(tmp_path: Path) -> None:
     thread.start()
     deadline = threading.Event()
     for _ in range(3000):
-        if session.moment is not None and imaging.taken.pause_ms:
+        if session.moment is not None and checkpointing.taken.pause_ms:
             break
         deadline.wait(0.01)
-    assert imaging.taken.pause_ms, "the pause is not slowed by the bandwidth"
-    imaging.give_way("a move begins")
-    assert imaging.wait_read(30)
+    assert checkpointing.taken.pause_ms, "the pause is not slowed by the bandwidth"
+    checkpointing.give_way("a move begins")
+    assert checkpointing.wait_read(30)
     thread.join(30)
     assert failed and not thread.is_alive() and not session.device.blocks
 
@@ -222,13 +222,13 @@ def test_a_store_that_fails_behind_the_pause(tmp_path: Path) -> None:
         if operation == "commit":
             raise StoreFull("no room")
 
-    failing = ImageStore(FailingBlobs(inner.blobs, full))
+    failing = CheckpointStore(FailingBlobs(inner.blobs, full))
     with pytest.raises(StoreFull):
-        session.image(failing, "first")
+        session.checkpoint(failing, "first")
     assert not session.device.blocks and inner.names() == {}
     frames = session.device.frames()
     assert frames._made == len(frames._free), "every frame came back"
-    session.image(inner, "second")
+    session.checkpoint(inner, "second")
     assert restores_as(inner.open("second"), session.moment)  # type: ignore[arg-type]
 
 
@@ -254,7 +254,7 @@ def test_a_store_that_takes_nothing_does_not_hold_the_session(tmp_path: Path, mo
 
     session.stand_still = stand_still  # type: ignore[method-assign]
     with pytest.raises(StoreUnreachable, match="stood still"):
-        session.image(ImageStore(FailingBlobs(inner.blobs, hangs)), "first", staging=1 << 20)
+        session.checkpoint(CheckpointStore(FailingBlobs(inner.blobs, hangs)), "first", staging=1 << 20)
     assert running_again and all(running_again) and inner.names() == {}
 
 
@@ -268,12 +268,12 @@ def test_a_session_that_does_not_stand_still(tmp_path: Path) -> None:
 
     session.stand_still = never  # type: ignore[method-assign, assignment]
     with pytest.raises(TimedOut):
-        session.image(store, "first")
+        session.checkpoint(store, "first")
     assert not session.device.blocks and store.names() == {}
 
 
 def test_a_limit_to_the_cut(tmp_path: Path) -> None:
     """No more than the node allows is set aside, however much is free; the rest is read in the pause."""
     session = Session(1000)
-    imaging, _ = session.image(DirectoryStore(tmp_path), "first", room=10 * PAGE)
-    assert imaging.taken.cut_bytes == 10 * PAGE and imaging.taken.paused_bytes > 30 * PAGE
+    checkpointing, _ = session.checkpoint(DirectoryStore(tmp_path), "first", room=10 * PAGE)
+    assert checkpointing.taken.cut_bytes == 10 * PAGE and checkpointing.taken.paused_bytes > 30 * PAGE

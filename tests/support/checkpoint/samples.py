@@ -1,4 +1,4 @@
-"""A device with some of everything, its images, and what is compared of them."""
+"""A device with some of everything, its checkpoints, and what is compared of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images as things, on a real pool: verbs, what counts, damage in the store, carrying to another pool."""
+"""Checkpoints as things, on a real pool: verbs, what counts, damage in the store, carrying to another pool."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def running_again(pool: LocalPool, name: str, epoch: int) -> dict[str, Any]:
     return row
 
 
-def test_images_are_listed_shown_checked_and_kept_in_order(small: LocalPool) -> None:
+def test_checkpoints_are_listed_shown_checked_and_kept_in_order(small: LocalPool) -> None:
     pool = small
     program = pool.heat("listed", steps=2_000_000)  # it is killed when all is seen
     program.wait_lines(2)
@@ -72,7 +72,7 @@ def test_images_are_listed_shown_checked_and_kept_in_order(small: LocalPool) -> 
     assert pool.rgpu("checkpoint", "listed", "--no-wait") == {"session": "listed", "waited": False}
     deadline = time.monotonic() + 30
     while pool.rgpu("image", "ls", "listed")[0]["image"] == newest:
-        assert time.monotonic() < deadline, "nobody took the image"
+        assert time.monotonic() < deadline, "nobody took the checkpoint"
     pool.rgpu("kill", "listed")
     assert not pool.rgpu("image", "gc", "--ended", "1h")["images"]
     assert pool.rgpu("image", "gc", "--ended", "0", "--grace", "0")["images"]
@@ -83,11 +83,11 @@ def kill_worker(pool: LocalPool, name: str) -> None:
     os.kill(int(pool.session(name)["worker_pid"]), signal.SIGKILL)
 
 
-def test_the_newest_good_image_is_used_and_the_bad_one_named(small: LocalPool) -> None:
+def test_the_newest_good_checkpoint_is_used_and_the_bad_one_named(small: LocalPool) -> None:
     pool = small
     program = pool.heat("healed", steps=6000)
     program.wait_lines(2)
-    os.kill(program.process.pid, signal.SIGSTOP)  # both images stand at one position: the journal follows either
+    os.kill(program.process.pid, signal.SIGSTOP)  # both checkpoints stand at one position: the journal follows either
     time.sleep(1.0)
     good, bad = (pool.rgpu("checkpoint", "healed") for _ in range(2))
     assert good["position"] == bad["position"]
@@ -98,25 +98,25 @@ def test_the_newest_good_image_is_used_and_the_bad_one_named(small: LocalPool) -
     os.kill(program.process.pid, signal.SIGCONT)
     row = running_again(pool, "healed", 2)
     assert row["epoch"] >= 2
-    assert bad["image"] in pool.logs() and "an image is bad" in pool.logs()
+    assert bad["image"] in pool.logs() and "a checkpoint is bad" in pool.logs()
     assert program.finish()
     assert pool.rgpu("image", "verify", good["image"])["pages"] > 0, "nothing older is harmed"
 
 
-def test_an_image_goes_to_another_pool(small: LocalPool, tmp_path: Path) -> None:
+def test_a_checkpoint_goes_to_another_pool(small: LocalPool, tmp_path: Path) -> None:
     pool = small
     program = pool.heat("carried", steps=20000)
     program.wait_lines(2)
-    image = pool.rgpu("checkpoint", "carried")
+    checkpoint = pool.rgpu("checkpoint", "carried")
     file = tmp_path / "carried.rgpu"
-    told = pool.rgpu("image", "export", image["image"], str(file))
+    told = pool.rgpu("image", "export", checkpoint["image"], str(file))
     assert told["bytes"] == file.stat().st_size and file.stat().st_mode & 0o077 == 0
-    fails(AlreadyExists, pool, "image", "export", image["image"], str(file))
+    fails(AlreadyExists, pool, "image", "export", checkpoint["image"], str(file))
     pool.rgpu("kill", "carried")
     with LocalPool(tmp_path / "other", nodes=1) as other:
         brought = other.rgpu("image", "import", str(file), "--name", "brought")
-        assert brought["position"] == image["position"] and brought["session"] == "carried"
-        assert other.rgpu("image", "verify", "brought")["pages"] == image["pages"]
+        assert brought["position"] == checkpoint["position"] and brought["session"] == "carried"
+        assert other.rgpu("image", "verify", "brought")["pages"] == checkpoint["pages"]
         assert other.rgpu("image", "ls")[0]["named"] is False
         data = bytearray(file.read_bytes())
         data[len(data) // 3] ^= 4
@@ -155,8 +155,8 @@ def test_sessions_recover_from_an_object_store_and_workers_have_no_credentials(t
         with pool:
             program = pool.heat("objects", steps=2_000_000)  # it is stopped when all is seen
             program.wait_lines(2)
-            image = pool.rgpu("checkpoint", "objects")
-            assert pool.rgpu("image", "verify", image["image"])["pages"] == image["pages"]
+            checkpoint = pool.rgpu("checkpoint", "objects")
+            assert pool.rgpu("image", "verify", checkpoint["image"])["pages"] == checkpoint["pages"]
             row = pool.session("objects")
             worker = environment_of(int(row["worker_pid"]))
             assert not [name for name in worker if name.startswith("AWS_")] and "very secret" not in str(worker)

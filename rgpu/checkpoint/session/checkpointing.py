@@ -1,6 +1,6 @@
-"""An image of a session that runs on: one pause, and everything else around it.
+"""A checkpoint of a session that runs on: one pause, and everything else around it.
 
-Before the pause, the previous image is read, what will have to be copied is
+Before the pause, the previous checkpoint is read, what will have to be copied is
 estimated from the pages as they are, and memory for it is taken: on the device
 (:mod:`rgpu.checkpoint.pages.copy_memory`), and where that has none, in the host (:mod:`rgpu.checkpoint.codec.frames`).
 In the
@@ -11,7 +11,7 @@ Behind it, the session runs, and the copies are read, named, compressed and
 stored; each block of device memory is given back once it was read.
 
 Whoever needs that memory more, or the session to be left alone, calls
-:meth:`Imaging.give_way`: the image is given up, with that reason.
+:meth:`Checkpointing.give_way`: the checkpoint is given up, with that reason.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from rgpu.checkpoint.pages.frozen import (
     run_table,
 )
 from rgpu.checkpoint.pages.pages import Page, PageList, page_size
-from rgpu.checkpoint.session.image_link import RemoteWriter
-from rgpu.checkpoint.store.writer import STILL_PATIENCE, ImageWriter
+from rgpu.checkpoint.session.checkpoint_link import RemoteWriter
+from rgpu.checkpoint.store.writer import STILL_PATIENCE, CheckpointWriter
 from rgpu.session.errors import DeviceError, Refused
 
 #: The session stands still while it is entered; raises :class:`TimedOut` if it cannot.
@@ -52,18 +52,18 @@ StandStill = Callable[[], AbstractContextManager[None]]
 Take = Callable[[MomentView], SessionState]
 
 #: Of this process, or of another.
-Writer = ImageWriter | RemoteWriter
+Writer = CheckpointWriter | RemoteWriter
 
 LOOKS = 3  #: before the pause, while memory comes and goes
 #: What changes until the pause: room for this share of what must be copied now is taken in addition, and so many pages.
 MORE, MORE_PAGES = 1 / 8, 1024
 BEGUN = 4  #: frames that may stay half empty: of mapped memory, of variables, of shadows, of short pages
-ASK_SECONDS = 0.5  #: between two looks whether the image was given up, while all frames are in use
+ASK_SECONDS = 0.5  #: between two looks whether the checkpoint was given up, while all frames are in use
 
 
 @dataclass
 class Taken:
-    """What one image cost. Times in ms, sizes in bytes."""
+    """What one checkpoint cost. Times in ms, sizes in bytes."""
 
     pause_ms: float = 0.0  #: the session stood still, its work drained
     drain_ms: float = 0.0  #: from the wish until it stood still: its work came to an end
@@ -71,7 +71,7 @@ class Taken:
     paused_bytes: int = 0  #: read while the session stood still
     prepare_ms: float = 0.0  #: before the pause: an estimate was made, and memory taken
     hash_ms: float = 0.0  #: of the pause: every page was hashed
-    state_ms: float = 0.0  #: of the pause: the state was taken, and compared with the previous image
+    state_ms: float = 0.0  #: of the pause: the state was taken, and compared with the previous checkpoint
     room_ms: float = 0.0  #: of the pause: memory of the device was taken that nobody had foreseen
     copy_ms: float = 0.0  #: of the pause: pages were copied aside on the device
     read_ms: float = 0.0  #: of the pause: pages were read
@@ -100,7 +100,7 @@ class Held:
     short: list[tuple[Region, int, bytes, tuple[int, int]]]
 
 
-class Imaging:
+class Checkpointing:
     """See the module docstring. One thread calls :meth:`run`, once; any may call :meth:`give_way`.
 
     ``room``: bytes of device memory that the cut may take at most, None: all that is free.
@@ -121,7 +121,7 @@ class Imaging:
 
     # -- giving way -----------------------------------------------------------------
     def give_way(self, reason: str) -> int:
-        """Give the image up; returns the bytes of device memory that this freed. What is complete stays so."""
+        """Give the checkpoint up; returns the bytes of device memory that this freed. What is complete stays so."""
         with self._lock:
             self._reason = self._reason or f"the checkpoint gave way: {reason}; take it again"
             frozen, writer, room = self._frozen, self._writer, self._room
@@ -141,10 +141,10 @@ class Imaging:
         if self._reason:
             raise Refused(self._reason)
 
-    # -- the image --------------------------------------------------------------------
+    # -- the checkpoint --------------------------------------------------------------------
     def run(self, writer: Writer, stand_still: StandStill, take: Take,
             facts: dict[str, Any] | None = None) -> tuple[SessionState, dict[str, Any]]:
-        """Write the image; its state and statistics. The caller discards the writer when this raises.
+        """Write the checkpoint; its state and statistics. The caller discards the writer when this raises.
 
         Raises :class:`Refused` when it had to give way, and what ``stand_still``, ``take`` and the writer raise.
         """

@@ -1,4 +1,4 @@
-"""An image goes to a node once, and only the part of it that the device can run."""
+"""A module binary goes to a node once, and only the part of it that the device can run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.support.pools.pool import LocalPool
 from tests.support.pools.staged import Staged
 
-NOISE = 300_000  #: bytes of each entry that this device cannot use (programs/images.py)
+NOISE = 300_000  #: bytes of each entry that this device cannot use (programs/binaries.py)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def cached(pool: LocalPool, host: str) -> list[Path]:
 def wait_cached(pool: LocalPool, host: str) -> Path:
     deadline = time.monotonic() + 10
     while not (found := [path for path in cached(pool, host) if len(path.name) == 64]):
-        assert time.monotonic() < deadline, f"{host} keeps no image"
+        assert time.monotonic() < deadline, f"{host} keeps no module binary"
         time.sleep(0.02)
     assert len(found) == 1
     return found[0]
@@ -47,7 +47,7 @@ def wait_row(staged: Staged, wanted: Any) -> dict[str, Any]:
     return row
 
 
-def run(pool: LocalPool, name: str, host: str = "node-a", program: str = "images") -> Staged:
+def run(pool: LocalPool, name: str, host: str = "node-a", program: str = "binaries") -> Staged:
     return Staged(pool, pool.folder / "gates", program, name=name, options=("--host", host))
 
 
@@ -56,13 +56,13 @@ def finish(staged: Staged) -> str:
     return staged.finish()
 
 
-def test_images_go_once(pool: LocalPool) -> None:
+def test_binaries_go_once(pool: LocalPool) -> None:
     first = run(pool, "first")
     first.reach(1)
     row = wait_row(first, lambda row: row["module_bytes"])
     assert 16_384 < row["module_bytes"] < NOISE and row["module_bytes_saved"] == 0  # the PTX alone
-    image = wait_cached(pool, "node-a")
-    assert image.stat().st_size == row["module_bytes"]
+    binary = wait_cached(pool, "node-a")
+    assert binary.stat().st_size == row["module_bytes"]
     expected = finish(first)
 
     second = run(pool, "second")
@@ -72,14 +72,14 @@ def test_images_go_once(pool: LocalPool) -> None:
     assert again["modules"]["hits"] == 1 and again["modules"]["misses"] == 0
     assert finish(second) == expected
 
-    image.write_bytes(image.read_bytes()[:-1])
+    binary.write_bytes(binary.read_bytes()[:-1])
     third = run(pool, "third")
     third.reach(1)
     assert wait_row(third, lambda row: row["module_bytes"])["modules"]["damaged"] == 1
     assert finish(third) == expected
     assert wait_cached(pool, "node-a").stat().st_size == row["module_bytes"]  # repaired by what was sent
 
-    # The node dies; the other one has never seen the image, and gets it from the client's journal.
+    # The node dies; the other one has never seen the module binary, and gets it from the client's journal.
     fourth = run(pool, "fourth")
     before = fourth.reach(1)
     wait_row(fourth, lambda row: row["module_bytes_saved"])
@@ -101,10 +101,10 @@ def test_real_code_goes_once(tmp_path: Path) -> None:
     with LocalPool(tmp_path, nodes=1, device="cuda:0") as pool:
         digests, size = [], 0
         for name in ("first", "second"):
-            staged = run(pool, name, program="images_gpu")
+            staged = run(pool, name, program="binaries_gpu")
             staged.reach(1)
             whole = int(next(line for line in staged.lines if line.startswith("whole")).split()[1])
-            if name == "first":  # whether the library's image was named depends on how fast the disk took the module's
+            if name == "first":  # whether the library's binary was named depends on how fast the disk took the module's
                 size = wait_cached(pool, "node-a").stat().st_size
                 assert 16_384 <= size < whole / 4, (size, whole)
             row = wait_row(staged, lambda row, size=size: 2 * size == sum(
@@ -132,8 +132,8 @@ print("digest", hashlib.sha256(data).hexdigest())
 
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
-def test_pytorch_s_images_go_once(tmp_path: Path) -> None:
-    """PyTorch with cuBLAS and cuDNN: results equal to a native run's, and the second run sends no image."""
+def test_pytorch_s_binaries_go_once(tmp_path: Path) -> None:
+    """PyTorch with cuBLAS and cuDNN: results equal to a native run's, and the second run sends no module binary."""
     pytest.importorskip("torch")
     script = tmp_path / "images_torch.py"
     script.write_text(TORCH)
@@ -146,8 +146,8 @@ def test_pytorch_s_images_go_once(tmp_path: Path) -> None:
             program.wait_lines(1, 240)
             time.sleep(3)  # figures come every second
             row = pool.session(name)
-            print(f"{name}: {row['module_bytes']:,} bytes of images sent, {row['module_bytes_saved']:,} named")
+            print(f"{name}: {row['module_bytes']:,} bytes of module binaries sent, {row['module_bytes_saved']:,} named")
             assert program.finish() == digest, f"{name} run: another result than natively"
             if name == "second":
-                assert row["module_bytes"] == 0, f"images were sent again: {row}"
+                assert row["module_bytes"] == 0, f"module binaries were sent again: {row}"
                 assert row["module_bytes_saved"] > 1 << 20, row

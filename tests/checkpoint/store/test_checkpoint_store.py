@@ -1,4 +1,4 @@
-"""Images: round trips, every flipped bit, truncation, missing packs, versions, full disks, removal."""
+"""Checkpoints: round trips, every flipped bit, truncation, missing packs, versions, full disks, removal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rgpu.checkpoint.blobs import files
 from rgpu.checkpoint.codec import chunk
 from rgpu.checkpoint.device import PAGE
 from rgpu.checkpoint.manifest import cut
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest as manifests
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.session import restore
 from rgpu.checkpoint.store import collect
-from rgpu.checkpoint.store.images import DirectoryStore, write_image
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore, write_checkpoint
 from rgpu.session.errors import (
     AlreadyExists,
     Corrupt,
@@ -38,12 +38,12 @@ from rgpu.session.errors import (
     VersionMismatch,
 )
 from tests.support.checkpoint.fake_device import FakeDevice
-from tests.support.checkpoint.images import BASE, GLOBAL, KEY, PINNED, fresh, same, sample_device, taken
+from tests.support.checkpoint.samples import BASE, GLOBAL, KEY, PINNED, fresh, same, sample_device, taken
 
 
 def store_with(path: Path, device: FakeDevice, name: str = "i", **options: object) -> DirectoryStore:
     store = DirectoryStore(path / "store")
-    write_image(store, name, device, taken(device), **options)  # type: ignore[arg-type]
+    write_checkpoint(store, name, device, taken(device), **options)  # type: ignore[arg-type]
     return store
 
 
@@ -54,7 +54,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, seed: int, pages: 
     device = sample_device(seed, pages)
     store = DirectoryStore(tmp_path_factory.mktemp("r") / "store")
     store.blobs.pack_limit = limit
-    write_image(store, "i", device, taken(device))  # type: ignore[arg-type]
+    write_checkpoint(store, "i", device, taken(device))  # type: ignore[arg-type]
     with store.open("i") as found:
         assert found.state == taken(device)
         target = fresh(device)
@@ -69,7 +69,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, seed: int, pages: 
 def test_statistics_compression_and_elision(tmp_path: Path) -> None:
     device = sample_device(pages=8)
     store = DirectoryStore(tmp_path / "s")
-    facts = write_image(store, "i", device, taken(device), statistics={"why": "test"})  # type: ignore[arg-type]
+    facts = write_checkpoint(store, "i", device, taken(device), statistics={"why": "test"})  # type: ignore[arg-type]
     # two random pages, one page of abcd (twice), one "same page" (twice), a shadow, a variable
     assert (facts["pages"], facts["new_chunks"], facts["reused_chunks"]) == (12, 6, 0)
     assert facts["unchanged_pages"] == 0
@@ -78,15 +78,15 @@ def test_statistics_compression_and_elision(tmp_path: Path) -> None:
     assert 0 < facts["compressed_chunks"] < facts["new_chunks"]
 
 
-def test_the_next_image_stores_only_what_changed(tmp_path: Path) -> None:
+def test_the_next_checkpoint_stores_only_what_changed(tmp_path: Path) -> None:
     device = sample_device()
     store = store_with(tmp_path, device)
     device.write(BASE + 3 * PAGE, b"changed")
-    facts = write_image(store, "j", device, taken(device, 9), base="i")  # type: ignore[arg-type]
+    facts = write_checkpoint(store, "j", device, taken(device, 9), base="i")  # type: ignore[arg-type]
     assert (facts["new_chunks"], facts["reused_chunks"], facts["unchanged_pages"]) == (1, 5, 9)
     store.verify("j")
     freed = store.rm("i")
-    assert freed < PAGE, "the first image's pack is still used"
+    assert freed < PAGE, "the first checkpoint's pack is still used"
     store.verify("j")
     store.rm("j")
     assert not leftovers(tmp_path / "store")
@@ -95,7 +95,7 @@ def test_the_next_image_stores_only_what_changed(tmp_path: Path) -> None:
 def test_listing(tmp_path: Path) -> None:
     device = sample_device()
     store = store_with(tmp_path, device, "demo/1@7")
-    write_image(store, "b", device, taken(device))  # type: ignore[arg-type]
+    write_checkpoint(store, "b", device, taken(device))  # type: ignore[arg-type]
     (tmp_path / "store" / "images" / "broken.image").write_bytes(b"junk")
     infos = {info.name: info for info in store.ls()}
     assert set(infos) == {"demo/1@7", "b", "broken"}
@@ -172,7 +172,7 @@ def test_a_missing_pack(tmp_path: Path) -> None:
         store.verify("i")
     device = FakeDevice()
     device.add(PINNED, 300, "pinned", data=bytes(range(200)))
-    facts = write_image(store, "j", device, taken(device), base="i")  # type: ignore[arg-type]
+    facts = write_checkpoint(store, "j", device, taken(device), base="i")  # type: ignore[arg-type]
     assert facts["reused_chunks"] == 0, "a base whose packs are gone is not built upon"
     store.verify("j")
 
@@ -180,10 +180,10 @@ def test_a_missing_pack(tmp_path: Path) -> None:
 def test_swapped_chunks_packs_and_manifests(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     device = sample_device()
-    write_image(store, "j", device, taken(device))  # type: ignore[arg-type]
-    manifests = tmp_path / "store" / "images"
-    (manifests / "k.image").write_bytes((manifests / "i.image").read_bytes())
-    with pytest.raises(Corrupt, match="another|of image 'i'"):
+    write_checkpoint(store, "j", device, taken(device))  # type: ignore[arg-type]
+    folder = tmp_path / "store" / "images"
+    (folder / "k.image").write_bytes((folder / "i.image").read_bytes())
+    with pytest.raises(Corrupt, match="another|of checkpoint 'i'"):
         store.open("k")
     one, two = sorted((tmp_path / "store" / "packs").iterdir())
     data = one.read_bytes()
@@ -205,12 +205,12 @@ def test_another_key(tmp_path: Path) -> None:
 def rewritten(path: Path, **header: int) -> None:
     """A well-sealed manifest with other header fields: as a future writer would make."""
     data = bytearray(path.read_bytes())
-    fields = {"version": image.VERSION, "minimum": image.MINIMUM_READER, "length": len(data) - 64, **header}
-    head = struct.pack("<8sIIQ8s", image.MAGIC, fields["version"], fields["minimum"], fields["length"],
-                       image.key_id(image.DEFAULT_KEY))
+    fields = {"version": manifests.VERSION, "minimum": manifests.MINIMUM_READER, "length": len(data) - 64, **header}
+    head = struct.pack("<8sIIQ8s", manifests.MAGIC, fields["version"], fields["minimum"], fields["length"],
+                       manifests.key_id(manifests.DEFAULT_KEY))
     size = int.from_bytes(data[64:68], "little")
-    data[72:104] = image._checksum(head, data[104:104 + size], key=image.DEFAULT_KEY)
-    path.write_bytes(head + image._checksum(head, data[64:], key=image.DEFAULT_KEY) + data[64:])
+    data[72:104] = manifests._checksum(head, data[104:104 + size], key=manifests.DEFAULT_KEY)
+    path.write_bytes(head + manifests._checksum(head, data[64:], key=manifests.DEFAULT_KEY) + data[64:])
 
 
 def test_newer_versions(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_newer_versions(tmp_path: Path) -> None:
 @given(st.binary(max_size=200))
 def test_random_bytes_are_no_manifest_chunk_or_state(data: bytes) -> None:
     with pytest.raises((Corrupt, VersionMismatch)):
-        image.decode(data, KEY, "x")
+        manifests.decode(data, KEY, "x")
     with pytest.raises((Corrupt, VersionMismatch)):
         chunk.decode(data, KEY, 0)
     with pytest.raises(Corrupt):
@@ -250,19 +250,19 @@ def test_hostile_manifests_under_the_right_key(tmp_path_factory: pytest.TempPath
     """Whoever has the key may still lie in every number: an error, never a wild read."""
     device = sample_device(pages=2)
     store = DirectoryStore(tmp_path_factory.mktemp("h") / "s")
-    write_image(store, "i", device, taken(device))  # type: ignore[arg-type]
-    body = image.decode(store.blobs.read("images/i.image"), image.DEFAULT_KEY, "i").body
+    write_checkpoint(store, "i", device, taken(device))  # type: ignore[arg-type]
+    body = manifests.decode(store.blobs.read("images/i.image"), manifests.DEFAULT_KEY, "i").body
     column = data.draw(st.sampled_from(["names", "packs", "offsets", "lengths", "pages", "size"]))
     if column == "pages":
         body.pages[0] = data.draw(st.binary(max_size=12))
     elif column == "size":
-        body.packs[0] = image.Pack(body.packs[0].name, data.draw(st.integers(0, 2**62)))
+        body.packs[0] = manifests.Pack(body.packs[0].name, data.draw(st.integers(0, 2**62)))
     else:
         fields = {name: getattr(body.chunks, name) for name in ("names", "packs", "offsets", "lengths")}
         garbled = bytearray(fields[column])
         garbled[data.draw(st.integers(0, len(garbled) - 1))] ^= data.draw(st.integers(1, 255))
-        body.chunks = image.Chunks(**{**fields, column: bytes(garbled)})
-    store.blobs.put("images/i.image", image.encode(body, image.DEFAULT_KEY))
+        body.chunks = manifests.Chunks(**{**fields, column: bytes(garbled)})
+    store.blobs.put("images/i.image", manifests.encode(body, manifests.DEFAULT_KEY))
     try:
         store.verify("i")
     except (Corrupt, VersionMismatch):
@@ -277,7 +277,7 @@ def leftovers(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("limit", [1_000, 10_000, 70_000, 140_000])
-def test_a_full_disk_leaves_no_torn_image(tmp_path: Path, limit: int) -> None:
+def test_a_full_disk_leaves_no_torn_checkpoint(tmp_path: Path, limit: int) -> None:
     """A real failing write: no file may grow above the limit."""
     device = sample_device()
     store = DirectoryStore(tmp_path / "s")
@@ -285,22 +285,22 @@ def test_a_full_disk_leaves_no_torn_image(tmp_path: Path, limit: int) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
         if limit == 140_000:  # enough for the packs and the manifest
-            write_image(store, "i", device, taken(device))  # type: ignore[arg-type]
+            write_checkpoint(store, "i", device, taken(device))  # type: ignore[arg-type]
         else:
             with pytest.raises(StoreFull, match="disk is full"):
-                write_image(store, "i", device, taken(device))  # type: ignore[arg-type]
+                write_checkpoint(store, "i", device, taken(device))  # type: ignore[arg-type]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     if limit < 140_000:
         assert leftovers(tmp_path / "s") == [] and store.ls() == []
-        write_image(store, "i", device, taken(device))  # type: ignore[arg-type]
+        write_checkpoint(store, "i", device, taken(device))  # type: ignore[arg-type]
     store.verify("i")
 
 
 @pytest.mark.parametrize("function", ["write", "fsync", "rename", "link"])
 @pytest.mark.parametrize("number", range(1, 9))
 def test_any_failing_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, number: int) -> None:
-    """Whatever fails at whatever point: the old image stays, the new one is whole or not there."""
+    """Whatever fails at whatever point: the old checkpoint stays, the new one is whole or not there."""
     device = sample_device()
     store = store_with(tmp_path, device, "old")
     device.write(BASE, b"new")
@@ -314,7 +314,7 @@ def test_any_failing_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(files.os, function, failing)
     try:
-        write_image(store, "new", device, taken(device), base="old")  # type: ignore[arg-type]
+        write_checkpoint(store, "new", device, taken(device), base="old")  # type: ignore[arg-type]
         wrote = True
     except StoreError as error:
         wrote = False
@@ -329,7 +329,7 @@ def test_any_failing_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert not wrote
         collect.collect(store, grace=0)
         left = [name for name in leftovers(tmp_path / "store") if not re.fullmatch("[0-9a-f]{16}", name)]
-        assert len(left) == 2, "only the old image's files, and the intent if it could not be taken back"
+        assert len(left) == 2, "only the old checkpoint's files, and the intent if it could not be taken back"
 
 
 def test_a_crash_leaves_nothing_that_is_not_collected(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``rgpu image …``: the images of a pool's sessions as things: list, look, check, carry, remove."""
+"""``rgpu image …``: the checkpoints of a pool's sessions as things: list, look, check, carry, remove."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from rgpu.checkpoint.manifest.state import SessionState
-from rgpu.checkpoint.store.archive import ArchiveReader, ArchiveWriter, copy_image
-from rgpu.checkpoint.store.images import ImageStore
+from rgpu.checkpoint.store.archive import ArchiveReader, ArchiveWriter, copy_checkpoint
+from rgpu.checkpoint.store.checkpoint_store import CheckpointStore
 from rgpu.cli import common
 from rgpu.cli.pool import connect
 from rgpu.cli.settings import parse_age
@@ -25,7 +25,7 @@ PIECE = 4 << 20
 
 @click.group("image")
 def command() -> None:
-    """Images: checkpoints of sessions in the pool's store."""
+    """Checkpoints: checkpoints of sessions in the pool's store."""
 
 
 def _role(operator: bool) -> str:
@@ -33,7 +33,7 @@ def _role(operator: bool) -> str:
 
 
 COLUMNS = (
-    Column("IMAGE", lambda i: i["image"]), Column("", lambda i: {True: "*", None: "?"}.get(i["named"], "")),
+    Column("CHECKPOINT", lambda i: i["image"]), Column("", lambda i: {True: "*", None: "?"}.get(i["named"], "")),
     Column("SESSION", lambda i: i["session"], drop=1), Column("POSITION", lambda i: i["position"], drop=5),
     Column("EPOCH", lambda i: i["epoch"], drop=6), Column("MEMORY", lambda i: i["memory"], common.size, drop=4),
     Column("STORED", lambda i: i["stored"], common.size, drop=3), Column("AGE", lambda i: time.time() - i["created"],
@@ -41,7 +41,7 @@ COLUMNS = (
                                                                         "in the future", drop=2),
     Column("PAGES", lambda i: i["pages"], wide=True), Column("USER", lambda i: i["user"], wide=True),
     Column("NOTE", lambda i: i["error"], cut=True))
-_operator = click.option("--operator", is_flag=True, help="Act with the operator's key: everybody's images.")
+_operator = click.option("--operator", is_flag=True, help="Act with the operator's key: everybody's checkpoints.")
 
 
 @command.command("ls")
@@ -52,22 +52,22 @@ _operator = click.option("--operator", is_flag=True, help="Act with the operator
 @common.verb
 def ls(session: str | None, operator: bool, pool: str | None, output: str, sort: str | None,
        watch: float | None) -> None:
-    """List images, newest first; `*` marks those that a session would be recovered from."""
+    """List checkpoints, newest first; `*` marks those that a session would be recovered from."""
     listing = Listing(COLUMNS, "image", output, sort)
     with connect(common.settings(pool=pool), _role(operator)) as client:
         listing.follow(lambda: client.call("image.ls", {"session": session}, timeout=120)["images"], watch)
 
 
 @command.command("show")
-@click.argument("image")
+@click.argument("checkpoint")
 @_operator
 @common.pool_option
 @common.output_option
 @common.verb
-def show(image: str, operator: bool, pool: str | None, output: str) -> None:
-    """What IMAGE holds: session, position, regions, packs, statistics."""
+def show(checkpoint: str, operator: bool, pool: str | None, output: str) -> None:
+    """What CHECKPOINT holds: session, position, regions, packs, statistics."""
     with connect(common.settings(pool=pool), _role(operator)) as client:
-        result = client.call("image.show", {"image": image}, timeout=120)
+        result = client.call("image.show", {"image": checkpoint}, timeout=120)
     common.emit(result, output, _show_one)
 
 
@@ -83,38 +83,38 @@ def _show_one(shown: dict[str, Any]) -> None:
 
 
 @command.command("verify")
-@click.argument("image")
+@click.argument("checkpoint")
 @_operator
 @common.pool_option
 @common.output_option
 @common.verb
-def verify(image: str, operator: bool, pool: str | None, output: str) -> None:
-    """Read every byte of IMAGE and compare it with its hashes."""
+def verify(checkpoint: str, operator: bool, pool: str | None, output: str) -> None:
+    """Read every byte of CHECKPOINT and compare it with its hashes."""
     with connect(common.settings(pool=pool), _role(operator)) as client:
-        result = client.call("image.verify", {"image": image}, timeout=LONG)
+        result = client.call("image.verify", {"image": checkpoint}, timeout=LONG)
     common.emit(result, output, lambda v: common.out.print(
-        f"image {v['image']} is good: {v['pages']} pages, {v['chunks']} chunks, {v['packs']} packs", markup=False))
+        f"checkpoint {v['image']} is good: {v['pages']} pages, {v['chunks']} chunks, {v['packs']} packs", markup=False))
 
 
 @command.command("rm")
-@click.argument("image")
+@click.argument("checkpoint")
 @_operator
 @common.pool_option
 @common.output_option
 @common.verb
-def rm(image: str, operator: bool, pool: str | None, output: str) -> None:
-    """Remove IMAGE; refused for the one that its session would be recovered from."""
+def rm(checkpoint: str, operator: bool, pool: str | None, output: str) -> None:
+    """Remove CHECKPOINT; refused for the one that its session would be recovered from."""
     with connect(common.settings(pool=pool), _role(operator)) as client:
-        result = client.call("image.rm", {"image": image}, timeout=LONG)
+        result = client.call("image.rm", {"image": checkpoint}, timeout=LONG)
     common.emit(result, output, lambda v: common.out.print(
-        f"image {v['image']} is removed; {v['condemned_packs']} packs go when their readers had time to finish",
+        f"checkpoint {v['image']} is removed; {v['condemned_packs']} packs go when their readers had time to finish",
         markup=False))
 
 
 @command.command("gc")
-@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the newest N images of each session.")
-@click.option("--older-than", metavar="AGE", help="Remove images older than that: 12h, 7d.")
-@click.option("--ended", metavar="AGE", help="Remove the images of sessions that ended at least so long ago.")
+@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the newest N checkpoints of each session.")
+@click.option("--older-than", metavar="AGE", help="Remove checkpoints older than that: 12h, 7d.")
+@click.option("--ended", metavar="AGE", help="Remove the checkpoints of sessions that ended at least so long ago.")
 @click.option("--grace", default="15m", show_default=True, metavar="AGE",
               help="How long a pack that nothing names stays, for who may still read it.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
@@ -124,7 +124,7 @@ def rm(image: str, operator: bool, pool: str | None, output: str) -> None:
 @common.verb
 def gc(keep_last: int | None, older_than: str | None, ended: str | None, grace: str, dry_run: bool, operator: bool,
        pool: str | None, output: str) -> None:
-    """Remove packs that no image needs, and images that the given rules let go.
+    """Remove packs that no checkpoint needs, and checkpoints that the given rules let go.
 
     Never one that the registry names, nor what a writer at work needs. Safe while checkpoints are written.
     """
@@ -137,7 +137,7 @@ def gc(keep_last: int | None, older_than: str | None, ended: str | None, grace: 
 
 def _show_gc(result: dict[str, Any]) -> None:
     would = "would go" if result["dry_run"] else "are gone"
-    common.out.print(f"{len(result['images'])} images and {len(result['packs'])} packs {would}, "
+    common.out.print(f"{len(result['images'])} checkpoints and {len(result['packs'])} packs {would}, "
                      f"{common.size(result['freed'])}; {len(result['condemned_packs'])} packs wait", markup=False)
     for reason in result["blocked"]:
         common.err.print(f"no pack is removed beside it: {reason}", markup=False)
@@ -145,7 +145,7 @@ def _show_gc(result: dict[str, Any]) -> None:
 
 # -- carrying ------------------------------------------------------------------------
 class _Asked:
-    """An image that a node reads for us."""
+    """A checkpoint that a node reads for us."""
 
     def __init__(self, client: ControlClient, name: str) -> None:
         self.name, self._client = name, client
@@ -172,42 +172,42 @@ class _Asked:
 
 
 @command.command("export")
-@click.argument("image")
+@click.argument("checkpoint")
 @click.argument("file", type=click.Path(path_type=Path))
 @_operator
 @common.pool_option
 @common.output_option
 @common.verb
-def export(image: str, file: Path, operator: bool, pool: str | None, output: str) -> None:
-    """Write IMAGE into FILE, which `rgpu image import` takes in any pool.
+def export(checkpoint: str, file: Path, operator: bool, pool: str | None, output: str) -> None:
+    """Write CHECKPOINT into FILE, which `rgpu image import` takes in any pool.
 
     The file is readable by you alone: it holds the program's memory, and no key protects it.
     """
     if file.exists():
         raise AlreadyExists(f"{file} exists")
     with connect(common.settings(pool=pool), _role(operator)) as client:
-        asked = _Asked(client, image)
+        asked = _Asked(client, checkpoint)
         archive = ArchiveWriter(file.absolute())
         try:
-            counts = copy_image(asked, ImageStore(archive), image, facts=asked.facts)
+            counts = copy_checkpoint(asked, CheckpointStore(archive), checkpoint, facts=asked.facts)
             archive.commit()
         except BaseException:
             archive.discard()
             raise
-    common.emit({"image": image, "file": str(file), "pages": counts["pages"], "bytes": file.stat().st_size}, output,
-                lambda v: common.out.print(f"{v['file']}: {common.size(v['bytes'])}", markup=False))
+    common.emit({"image": checkpoint, "file": str(file), "pages": counts["pages"], "bytes": file.stat().st_size},
+                output, lambda v: common.out.print(f"{v['file']}: {common.size(v['bytes'])}", markup=False))
 
 
 @command.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--name", help="Name of the image in this pool (default: the one it had).")
+@click.option("--name", help="Name of the checkpoint in this pool (default: the one it had).")
 @common.pool_option
 @common.output_option
 @common.verb
 def take_in(file: Path, name: str | None, pool: str | None, output: str) -> None:
-    """Take the image in FILE into the pool's store. It counts for no session until it is restored from."""
+    """Take the checkpoint in FILE into the pool's store. It counts for no session until it is restored from."""
     with ArchiveReader(file) as archive:
-        archive.image()  # refused here rather than after the way to the node
+        archive.checkpoint()  # refused here rather than after the way to the node
     number = secrets.token_hex(16)
     with connect(common.settings(pool=pool)) as client, open(file, "rb") as opened:
         offset = 0
@@ -215,4 +215,4 @@ def take_in(file: Path, name: str | None, pool: str | None, output: str) -> None
             offset = client.call("image.import", {"id": number, "offset": offset, "data": piece}, timeout=120)["size"]
         result = client.call("image.import", {"id": number, "end": True, "name": name}, timeout=LONG)
     common.emit(result, output, lambda v: common.out.print(
-        f"image {v['image']}: {v['pages']} pages, {common.size(v['bytes'])}", markup=False))
+        f"checkpoint {v['image']}: {v['pages']} pages, {common.size(v['bytes'])}", markup=False))

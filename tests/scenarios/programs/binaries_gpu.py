@@ -1,6 +1,6 @@
 """Loads a fat binary with real machine code of many architectures and PTX, as a module and as a library.
 
-usage: images_gpu.py FOLDER
+usage: binaries_gpu.py FOLDER
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Checkpoints of a program that changes all its memory all the time, while their background is slow.
 
-The image is of the moment of the pause, whatever the program did since; and whoever comes while it
+The checkpoint is of the moment of the pause, whatever the program did since; and whoever comes while it
 is written (a kill, a move, the session's end, another checkpoint) is not held up by it.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from rgpu.checkpoint.blobs.base import DirectoryBlobs
-from rgpu.checkpoint.session.snapshot import compare, of_image
-from rgpu.checkpoint.store.grants import Images
-from rgpu.checkpoint.store.images import user_key
+from rgpu.checkpoint.session.snapshot import compare, of_checkpoint
+from rgpu.checkpoint.store.checkpoint_store import user_key
+from rgpu.checkpoint.store.grants import UserCheckpoints
 from rgpu.server.device.spec import make_device
 from rgpu.server.worker.apply.replaying import Replay
 from rgpu.session.journal.recording import Recording
@@ -101,35 +101,37 @@ def restless(tmp_path: Path) -> Iterator[Restless]:
         yield made
 
 
-def test_the_image_is_of_the_pause_and_brings_the_session_back(tmp_path: Path) -> None:
+def test_the_checkpoint_is_of_the_pause_and_brings_the_session_back(tmp_path: Path) -> None:
     """Taken from a running program, slowly: it equals a replay of the recorded journal to that very call."""
     with Restless(tmp_path, "--record", str(tmp_path / "recorded")) as restless:
         pool = restless.pool
         asked = restless.slow_checkpoint()
         restless.runs_on()
-        image = ended(asked)
-        assert image["cut_bytes"] >= 4 << 20 and image["total_ms"] > SLOW * 1000 > 2 * image["pause_ms"] > 0, image
+        checkpoint = ended(asked)
+        assert checkpoint["cut_bytes"] >= 4 << 20, checkpoint
+        assert checkpoint["total_ms"] > SLOW * 1000 > 2 * checkpoint["pause_ms"] > 0, checkpoint
         restless.runs_on()
         os.kill(int(pool.session("restless")["worker_pid"]), signal.SIGKILL)
         recovered(pool, 2)
         restless.end()
         root = tmp_path / "pool"
         (tag,) = [path.name for path in (root / "images" / "users").iterdir()]
-        images = Images(DirectoryBlobs(root / "images"), tag, user_key((root / "secret").read_bytes(), tag))
-        with images.open(image["image"]) as opened:
-            held = of_image(opened)
+        checkpoints = UserCheckpoints(DirectoryBlobs(root / "images"), tag, user_key((root / "secret").read_bytes(),
+                                                                                     tag))
+        with checkpoints.open(checkpoint["image"]) as opened:
+            held = of_checkpoint(opened)
     device = make_device("cpu:0", 1 << 30)
     try:
         recording = Recording(tmp_path / "recorded" / "restless.rgpuj")
-        replayed = Replay(recording, device).run([image["position"]])
+        replayed = Replay(recording, device).run([checkpoint["position"]])
     finally:
         device.close()
-    assert replayed.divergences == [] and replayed.snapshots[0].position == image["position"]
+    assert replayed.divergences == [] and replayed.snapshots[0].position == checkpoint["position"]
     found = compare(replayed.snapshots[0], held)
     assert found.equal and found.pages >= 64, found
 
 
-def test_a_worker_that_dies_while_its_image_is_written(restless: Restless) -> None:
+def test_a_worker_that_dies_while_its_checkpoint_is_written(restless: Restless) -> None:
     pool = restless.pool
     first = pool.rgpu("checkpoint", "restless")
     asked = restless.slow_checkpoint(LONG)
@@ -169,12 +171,12 @@ def test_a_second_checkpoint_waits_its_turn(restless: Restless) -> None:
 
 
 @pytest.mark.slow
-def test_a_session_that_ends_waits_for_no_image(restless: Restless) -> None:
+def test_a_session_that_ends_waits_for_no_checkpoint(restless: Restless) -> None:
     pool = restless.pool
     asked = restless.slow_checkpoint(LONG)
     began = time.monotonic()
     pool.rgpu("kill", "restless")
-    assert time.monotonic() - began < LONG, "it did not wait for the image"
+    assert time.monotonic() - began < LONG, "it did not wait for the checkpoint"
     failed(asked)
     assert pool.session("restless")["state"] == "ended"
     with pytest.raises(VerbError):
@@ -194,10 +196,10 @@ def test_several_checkpoints_keep_to_the_bandwidth(tmp_path: Path) -> None:
         asked = [subprocess.Popen([sys.executable, "-m", "rgpu.cli.main", "checkpoint", name, "-o", "json"],
                                   env=pool.environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                   text=True) for name in ("a", "b")]
-        images = [ended(one) for one in asked]
-        seconds, written = time.monotonic() - began, sum(image["bytes"] for image in images)
+        checkpoints = [ended(one) for one in asked]
+        seconds, written = time.monotonic() - began, sum(checkpoint["bytes"] for checkpoint in checkpoints)
         assert written > 2 << 20 and written / seconds < 2.6 * (1 << 20), (written, seconds)
-        assert all(image["pause_ms"] < image["total_ms"] / 2 for image in images), \
+        assert all(checkpoint["pause_ms"] < checkpoint["total_ms"] / 2 for checkpoint in checkpoints), \
             "the budget is not the session's to wait for"
         (tmp_path / "released").touch()
         assert [program.finish() for program in programs] == [RIGHT] * 2

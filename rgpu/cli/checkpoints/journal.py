@@ -109,12 +109,12 @@ def _line(row: dict[str, Any]) -> str:
               help="Also look at what the session holds behind this position; several times for several.")
 @click.option("--snapshot", "folder", type=click.Path(path_type=Path), metavar="DIR",
               help="Write the digests of all pages and objects to DIR/POSITION.json, for `rgpu journal diff`.")
-@click.option("--image", "image", metavar="STORE/NAME",
-              help="Also write an image of the end state into the directory store STORE.")
+@click.option("--image", "checkpoint", metavar="STORE/NAME",
+              help="Also write a checkpoint of the end state into the directory store STORE.")
 @common.output_option
 @common.verb
 def replay(path: Path, device: str, device_memory: str, positions: tuple[int, ...], folder: Path | None,
-           image: str | None, output: str) -> None:
+           checkpoint: str | None, output: str) -> None:
     """Run the recorded session PATH again on a device, without its program.
 
     Its answers are compared with the recorded ones; a difference exits 8. Behind the
@@ -122,7 +122,7 @@ def replay(path: Path, device: str, device_memory: str, positions: tuple[int, ..
     session holds: digests of all its pages and live objects.
     """
     configure_logging(level="warning")  # what is printed is the result
-    result, snapshots = _replay(path, device, device_memory, positions, image)
+    result, snapshots = _replay(path, device, device_memory, positions, checkpoint)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for found in snapshots:
@@ -140,7 +140,7 @@ def _show_replay(result: dict[str, Any]) -> None:
         (s["position"], s["pages"], s["objects"], s["digest"]) for s in result["snapshots"]))
 
 
-def _replay(path: Path, device: str, memory: str, positions: tuple[int, ...], image: str | None = None
+def _replay(path: Path, device: str, memory: str, positions: tuple[int, ...], checkpoint: str | None = None
             ) -> tuple[dict[str, Any], list[Any]]:
     """What `replay` prints, and the snapshots. Raises :class:`RgpuError`."""
     from rgpu.server.address_layout import ensure_fixed
@@ -156,8 +156,8 @@ def _replay(path: Path, device: str, memory: str, positions: tuple[int, ...], im
     try:
         replaying = Replay(recording, made, f"replay of {path} on {device}")
         done = replaying.run(positions or _before_the_end(recording))
-        if image is not None:
-            replaying.write_image(*_store_and_name(image))
+        if checkpoint is not None:
+            replaying.write_checkpoint(*_store_and_name(checkpoint))
     finally:
         made.close()
     return {"session": done.session, "device": device, "position": done.position, "seconds": round(done.seconds, 3),
@@ -180,7 +180,7 @@ def _before_the_end(recording: Recording) -> tuple[int, ...]:
 
 
 def _store_and_name(place: str) -> tuple[Path, str]:
-    """``STORE/NAME``; the name of an image has no slash here. Raises :class:`UsageError`."""
+    """``STORE/NAME``; the name of a checkpoint has no slash here. Raises :class:`UsageError`."""
     store, _, name = place.rpartition("/")
     if not store or not name:
         raise UsageError(f"{place!r} is no STORE/NAME")
@@ -192,14 +192,15 @@ def _store_and_name(place: str) -> tuple[Path, str]:
 @click.argument("b")
 @_device
 @_memory
-@click.option("--at", type=int, metavar="N", help="Position at which recordings are compared (default: an image's or "
+@click.option("--at", type=int, metavar="N", help="Position at which recordings are compared (default: a checkpoint's "
+                                                  "or "
                                                   "snapshot's own; of two recordings the end).")
 @common.output_option
 @common.verb
 def diff(a: str, b: str, device: str, device_memory: str, at: int | None, output: str) -> None:
     """Compare A with B, page by page and object by object; a difference exits 8.
 
-    Each is a snapshot (.json, from `replay --snapshot`), an image (STORE/NAME of a directory store), or a
+    Each is a snapshot (.json, from `replay --snapshot`), a checkpoint (STORE/NAME of a directory store), or a
     recording, which is replayed on --device up to the other's position.
     """
     from rgpu.checkpoint.session.snapshot import compare
@@ -216,9 +217,9 @@ def diff(a: str, b: str, device: str, device_memory: str, at: int | None, output
 
 
 def _kept_snapshot(place: str) -> Any:
-    """A snapshot file's or an image's; None for a recording."""
+    """A snapshot file's or a checkpoint's; None for a recording."""
     from rgpu.checkpoint.session import snapshot
-    from rgpu.checkpoint.store.images import DirectoryStore
+    from rgpu.checkpoint.store.checkpoint_store import DirectoryStore
 
     path = Path(place)
     if path.is_dir() or path.suffix == SUFFIX:
@@ -230,8 +231,8 @@ def _kept_snapshot(place: str) -> Any:
     store, name = _store_and_name(place)
     if not store.is_dir():
         raise NotFound(f"{place} is no file, and {store} no store")
-    with DirectoryStore(store).open(name) as image:
-        return snapshot.of_image(image, f"image {place}")
+    with DirectoryStore(store).open(name) as checkpoint:
+        return snapshot.of_checkpoint(checkpoint, f"checkpoint {place}")
 
 
 def _snapshot_of(path: Path, device: str, memory: str, position: int | None) -> Any:

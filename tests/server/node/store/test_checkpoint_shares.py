@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.server.node.store import checkpoints
-from rgpu.server.node.store.checkpoints import Checkpoints
+from rgpu.server.node.store import checkpoint_shares
+from rgpu.server.node.store.checkpoint_shares import CheckpointShares
 from rgpu.session.errors import LinkError
 
 GIB = 1 << 30
@@ -45,7 +45,7 @@ async def until(what: Callable[[], Any]) -> None:
 def test_memory_that_nobody_was_promised_is_lent_once() -> None:
     async def main() -> None:
         free = {"cuda:0": 15 * GIB, "cuda:1": 4 * GIB}
-        shared = Checkpoints(0, lambda device: free[device])
+        shared = CheckpointShares(0, lambda device: free[device])
         a, b, other = Worker(), Worker(), Worker("cuda:1")
         async with shared.under_way("a", a) as first, shared.under_way("b", b) as second, \
                 shared.under_way("other", other) as third:
@@ -65,10 +65,10 @@ def test_memory_that_nobody_was_promised_is_lent_once() -> None:
 
 
 def test_bandwidth_is_divided_and_divided_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "DIVIDE_SECONDS", 0.01)
+    monkeypatch.setattr(checkpoint_shares, "DIVIDE_SECONDS", 0.01)
 
     async def main() -> None:
-        shared = Checkpoints(90.0, lambda device: 0)
+        shared = CheckpointShares(90.0, lambda device: 0)
         a, b = Worker(), Worker()
         async with shared.under_way("a", a) as first:
             assert first.rate == 90
@@ -86,10 +86,10 @@ def test_bandwidth_is_divided_and_divided_again(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_needs_less_leaves_it_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "DIVIDE_SECONDS", 0.01)
+    monkeypatch.setattr(checkpoint_shares, "DIVIDE_SECONDS", 0.01)
 
     async def main() -> None:
-        shared = Checkpoints(100e6, lambda device: 0)
+        shared = CheckpointShares(100e6, lambda device: 0)
         slow, fast = Worker(used=4e6, waited=False), Worker()
         async with shared.under_way("slow", slow), shared.under_way("fast", fast):
             await until(lambda: fast.rates and fast.rates[-1] > 90e6 and 6e6 < slow.rates[-1] < 10e6)

@@ -1,4 +1,4 @@
-"""The images of a node: its store, who may use which part of it, and what is kept of it.
+"""The checkpoints of a node: its store, who may use which part of it, and what is kept of it.
 
 Only this process knows the store's credentials and the users' keys; a worker is
 granted one user's part for one task (:mod:`rgpu.checkpoint.store.grants`).
@@ -16,21 +16,21 @@ import structlog
 
 from rgpu.checkpoint.blobs.base import Blobs
 from rgpu.checkpoint.store import collect, retention
-from rgpu.checkpoint.store.grants import Grant, Images
-from rgpu.checkpoint.store.images import user_key, user_tag
+from rgpu.checkpoint.store.checkpoint_store import user_key, user_tag
+from rgpu.checkpoint.store.grants import Grant, UserCheckpoints
 from rgpu.migrate.records.schema import SessionRecord
 from rgpu.session.errors import NotFound, RgpuError
 
 log = structlog.get_logger(__name__)
 
-SHARED_BASES = 2  #: newest images of a user's other sessions whose chunks a new image may refer to
+SHARED_BASES = 2  #: newest checkpoints of a user's other sessions whose chunks a new checkpoint may refer to
 COLLECT_SECONDS = 120.0  #: between two collections of one user's garbage by this node
-#: s that packs which no image needs stay in a store that is full: who reads a removed image has that long
+#: s that packs which no checkpoint needs stay in a store that is full: who reads a removed checkpoint has that long
 FULL_GRACE = 60.0
 
 
-class NodeImages:
-    """``records``: every session's record. ``named`` images are those that a record names, or named before."""
+class NodeCheckpoints:
+    """``records``: every session's record. ``named`` checkpoints are those that a record names, or named before."""
 
     def __init__(self, blobs: Blobs, pool_secret: bytes, record: Callable[[str], Awaitable[SessionRecord]],
                  records: Callable[[], Awaitable[list[SessionRecord]]], keep: retention.Policy) -> None:
@@ -42,15 +42,15 @@ class NodeImages:
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- whose -------------------------------------------------------------------
-    def of_tag(self, tag: str) -> Images:
-        return Images(self.blobs, tag, user_key(self._secret, tag))
+    def of_tag(self, tag: str) -> UserCheckpoints:
+        return UserCheckpoints(self.blobs, tag, user_key(self._secret, tag))
 
     def tag(self, public: str) -> str:
         """What stands for a user in the store."""
         return user_tag(public)
 
-    def of_user(self, public: str) -> Images:
-        """The images of the user whose sessions' agents have this key."""
+    def of_user(self, public: str) -> UserCheckpoints:
+        """The checkpoints of the user whose sessions' agents have this key."""
         return self.of_tag(user_tag(public))
 
     async def tags(self) -> list[str]:
@@ -58,14 +58,14 @@ class NodeImages:
         found = await asyncio.to_thread(self.blobs.ls, "users/")
         return sorted({blob.name.split("/")[1] for blob in found})
 
-    async def find(self, public: str, name: str) -> Images:
-        """Whose image that is: the asker's, else anybody's. Raises :class:`NotFound`."""
+    async def find(self, public: str, name: str) -> UserCheckpoints:
+        """Whose checkpoint that is: the asker's, else anybody's. Raises :class:`NotFound`."""
         for tag in dict.fromkeys([user_tag(public), *await self.tags()]):
-            images = self.of_tag(tag)
+            checkpoints = self.of_tag(tag)
             with contextlib.suppress(NotFound):
-                await asyncio.to_thread(images.holding, name)
-                return images
-        raise NotFound(f"no image {name}; `rgpu image ls` lists them", image=name)
+                await asyncio.to_thread(checkpoints.holding, name)
+                return checkpoints
+        raise NotFound(f"no checkpoint {name}; `rgpu image ls` lists them", image=name)
 
     async def grant(self, session: str) -> Grant:
         """What the session's worker needs for one task; close it after."""
@@ -73,22 +73,22 @@ class NodeImages:
         return Grant(self.blobs, tag, user_key(self._secret, tag))
 
     # -- which --------------------------------------------------------------------
-    async def candidates(self, session: str, image: str) -> list[str]:
-        """What the session may be made from: ``image``, then older ones that its kept journal can follow."""
+    async def candidates(self, session: str, checkpoint: str) -> list[str]:
+        """What the session may be made from: ``checkpoint``, then older ones that its kept journal can follow."""
         record = await self._record(session)
-        usable = [found.name for found in record.usable_images if found.name != image]
-        if record.image is None or image != record.image.name:
-            return [image]  # somebody asked for this one
-        return [image, *usable]
+        usable = [found.name for found in record.usable_checkpoints if found.name != checkpoint]
+        if record.checkpoint is None or checkpoint != record.checkpoint.name:
+            return [checkpoint]  # somebody asked for this one
+        return [checkpoint, *usable]
 
     async def bases(self, session: str, known: str | None) -> tuple[str, list[str], dict[str, Any]]:
-        """(image to build on, images to share chunks with, facts of the session for the manifest)."""
+        """(checkpoint to build on, checkpoints to share chunks with, facts of the session for the manifest)."""
         record = await self._record(session)
-        base = known or (record.image.name if record.image is not None else "")
+        base = known or (record.checkpoint.name if record.checkpoint is not None else "")
         mine = [other for other in await self._records()
-                if other.agent == record.agent and other.name != session and other.image is not None]
-        mine.sort(key=lambda other: other.image.created if other.image else 0.0, reverse=True)
-        others = [other.image.name for other in mine[:SHARED_BASES] if other.image is not None]
+                if other.agent == record.agent and other.name != session and other.checkpoint is not None]
+        mine.sort(key=lambda other: other.checkpoint.created if other.checkpoint else 0.0, reverse=True)
+        others = [other.checkpoint.name for other in mine[:SHARED_BASES] if other.checkpoint is not None]
         facts = {"quota": record.quota, "device": record.device, "host": record.owner,
                  "needs": {"kind": record.needs.kind, "compute_capability": list(record.needs.compute_capability),
                            "driver_version": record.needs.driver_version},
@@ -96,15 +96,16 @@ class NodeImages:
         return base, others, facts
 
     async def named(self) -> set[str]:
-        """Images that a session which has not ended could be recovered from. Raises :class:`RgpuError`."""
+        """Checkpoints that a session which has not ended could be recovered from. Raises :class:`RgpuError`."""
         found: set[str] = set()
         for record in await self._records():
             if record.state != "ended":
-                found.update(image.name for image in [record.image, *record.usable_images] if image is not None)
+                found.update(checkpoint.name for checkpoint in [record.checkpoint,
+                                                                *record.usable_checkpoints] if checkpoint is not None)
         return found
 
     async def of_ended(self, tag: str, seconds: float) -> list[str]:
-        """A user's images of sessions that ended at least ``seconds`` ago, or that the registry does not know."""
+        """A user's checkpoints of sessions that ended at least ``seconds`` ago, or that the registry does not know."""
         records = {record.name: record for record in await self._records()}
         now, found = time.time(), []
         for info in await asyncio.to_thread(self.of_tag(tag).own.ls):
@@ -116,26 +117,27 @@ class NodeImages:
         return found
 
     # -- keeping order -----------------------------------------------------------------
-    def written(self, session: str, image: str) -> None:
-        """An image was written: in the background, older ones go as the policy says."""
-        task = asyncio.ensure_future(self._keep_order(session, image))
+    def written(self, session: str, checkpoint: str) -> None:
+        """A checkpoint was written: in the background, older ones go as the policy says."""
+        task = asyncio.ensure_future(self._keep_order(session, checkpoint))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _keep_order(self, session: str, image: str) -> None:
+    async def _keep_order(self, session: str, checkpoint: str) -> None:
         try:
             tag = user_tag((await self._record(session)).agent)
-            await self.retain(tag, self.keep, keep=[image], session=session)
+            await self.retain(tag, self.keep, keep=[checkpoint], session=session)
             if time.monotonic() - self._collected.get(tag, -COLLECT_SECONDS) >= COLLECT_SECONDS:
                 self._collected[tag] = time.monotonic()
                 await asyncio.to_thread(collect.collect, self.of_tag(tag).own)
-        except RgpuError as error:  # the next image tries again
-            log.warning("old images stay", session=session, reason=error.message)
+        except RgpuError as error:  # the next checkpoint tries again
+            log.warning("old checkpoints stay", session=session, reason=error.message)
         except Exception:  # noqa: BLE001 - never the checkpoint's failure
-            log.exception("old images stay", session=session)
+            log.exception("old checkpoints stay", session=session)
 
     async def make_room(self, session: str) -> int:
-        """The store is full: remove what no image needs any more, the session's user's first; returns the bytes freed.
+        """The store is full: remove what no checkpoint needs any more, the session's user's first; returns the bytes
+        freed.
 
         Raises :class:`StoreError`.
         """
@@ -146,7 +148,7 @@ class NodeImages:
 
     async def retain(self, tag: str, policy: retention.Policy, *, keep: Iterable[str] = (), session: str = "",
                      dry_run: bool = False) -> list[str]:
-        """Remove what the policy lets go of a user's images; returns their names. Raises :class:`StoreError`.
+        """Remove what the policy lets go of a user's checkpoints; returns their names. Raises :class:`StoreError`.
 
         The registry is asked first: without it nothing is removed.
         """
@@ -160,9 +162,9 @@ class NodeImages:
         return gone
 
     async def forget(self, tag: str, names: Iterable[str]) -> None:
-        """Remove these images of a user. One that is gone already is no error."""
+        """Remove these checkpoints of a user. One that is gone already is no error."""
         store = self.of_tag(tag).own
         for name in names:
-            log.info("an image goes", image=name, user=tag)
+            log.info("a checkpoint goes", image=name, user=tag)
             with contextlib.suppress(NotFound):
                 await asyncio.to_thread(store.forget, name)

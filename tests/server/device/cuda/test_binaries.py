@@ -1,4 +1,4 @@
-"""Variables of real images, read without a GPU: cubins for sm_90 from NVRTC, fat binaries around them."""
+"""Variables of real module binaries, read without a GPU: cubins for sm_90 from NVRTC, fat binaries around them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from rgpu.server.device.cuda.work import binaries as images
+from rgpu.server.device.cuda.work import binaries
 from rgpu.server.device.cuda.work.binaries import Variable
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
@@ -60,54 +60,54 @@ def fatbin(*entries: bytes) -> bytes:
 def test_a_cubins_variables_with_sizes_and_no_others(cubin: bytes) -> None:
     """Not: the shared tile, the format string, the undefined .nv.reservedSmem of every cubin for sm_90."""
     assert b".nv.reservedSmem" in cubin
-    found = {variable.name: variable.size for variable in images.variables(cubin)}
+    found = {variable.name: variable.size for variable in binaries.variables(cubin)}
     assert found == {"counter": 4, "hidden": 68, "factor": 16}
 
 
 def test_ptx_names(cubin: bytes) -> None:
-    names = {variable.name for variable in images.variables(compiled(SOURCE, b"compute_90"))}
+    names = {variable.name for variable in binaries.variables(compiled(SOURCE, b"compute_90"))}
     assert {"counter", "hidden", "factor"} <= names
 
 
 def test_the_driver_takes_machine_code_of_the_same_major(cubin: bytes) -> None:
     other = compiled(SOURCE, b"sm_80")
     ptx = compiled(SOURCE, b"compute_80")
-    image = fatbin(entry(2, 80, other), entry(1, 80, ptx), entry(2, 90, cubin))
-    assert images.chosen(image, (9, 0)) == cubin
-    assert images.chosen(image, (8, 6)) == other
-    assert images.chosen(image, (10, 0)) == ptx
-    assert images.chosen(image, (7, 5)) == b""
-    assert images.chosen(cubin, (7, 5)) == cubin
+    binary = fatbin(entry(2, 80, other), entry(1, 80, ptx), entry(2, 90, cubin))
+    assert binaries.chosen(binary, (9, 0)) == cubin
+    assert binaries.chosen(binary, (8, 6)) == other
+    assert binaries.chosen(binary, (10, 0)) == ptx
+    assert binaries.chosen(binary, (7, 5)) == b""
+    assert binaries.chosen(cubin, (7, 5)) == cubin
 
 
 def test_a_variable_that_the_driver_does_not_name_is_found_by_its_section() -> None:
     wanted = [Variable("a", 3, 0, 4), Variable("b", 3, 16, 8), Variable("c", 4, 0, 4)]
-    placed, unknown = images.place(wanted, {"b": (0x7010, 8)})
+    placed, unknown = binaries.place(wanted, {"b": (0x7010, 8)})
     assert placed == {wanted[0]: 0x7000, wanted[1]: 0x7010}
     assert unknown == ["c"]
 
 
 def test_two_static_variables_of_one_name_go_by_their_sections() -> None:
     wanted = [Variable("same", 3, 0, 4), Variable("same", 3, 8, 4), Variable("anchor", 3, 16, 4)]
-    placed, unknown = images.place(wanted, {"same": (0x7000, 4), "anchor": (0x7010, 4)})
+    placed, unknown = binaries.place(wanted, {"same": (0x7000, 4), "anchor": (0x7010, 4)})
     assert list(placed.values()) == [0x7000, 0x7008, 0x7010] and not unknown
-    assert images.place(wanted[:2], {"same": (0x7000, 4)}) == ({}, ["same", "same"])
+    assert binaries.place(wanted[:2], {"same": (0x7000, 4)}) == ({}, ["same", "same"])
 
 
 def test_a_section_whose_symbols_disagree_gives_no_address() -> None:
     wanted = [Variable("a", 3, 0, 4), Variable("b", 3, 8, 4), Variable("c", 3, 16, 4)]
-    placed, unknown = images.place(wanted, {"a": (0x7000, 4), "b": (0x9000, 4)})
+    placed, unknown = binaries.place(wanted, {"a": (0x7000, 4), "b": (0x9000, 4)})
     assert unknown == ["c"] and len(placed) == 2
 
 
-def test_hostile_images_are_no_crash(cubin: bytes) -> None:
+def test_hostile_binaries_are_no_crash(cubin: bytes) -> None:
     from rgpu.session.errors import DeviceError
 
     for length in range(0, len(cubin), 61):
-        images.variables(cubin[:length])
+        binaries.variables(cubin[:length])
     for at in range(0, 64):
-        images.variables(cubin[:at] + bytes([cubin[at] ^ 0xFF]) + cubin[at + 1:])
-    image: Any = fatbin(entry(2, 90, cubin))
-    for length in range(4, len(image), 97):
+        binaries.variables(cubin[:at] + bytes([cubin[at] ^ 0xFF]) + cubin[at + 1:])
+    binary: Any = fatbin(entry(2, 90, cubin))
+    for length in range(4, len(binary), 97):
         with pytest.raises(DeviceError):
-            images.chosen(image[:length], (9, 0))
+            binaries.chosen(binary[:length], (9, 0))

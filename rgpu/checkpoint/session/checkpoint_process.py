@@ -1,12 +1,13 @@
-"""A process that writes a worker's images: beside the worker, it has an interpreter of its own. See :mod:`.image_link`.
+"""A process that writes a worker's checkpoints: beside the worker, it has an interpreter of its own. See
+:mod:`.checkpoint_link`.
 
-    python -m rgpu.checkpoint.session.image_process FD LIFE
+    python -m rgpu.checkpoint.session.checkpoint_process FD LIFE
 
 ``FD``: a socket of packets (:mod:`rgpu.link.local.packets`); ``LIFE``: is held open by this process and by all that it
 starts, and by nobody else. It knows the store that it is granted, and never the device: pages come in frames.
 
 ============ =================================================================================
-``begin``    image, base, others, staging, rate, and the grant of a store with its descriptors
+``begin``    checkpoint, base, others, staging, rate, and the grant of a store with its descriptors
 ``wanted``   bulk: a table of regions and their hashes (:func:`pack_regions`); answered with
              bulk: which pages of it are to be added (:func:`pack_wanted`)
 ``inherit``  bulk: the session's state
@@ -17,8 +18,8 @@ starts, and by nobody else. It knows the store that it is granted, and never the
 ``hurry``    whether the session stands still
 ``pace``     bytes/s from now on; answered with what was used, and whether anybody waited
 ``give_up``  why
-``finish``   statistics, facts; answered with the image's counts
-``abort``    nothing of the image stays; answered when that is so
+``finish``   statistics, facts; answered with the checkpoint's counts
+``abort``    nothing of the checkpoint stays; answered when that is so
 ============ =================================================================================
 
 Requests with ``id`` are answered with ``ok`` or ``error``. What goes wrong with another one is told as ``failed``,
@@ -51,7 +52,7 @@ from rgpu.checkpoint.manifest.state import RegionState, SessionState
 from rgpu.checkpoint.pages.pages import Page, PageList
 from rgpu.checkpoint.store.grants import granted
 from rgpu.checkpoint.store.pace import Pace
-from rgpu.checkpoint.store.writer import ImageWriter
+from rgpu.checkpoint.store.writer import CheckpointWriter
 from rgpu.link.local.packets import Channel
 from rgpu.link.logging import configure_logging
 from rgpu.session.errors import LinkError, RgpuError, StoreError, from_dict
@@ -132,14 +133,14 @@ def unpack_pages(regions: Sequence[Region], data: Any) -> PageList:
 
 # -- the process -----------------------------------------------------------------------
 class Server:
-    """What the process has in hand: one image at a time."""
+    """What the process has in hand: one checkpoint at a time."""
 
     def __init__(self, channel: Channel, count: int, life: int) -> None:
         self._channel = channel
         self._encoders = encoders.Encoders(count, keep=(life,)) if count else None
         self._messages: queue.SimpleQueue[tuple[dict[str, Any], list[int]]] = queue.SimpleQueue()
-        self._image = contextlib.ExitStack()
-        self._writer: ImageWriter | None = None
+        self._checkpoint = contextlib.ExitStack()
+        self._writer: CheckpointWriter | None = None
         self._pace = Pace()
         self._failure: RgpuError | None = None
         self._regions: list[Region] = []  #: that it was asked about last
@@ -177,9 +178,9 @@ class Server:
                 raise self._failure
             answer, beside = getattr(self, f"_do_{name}")(fds, **message)
         except Exception as error:
-            told = error if isinstance(error, RgpuError) else StoreError(f"an image cannot be written: {error!r}")
+            told = error if isinstance(error, RgpuError) else StoreError(f"a checkpoint cannot be written: {error!r}")
             if told is not error:
-                log.exception("an image cannot be written", doing=name)
+                log.exception("a checkpoint cannot be written", doing=name)
             if number is not None:
                 self._channel.send({"id": number, "error": told.as_dict()})
             elif self._failure is None:
@@ -196,8 +197,8 @@ class Server:
         self._failure = self._state = None
         self._pace = Pace(rate)
         try:
-            images = self._image.enter_context(granted(store, fds))
-            writer = self._image.enter_context(images.own.writer(
+            checkpoints = self._checkpoint.enter_context(granted(store, fds))
+            writer = self._checkpoint.enter_context(checkpoints.own.writer(
                 image, base or None, others=others, staging=staging, pace=self._pace, encoders=self._encoders))
             writer.prepare()
             self._writer = writer
@@ -207,9 +208,9 @@ class Server:
         return None, ()
 
     @property
-    def _writing(self) -> ImageWriter:
+    def _writing(self) -> CheckpointWriter:
         if self._writer is None:
-            raise StoreError("no image is being written")
+            raise StoreError("no checkpoint is being written")
         return self._writer
 
     def _do_wanted(self, fds: list[int], *, hash_key: bytes) -> tuple[Any, tuple[int, ...]]:
@@ -262,7 +263,7 @@ class Server:
 
     def _do_finish(self, fds: list[int], *, statistics: dict[str, Any], facts: dict[str, Any]) -> Any:
         if self._state is None:
-            raise StoreError("an image without a state")
+            raise StoreError("a checkpoint without a state")
         counts = self._writing.finish(self._state, statistics, facts)
         self._end()
         return counts, ()
@@ -276,7 +277,7 @@ class Server:
         self._writer = self._state = self._hurried = None
         self._failure = None
         try:
-            self._image.close()
+            self._checkpoint.close()
         finally:
             frames, self._frames = self._frames, {}
             for shared, _ in frames.values():

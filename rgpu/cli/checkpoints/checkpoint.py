@@ -1,4 +1,4 @@
-"""``rgpu checkpoint S``: write an image of a session."""
+"""``rgpu checkpoint S``: write a checkpoint of a session."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rgpu.cli.pool import connect
 
 @click.command("checkpoint")
 @click.argument("session")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when the image counts, or at once.")
+@click.option("--wait/--no-wait", default=True, show_default=True,
+              help="Return when the checkpoint counts, or at once.")
 @common.pool_option
 @common.output_option
 @common.verb
 def command(session: str, wait: bool, pool: str | None, output: str) -> None:
-    """Write an image of SESSION to the pool's store; it counts once the registry names it."""
+    """Write a checkpoint of SESSION to the pool's store; it counts once the registry names it."""
     with connect(common.settings(pool=pool)) as client:
         # Perhaps behind another one, and as long as the store takes.
         result = client.call("session.checkpoint", {"session": session, "wait": wait}, timeout=3700)
@@ -26,9 +27,9 @@ def command(session: str, wait: bool, pool: str | None, output: str) -> None:
 
 def _show(result: dict[str, Any]) -> None:
     if "image" not in result:
-        common.out.print(f"an image of {result['session']} is being taken", markup=False)
+        common.out.print(f"a checkpoint of {result['session']} is being taken", markup=False)
         return
-    common.out.print(f"image {result['image']}: position {result['position']}, {result['pages']} pages, "
+    common.out.print(f"checkpoint {result['image']}: position {result['position']}, {result['pages']} pages, "
                      f"{common.size(result['bytes'])} written", markup=False)
     if "pause_ms" in result:
         common.out.print(f"the session stood still for {result['pause_ms']:.1f} ms; {common.size(result['cut_bytes'])} "

@@ -1,4 +1,6 @@
-"""Images written by a process of their own are those that the worker's threads write; whatever ends it ends safely."""
+"""Checkpoints written by a process of their own are those that the worker's threads write; whatever ends it ends
+safely.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ import pytest
 from rgpu.checkpoint.codec.frames import FRAME_BYTES
 from rgpu.checkpoint.manifest.reuse import Wanted
 from rgpu.checkpoint.pages import copy_memory as room_module
-from rgpu.checkpoint.session import image_link
-from rgpu.checkpoint.session.image_link import ImageProcess, RemoteWriter
-from rgpu.checkpoint.session.image_process import LARGE, bulk, pack_wanted, unbulk, unpack_wanted
-from rgpu.checkpoint.session.imaging import Imaging
-from rgpu.checkpoint.store.grants import Grant, Images
-from rgpu.checkpoint.store.images import DirectoryStore, user_tag
+from rgpu.checkpoint.session import checkpoint_link
+from rgpu.checkpoint.session.checkpoint_link import CheckpointProcess, RemoteWriter
+from rgpu.checkpoint.session.checkpoint_process import LARGE, bulk, pack_wanted, unbulk, unpack_wanted
+from rgpu.checkpoint.session.checkpointing import Checkpointing
+from rgpu.checkpoint.store.checkpoint_store import DirectoryStore, user_tag
+from rgpu.checkpoint.store.grants import Grant, UserCheckpoints
 from rgpu.session.errors import AlreadyExists, Refused, StoreError, StoreUnreachable, UsageError
-from tests.support.checkpoint.images import KEY
+from tests.support.checkpoint.samples import KEY
 from tests.support.checkpoint.sessions import Session
 from tests.support.checkpoint.store_helpers import restores_as
 
@@ -37,25 +39,26 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Place:
-    """A store, the process that writes to it, and the session whose images these are."""
+    """A store, the process that writes to it, and the session whose checkpoints these are."""
 
     def __init__(self, folder: Path, room: int = 20) -> None:
         self.blobs = DirectoryStore(folder).blobs
-        self.images, self.process, self.session = Images(self.blobs, TAG, STORE_KEY), ImageProcess(), Session(room)
+        self.checkpoints, self.process, self.session = UserCheckpoints(self.blobs, TAG,
+                                                                       STORE_KEY), CheckpointProcess(), Session(room)
 
     def writer(self, name: str, **wanted: Any) -> RemoteWriter:
         with Grant(self.blobs, TAG, STORE_KEY) as grant:
             return RemoteWriter(self.process, name, grant.values, [os.dup(fd) for fd in grant.descriptors],
                                 staging=wanted.pop("staging", 100 * FRAME_BYTES), **wanted)
 
-    def write(self, name: str, **wanted: Any) -> tuple[Imaging, dict[str, Any]]:
-        imaging = Imaging(self.session.device, KEY, reserve=0)  # type: ignore[arg-type]
+    def write(self, name: str, **wanted: Any) -> tuple[Checkpointing, dict[str, Any]]:
+        checkpointing = Checkpointing(self.session.device, KEY, reserve=0)  # type: ignore[arg-type]
         with self.writer(name, **wanted) as writer:
-            _, counts = imaging.run(writer, self.session.stand_still, self.session.take)
-        return imaging, counts
+            _, counts = checkpointing.run(writer, self.session.stand_still, self.session.take)
+        return checkpointing, counts
 
     def is_of_the_pause(self, name: str) -> bool:
-        return restores_as(self.images.open(name), self.session.moment)  # type: ignore[arg-type]
+        return restores_as(self.checkpoints.open(name), self.session.moment)  # type: ignore[arg-type]
 
     def no_frame_is_missing(self) -> bool:
         pool = self.session.device.frames()
@@ -64,7 +67,7 @@ class Place:
     def nothing_is_left_of(self, *names: str) -> bool:
         found = {blob.name for blob in self.blobs.ls("")}
         return not any("packs/" in blob for blob in found) if not names else \
-            {name for name in found if ".image" in name} == {self.images.own.manifest(name) for name in names}
+            {name for name in found if ".image" in name} == {self.checkpoints.own.manifest(name) for name in names}
 
 
 @pytest.fixture
@@ -77,9 +80,11 @@ def place(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("place", [0, 1, 20, 1000], indirect=True)
-def test_the_image_is_of_the_pause(place: Place) -> None:
-    """As test_imaging has it for the writer in this process; then two more that build on it, one of them smaller."""
-    imaging, counts = place.write("first")
+def test_the_checkpoint_is_of_the_pause(place: Place) -> None:
+    """As test_checkpointing has it for the writer in this process; then two more that build on it, one of them
+    smaller.
+    """
+    checkpointing, counts = place.write("first")
     assert counts["pages"] == 51 and counts["zero_pages"] == 5 and counts["pause_ms"] > 0
     assert place.is_of_the_pause("first") and not place.session.device.blocks and place.no_frame_is_missing()
     place.write("second", base="first")
@@ -97,8 +102,8 @@ def test_the_image_is_of_the_pause(place: Place) -> None:
 
 
 @pytest.mark.parametrize("moment", ["cut", "image.paused", "image"])
-def test_a_process_that_is_killed_takes_the_image_with_it_and_nothing_else(place: Place, moment: str) -> None:
-    """Frames come back only when nothing writes to them any more; the next image starts another process."""
+def test_a_process_that_is_killed_takes_the_checkpoint_with_it_and_nothing_else(place: Place, moment: str) -> None:
+    """Frames come back only when nothing writes to them any more; the next checkpoint starts another process."""
     place.write("first")
     link = place.process.link()
 
@@ -106,9 +111,9 @@ def test_a_process_that_is_killed_takes_the_image_with_it_and_nothing_else(place
         if name == moment:
             os.kill(link.pid, signal.SIGKILL)
 
-    imaging = Imaging(place.session.device, KEY, reserve=0, point=point)  # type: ignore[arg-type]
+    checkpointing = Checkpointing(place.session.device, KEY, reserve=0, point=point)  # type: ignore[arg-type]
     with pytest.raises(StoreError, match="ended: take the checkpoint again"), place.writer("second") as writer:
-        imaging.run(writer, place.session.stand_still, place.session.take)
+        checkpointing.run(writer, place.session.stand_still, place.session.take)
     assert place.no_frame_is_missing() and not place.session.device.blocks
     assert link._life == -1, "all that it had started is gone"
     place.write("third", base="first")
@@ -117,7 +122,7 @@ def test_a_process_that_is_killed_takes_the_image_with_it_and_nothing_else(place
 
 def test_one_that_does_not_answer_holds_a_pause_no_longer_than_a_store_may(
         place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_link, "STILL_PATIENCE", 0.5)
+    monkeypatch.setattr(checkpoint_link, "STILL_PATIENCE", 0.5)
     link, still = place.process.link(), place.session.stand_still
 
     @contextmanager
@@ -126,34 +131,35 @@ def test_one_that_does_not_answer_holds_a_pause_no_longer_than_a_store_may(
             os.kill(link.pid, signal.SIGSTOP)
             yield
 
-    imaging, writer = Imaging(place.session.device, KEY, reserve=0), place.writer("first")  # type: ignore[arg-type]
-    monkeypatch.setattr(image_link, "PATIENCE", 2.0)
+    checkpointing, writer = Checkpointing(place.session.device, KEY,
+                                          reserve=0), place.writer("first")  # type: ignore[arg-type]
+    monkeypatch.setattr(checkpoint_link, "PATIENCE", 2.0)
     with pytest.raises(StoreUnreachable, match="does not answer"), writer:
-        imaging.run(writer, stand_still, place.session.take)
+        checkpointing.run(writer, stand_still, place.session.take)
     assert place.no_frame_is_missing()
-    monkeypatch.setattr(image_link, "PATIENCE", 60.0)
+    monkeypatch.setattr(checkpoint_link, "PATIENCE", 60.0)
     place.write("second")
     assert place.is_of_the_pause("second")
 
 
 def test_one_that_takes_nothing_holds_nobody_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_link, "STILL_PATIENCE", 1.0)
+    monkeypatch.setattr(checkpoint_link, "STILL_PATIENCE", 1.0)
     with pytest.raises(StoreUnreachable, match="takes nothing"), place.writer("first") as writer:
-        monkeypatch.setattr(image_link, "PATIENCE", 1.0)
+        monkeypatch.setattr(checkpoint_link, "PATIENCE", 1.0)
         os.kill(place.process.link().pid, signal.SIGSTOP)
         while True:
             writer._link.tell("hurry", on=False, padding=bytes(60_000))
-    monkeypatch.setattr(image_link, "PATIENCE", 60.0)
+    monkeypatch.setattr(checkpoint_link, "PATIENCE", 60.0)
     place.write("second")
     assert place.is_of_the_pause("second")
 
 
 def test_it_gives_way(place: Place) -> None:
-    """While pages are stored: the reason is what whoever asked is told, and nothing of the image is left."""
-    imaging = Imaging(place.session.device, KEY, reserve=0,  # type: ignore[arg-type]
-                      point=lambda name: name == "cut" and imaging.give_way("a move begins") and None)
+    """While pages are stored: the reason is what whoever asked is told, and nothing of the checkpoint is left."""
+    checkpointing = Checkpointing(place.session.device, KEY, reserve=0,  # type: ignore[arg-type]
+                      point=lambda name: name == "cut" and checkpointing.give_way("a move begins") and None)
     with pytest.raises(Refused, match="a move begins"), place.writer("first") as writer:
-        imaging.run(writer, place.session.stand_still, place.session.take)
+        checkpointing.run(writer, place.session.stand_still, place.session.take)
     assert place.no_frame_is_missing() and place.nothing_is_left_of()
     place.write("second")
     assert place.is_of_the_pause("second")
@@ -168,11 +174,11 @@ def test_its_pace(place: Place) -> None:
         told.append(writer.pace.renew(0.0))
 
     place.session.device.room = 0
-    imaging = Imaging(place.session.device, KEY, reserve=0)  # type: ignore[arg-type]
+    checkpointing = Checkpointing(place.session.device, KEY, reserve=0)  # type: ignore[arg-type]
     with place.writer("first", rate=200_000.0) as writer:
         thread = threading.Thread(target=ask, args=(writer,))
         thread.start()
-        imaging.run(writer, place.session.stand_still, place.session.take)
+        checkpointing.run(writer, place.session.stand_still, place.session.take)
         thread.join()
     assert place.is_of_the_pause("first") and told and told[0][0] >= 0
 
@@ -184,13 +190,13 @@ def test_what_it_has_to_say_stands_in_the_log_of_the_worker(place: Place, tmp_pa
     for pack in tmp_path.rglob("*.pack"):
         os.truncate(pack, 100)
     place.write("second", base="first")
-    assert place.is_of_the_pause("second"), "an older image that is damaged is no base, and no reason to fail"
+    assert place.is_of_the_pause("second"), "an older checkpoint that is damaged is no base, and no reason to fail"
     said = capfd.readouterr()
-    assert not said.out and '"an older image is damaged' in said.err and '"image": "first"' in said.err
+    assert not said.out and '"an older checkpoint is damaged' in said.err and '"image": "first"' in said.err
 
 
 def test_what_it_raises_is_raised_here(place: Place) -> None:
-    with pytest.raises(UsageError, match="is no name for an image"), place.writer("x" * 300):
+    with pytest.raises(UsageError, match="is no name for a checkpoint"), place.writer("x" * 300):
         pass
     place.write("first")
     assert place.is_of_the_pause("first")

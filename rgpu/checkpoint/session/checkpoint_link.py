@@ -1,10 +1,10 @@
-"""The worker's side of the process that writes its images (:mod:`.image_process`).
+"""The worker's side of the process that writes its checkpoints (:mod:`.checkpoint_process`).
 
-Numbering chunks, writing packs and the manifest took 0.3 s of the worker's interpreter for an image of 5 GB, and the
-thread that applies the session's calls needs that interpreter: its steps were longer by as much, all together
-(docs/benchmarks.md, "What images cost"). Here a frame costs one message and one answer.
+Numbering chunks, writing packs and the manifest took 0.3 s of the worker's interpreter for a checkpoint of 5 GB, and
+the thread that applies the session's calls needs that interpreter: its steps were longer by as much, all together
+(docs/benchmarks.md, "What checkpoints cost"). Here a frame costs one message and one answer.
 
-:class:`RemoteWriter` is to :mod:`.imaging` what an :class:`rgpu.checkpoint.store.writer.ImageWriter` is.
+:class:`RemoteWriter` is to :mod:`.checkpointing` what an :class:`rgpu.checkpoint.store.writer.CheckpointWriter` is.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.codec.frames import Shared
-from rgpu.checkpoint.manifest import manifest as image
+from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.manifest.reuse import Array, Wanted
 from rgpu.checkpoint.manifest.state import RegionState, SessionState
 from rgpu.checkpoint.pages.pages import Page, PageList
-from rgpu.checkpoint.session.image_process import bulk, pack_pages, pack_regions, unbulk, unpack_wanted
+from rgpu.checkpoint.session.checkpoint_process import bulk, pack_pages, pack_regions, unbulk, unpack_wanted
 from rgpu.checkpoint.store.writer import STILL_PATIENCE
 from rgpu.link.local.packets import Channel
 from rgpu.session.errors import LinkError, RgpuError, StoreError, StoreUnreachable, from_dict
 
 log = structlog.get_logger(__name__)
 
-PATIENCE = 60.0  #: seconds for the process to begin an image (it starts, and reads the previous one), or to end one
+PATIENCE = 60.0  #: seconds for the process to begin a checkpoint (it starts, and reads the previous one), or to end one
 DEAD_SECONDS = 10.0  #: until nothing of a process that was killed is left
-_ENDED = "the process that writes images ended: take the checkpoint again"
+_ENDED = "the process that writes checkpoints ended: take the checkpoint again"
 
 
 class Link:
@@ -59,14 +59,15 @@ class Link:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._life, held = os.pipe()
         try:
-            arguments = [sys.executable, "-m", "rgpu.checkpoint.session.image_process", str(there.fileno()), str(held)]
+            arguments = [sys.executable, "-m", "rgpu.checkpoint.session.checkpoint_process", str(there.fileno()),
+                         str(held)]
             self._process = subprocess.Popen(  # a worker's stdout may be what kernels print
                 arguments, pass_fds=(there.fileno(), held), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 start_new_session=True)
         except OSError as error:
             here.close()
             os.close(self._life)
-            raise StoreError(f"no process for images could be started: {error}") from error
+            raise StoreError(f"no process for checkpoints could be started: {error}") from error
         finally:
             there.close()
             os.close(held)
@@ -107,7 +108,7 @@ class Link:
         with self._lock:
             asked, self._asked = self._asked, {}
         if asked:
-            log.warning("the process that writes images ended", reason=str(error))
+            log.warning("the process that writes checkpoints ended", reason=str(error))
         for future in asked.values():
             future.set_exception(StoreError(_ENDED))
 
@@ -136,7 +137,7 @@ class Link:
             self._channel.send({"do": name, **values}, tuple(fds))
         except LinkError as error:
             if isinstance(error.__cause__, BlockingIOError):
-                raise StoreUnreachable(f"the process that writes images takes nothing for {STILL_PATIENCE:.0f} s") \
+                raise StoreUnreachable(f"the writer of checkpoints takes nothing for {STILL_PATIENCE:.0f} s") \
                     from error
             raise StoreError(_ENDED) from error
 
@@ -170,8 +171,8 @@ class Link:
         self._channel.close()
 
 
-class ImageProcess:
-    """Starts the process when it is first needed, and again when it ended. One image at a time."""
+class CheckpointProcess:
+    """Starts the process when it is first needed, and again when it ended. One checkpoint at a time."""
 
     def __init__(self) -> None:
         self._link: Link | None = None
@@ -199,12 +200,12 @@ class RemotePace:
 
 
 class RemoteWriter:
-    """See the module docstring; a context manager: leaving it without :meth:`finish` leaves nothing of the image.
+    """See the module docstring; a context manager: leaving it without :meth:`finish` leaves nothing of the checkpoint.
 
-    Raises what :meth:`rgpu.checkpoint.store.images.ImageStore.writer` raises.
+    Raises what :meth:`rgpu.checkpoint.store.checkpoint_store.CheckpointStore.writer` raises.
     """
 
-    def __init__(self, process: ImageProcess, name: str, grant: dict[str, Any], fds: Sequence[int] = (), *,
+    def __init__(self, process: CheckpointProcess, name: str, grant: dict[str, Any], fds: Sequence[int] = (), *,
                  staging: int, base: str = "", others: Sequence[str] = (), rate: float = 0.0) -> None:
         self.name, self.staging = name, staging
         self.pace = RemotePace(self._ask)
@@ -240,7 +241,7 @@ class RemoteWriter:
         try:
             return bulk(pieces)
         except OSError as error:
-            raise StoreError(f"no memory to tell the process that writes images: {error}") from error
+            raise StoreError(f"no memory to tell the process that writes checkpoints: {error}") from error
 
     def _ask(self, name: str, seconds: float, fds: Sequence[int] = (), **values: Any) -> Any:
         """The answer; what came beside it is closed. Raises what the process answers, :class:`StoreUnreachable`."""
@@ -253,10 +254,10 @@ class RemoteWriter:
             return future.result(seconds)
         except NotYet:
             future.add_done_callback(_close_beside)
-            raise StoreUnreachable(f"image {self.name}: the process that writes it does not answer for "
+            raise StoreUnreachable(f"checkpoint {self.name}: the process that writes it does not answer for "
                                    f"{seconds:.0f} s") from None
 
-    # -- as an ImageWriter -------------------------------------------------------------
+    # -- as a CheckpointWriter -------------------------------------------------------------
     def prepare(self) -> None:
         """The process did when it began."""
 
@@ -271,7 +272,7 @@ class RemoteWriter:
 
     def inherit(self, state: SessionState) -> None:
         self.check()
-        self._tell_bulk("inherit", image.state_pieces(state))
+        self._tell_bulk("inherit", manifest.state_pieces(state))
 
     def add_rows(self, rows: Array, pages: PageList, hash_key: bytes, done: Callable[[], None],
                  memory: Shared | None = None) -> None:
@@ -312,7 +313,7 @@ class RemoteWriter:
             self._link.tell("give_up", why=why.as_dict())
 
     def takes_nothing(self) -> RgpuError:
-        return StoreUnreachable(f"image {self.name}: the store took nothing for {STILL_PATIENCE:.0f} s while the "
+        return StoreUnreachable(f"checkpoint {self.name}: the store took nothing for {STILL_PATIENCE:.0f} s while the "
                                 "session stood still for it")
 
     def check(self) -> None:
@@ -321,7 +322,7 @@ class RemoteWriter:
 
     def finish(self, state: SessionState, statistics: dict[str, Any] | None = None,
                facts: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Waits as long as the store takes; once the image was given up, no longer than PATIENCE."""
+        """Waits as long as the store takes; once the checkpoint was given up, no longer than PATIENCE."""
         self.check()
         future = self._link.ask("finish", statistics=statistics or {}, facts=facts or {})
         given_up = 0.0
@@ -345,11 +346,11 @@ class RemoteWriter:
         """Harmless after :meth:`finish`; never raises. Afterwards nobody refers to a frame."""
         if not self._over:
             self._over = True
-            self.give_up(StoreError(f"image {self.name} was given up"))
+            self.give_up(StoreError(f"checkpoint {self.name} was given up"))
             try:
                 self._ask("abort", PATIENCE)
             except RgpuError as error:
-                log.warning("an image that was given up is left to the collector", image=self.name,
+                log.warning("a checkpoint that was given up is left to the collector", image=self.name,
                             reason=error.message)
                 self._link.end()
         self._link.failed = lambda error: None

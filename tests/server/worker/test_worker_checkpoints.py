@@ -1,4 +1,4 @@
-"""A worker writes an image while its session runs: what it holds, and to whom it gives way."""
+"""A worker writes a checkpoint while its session runs: what it holds, and to whom it gives way."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rgpu.checkpoint.pages.frozen import RESERVE
-from rgpu.checkpoint.store.grants import Images
-from rgpu.checkpoint.store.images import DirectoryBlobs
+from rgpu.checkpoint.store.checkpoint_store import DirectoryBlobs
+from rgpu.checkpoint.store.grants import UserCheckpoints
 from rgpu.server.device.cpu.device import CpuDevice
 from rgpu.server.worker import tasks as worker_tasks
 from rgpu.server.worker.main import Worker
@@ -26,7 +26,7 @@ QUOTA = 64 << 20
 
 
 class Running:
-    """A worker with a session, in this process; its image can be held up at a step."""
+    """A worker with a session, in this process; its checkpoint can be held up at a step."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -63,15 +63,15 @@ class Running:
         return self.worker.tasks.do_checkpoint([], image, {"tag": TAG, "key": KEY, "root": str(self.folder)}, **more)
 
     def begin(self, image: str, at: str, **more: Any) -> Begun:
-        """An image that stops at a step until it is let go."""
+        """A checkpoint that stops at a step until it is let go."""
         self.held_at = at
         begun = Begun(lambda: self.checkpoint(image, **more))
         assert self.reached.wait(20), begun.failed
         return begun
 
-    def pages(self, image: str) -> set[bytes]:
-        images = Images(DirectoryBlobs(self.folder), TAG, KEY)
-        with images.open(image) as opened:
+    def pages(self, checkpoint: str) -> set[bytes]:
+        checkpoints = UserCheckpoints(DirectoryBlobs(self.folder), TAG, KEY)
+        with checkpoints.open(checkpoint) as opened:
             return {bytes(data or bytes(PAGE)) for _, _, data in opened.pages()}
 
 
@@ -102,10 +102,10 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running
     made.device.close()
 
 
-def test_the_session_runs_on_and_the_image_is_of_the_pause(running: Running) -> None:
+def test_the_session_runs_on_and_the_checkpoint_is_of_the_pause(running: Running) -> None:
     running.fill(1)
     begun = running.begin("i", "cut")
-    assert running.staged() == GRANULE and running.worker.tasks._imaging is not None
+    assert running.staged() == GRANULE and running.worker.tasks._checkpointing is not None
     for value in range(2, 6):
         running.fill(value)
     assert running.device.drain(5) and running.worker.runtime.applied == 9
@@ -125,9 +125,9 @@ def test_the_session_runs_on_and_the_image_is_of_the_pause(running: Running) -> 
 def test_what_may_be_set_aside(running: Running, room: int, aside: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody was promised, and what is left of the session's own quota."""
     seen = []
-    monkeypatch.setattr(worker_tasks, "Imaging", lambda device, key, room, **more: seen.append(room) or made(
+    monkeypatch.setattr(worker_tasks, "Checkpointing", lambda device, key, room, **more: seen.append(room) or made(
         device, key, room, **more))
-    from rgpu.checkpoint.session.imaging import Imaging as made
+    from rgpu.checkpoint.session.checkpointing import Checkpointing as made
 
     running.checkpoint("i", room=room)
     running.checkpoint("j")
@@ -165,7 +165,7 @@ def test_the_session_s_own_allocation_wins(running: Running, monkeypatch: pytest
     assert running.checkpoint("j")["pages"] == 2 * GRANULE // PAGE
     monkeypatch.setattr(running, "staged", lambda: 1)
     running.feed("memory_map", address=DEVICE_BASE + 2 * GRANULE, size=GRANULE, device=0)
-    assert running.worker.runtime.executor.error == 2, "without an image there is nothing to give"
+    assert running.worker.runtime.executor.error == 2, "without a checkpoint there is nothing to give"
 
 
 class Departs:
@@ -178,10 +178,10 @@ class Departs:
 
     def run(self) -> dict[str, Any]:
         Departs.staged = len(self.worker.runtime.device._staged)  # type: ignore[attr-defined]
-        if self.worker.tasks._imaging is not None:
-            assert self.worker.tasks._imaging.wait_read(0), "the ring is the move's"
+        if self.worker.tasks._checkpointing is not None:
+            assert self.worker.tasks._checkpointing.wait_read(0), "the ring is the move's"
         with pytest.raises(Refused, match="being moved"):
-            self.worker.tasks._begin_image(None)
+            self.worker.tasks._begin_checkpoint(None)
         raise MoveFailed("on purpose")
 
 
@@ -229,7 +229,7 @@ def test_a_worker_that_is_told_to_forget(running: Running) -> None:
     running.worker.do_forget("ended")
     assert running.staged() == 0, "at once"
     threading.Timer(0.1, running.go.set).start()
-    running.worker.tasks.wait_image(time.monotonic() + 10)
+    running.worker.tasks.wait_checkpoint(time.monotonic() + 10)
     begun.end()
     assert "not this worker's any more" in begun.failed[0].message
     with pytest.raises(Fenced):

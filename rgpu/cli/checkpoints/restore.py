@@ -1,4 +1,4 @@
-"""``rgpu restore IMAGE``: put a session back from one of its images."""
+"""``rgpu restore CHECKPOINT``: put a session back from one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rgpu.cli.pool import connect
 
 
 @click.command("restore")
-@click.argument("image")
+@click.argument("checkpoint")
 @click.option("--host", help="Where to (default: the coordinator chooses).")
 @common.pool_option
 @common.output_option
 @common.verb
-def command(image: str, host: str | None, pool: str | None, output: str) -> None:
-    """Bring the session of IMAGE back from that image and its live program's journal.
+def command(checkpoint: str, host: str | None, pool: str | None, output: str) -> None:
+    """Bring the session of CHECKPOINT back from that checkpoint and its live program's journal.
 
-    The agent must still hold the journal from the image's position on: a live
+    The agent must still hold the journal from the checkpoint's position on: a live
     program cannot be rolled back. It is refused if that was cut.
     """
     with connect(common.settings(pool=pool)) as client:
-        result = client.call("session.restore", {"image": image, "host": host}, timeout=600)
+        result = client.call("session.restore", {"image": checkpoint, "host": host}, timeout=600)
     common.emit(result, output, _show)
 
 

@@ -46,7 +46,7 @@ class Part:
     need: float = UNLIMITED
 
 
-class Checkpoints:
+class CheckpointShares:
     """``bandwidth``: bytes/s, 0: no limit; ``free``: bytes of a device that no session was promised."""
 
     def __init__(self, bandwidth: float, free: Callable[[str], int]) -> None:

@@ -1,0 +1,1 @@
+"""Verbs about checkpoints and journals: take, put back, list, check, replay."""

@@ -1,1 +1,0 @@
-"""Verbs about images and journals: take, put back, list, check, replay."""
