@@ -58,7 +58,7 @@ class Transcript:
 def play(show: Transcript, command: list[str], share: str) -> bool:
     """Whether everything came as it should."""
     pool = show.pool
-    hosts = [row["host"] for row in pool.rgpu("nodes")]
+    hosts = [row["host"] for row in pool.living()]
     programs = []
     for name, host in zip(("first", "second"), hosts, strict=False):
         programs.append(show.start(name, command, "--gpus", share, "--host", host))

@@ -55,7 +55,7 @@ def remote(pool: LocalPool, name: str, command: list[str], disturb: str) -> dict
             program.wait_lines(1)
             row = pool.wait_state(program.name, "running")
             if disturb == "move":
-                target = next(n["host"] for n in pool.rgpu("nodes") if n["host"] != row["host"])
+                target = next(n["host"] for n in pool.living() if n["host"] != row["host"])
                 result["move"] = pool.rgpu("migrate", program.name, target)
             else:
                 os.kill(row["worker_pid"], signal.SIGKILL)

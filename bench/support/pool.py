@@ -71,7 +71,7 @@ class BenchPool(LocalPool):
         deadline = time.monotonic() + seconds
         while True:
             try:
-                if len(self.rgpu("nodes")) == self.nodes:
+                if len(self.living()) == self.nodes:
                     return
             except VerbError:
                 pass

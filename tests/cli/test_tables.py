@@ -42,9 +42,12 @@ NODES = [
      "address": "tcp://[2001:db8:85a3::8a2e:370:7334]:50123", "data": "[2001:db8:85a3::8a2e:370:7334]:50124",
      "leader": True, "answers": True, "pid": 4194303, "version": "0.1.0", "reason": "", "devices": [
          {"device": f"cuda:{i}", "name": "NVIDIA H200", "total_memory": 141 * GIB, "free_memory": 100 * GIB - i,
-          "healthy": i != 1, "reason": "Xid 79", "sessions": i} for i in range(2)]},
+          "healthy": i != 1, "reason": "Xid 79", "sessions": i, "utilization": 0.97, "memory_used": 41 * GIB}
+         for i in range(2)]},
     {"host": "b", "state": "draining", "address": "tcp://10.0.0.2:5001", "data": "10.0.0.2:5002", "leader": False,
      "answers": True, "pid": 12, "version": "0.1.0", "reason": "new cable", "devices": []}]
+LOST = [{"host": "c", "state": "lost", "lost_since": BEGUN, "address": "", "data": "", "leader": False,
+         "answers": False, "pid": None, "version": "", "reason": "", "devices": []}]
 EVENTS = [{"revision": 4, "kind": "move", "when": BEGUN, "session": NAME, "host": None, "decision": "begin_move",
            "reason": WAITS[:150].strip(), "epoch": 12, "owner": "node-b", "leader": 3},
           {"revision": 9, "kind": "node", "when": BEGUN + 90000, "session": None, "host": "node-b", "decision": "lose",
@@ -57,7 +60,7 @@ VERBS: dict[str, tuple[str, ...]] = {"ps": ("ps",), "ps-all": ("ps", "--all"), "
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CannedPool]:
     canned = CannedPool(tmp_path_factory.mktemp("canned") / "pool", {
         "session.list": lambda args: {"sessions": SESSIONS + (ENDED if args.get("all") else []), "queue": QUEUE},
-        "node.list": {"nodes": NODES}, "pool.history": {"events": EVENTS, "revision": 9}})
+        "node.list": {"nodes": NODES, "lost": LOST}, "pool.history": {"events": EVENTS, "revision": 9}})
     yield canned
     canned.stop()
 
@@ -106,8 +109,8 @@ def test_the_same_data_as_json_and_yaml_and_names(pool: CannedPool) -> None:
     rows = json.loads(pool.rgpu("ps", "-o", "json").stdout)
     assert rows == json.loads(json.dumps(SESSIONS + QUEUE)) == yaml.safe_load(pool.rgpu("ps", "-o", "yaml").stdout)
     assert pool.rgpu("ps", "-o", "name").stdout.splitlines() == [NAME, "größe-数据", "waits"]
-    assert json.loads(pool.rgpu("nodes", "-o", "json").stdout) == NODES
-    assert pool.rgpu("nodes", "-o", "name").stdout.splitlines() == [NODES[0]["host"], "b"]
+    assert json.loads(pool.rgpu("nodes", "-o", "json").stdout) == NODES + LOST
+    assert pool.rgpu("nodes", "-o", "name").stdout.splitlines() == [NODES[0]["host"], "b", "c"]
 
 
 @pytest.mark.parametrize(("options", "expected"), [
@@ -135,7 +138,7 @@ def test_watching_goes_on_until_it_is_interrupted(pool: CannedPool) -> None:
                                cwd=ROOT, env=pool.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True)
     assert process.stdout is not None
-    assert [json.loads(process.stdout.readline()) for _ in range(3)] == [NODES] * 3
+    assert [json.loads(process.stdout.readline()) for _ in range(3)] == [NODES + LOST] * 3
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130 and "Traceback" not in err

@@ -19,7 +19,8 @@ def sessions(context: click.Context, parameter: click.Parameter, incomplete: str
 
 def hosts(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Hosts of the pool that begin so."""
-    return _ask(context, incomplete, "node.list", lambda answer: [row["host"] for row in answer["nodes"]])
+    return _ask(context, incomplete, "node.list",
+                lambda answer: [row["host"] for row in [*answer["nodes"], *answer.get("lost", [])]])
 
 
 def _ask(context: click.Context, incomplete: str, verb: str, names: Callable[[Any], list[str]]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rgpu.cli import common
@@ -35,12 +35,13 @@ def findings(settings: Settings) -> Iterator[Finding]:
     yield room(files)
     try:
         with connect(settings) as client:
-            status, nodes = client.call("pool.status", {}, timeout=5), client.call("node.list", {}, timeout=5)["nodes"]
+            status, listed = client.call("pool.status", {}, timeout=5), client.call("node.list", {}, timeout=5)
             endpoints = client.call("pool.ping", {}, timeout=5)["endpoints"]
     except RgpuError as error:
         yield Finding("pool", False, error.message, "start it with `rgpu up` or `rgpu server`; is this its directory?")
         return
-    yield from judge_pool(status, nodes)
+    nodes = listed["nodes"]
+    yield from judge_pool(status, nodes, listed.get("lost", []))
     seen = {str(e["host"]): ask(KeyPair.load(files.key_path("user")), Endpoint(e["address"], e["public"], e["host"]))
             for e in endpoints}
     yield judge_reach(seen)
@@ -97,17 +98,21 @@ def ask(pair: KeyPair, endpoint: Endpoint) -> dict[str, Any] | str:
             "versions": answer.get("versions"), "version": answer.get("version")}
 
 
-def judge_pool(status: dict[str, Any], nodes: list[dict[str, Any]]) -> Iterator[Finding]:
+def judge_pool(status: dict[str, Any], nodes: list[dict[str, Any]], lost: Sequence[dict[str, Any]] = ()
+               ) -> Iterator[Finding]:
     """Who leads, who is silent or sick; what operators decided is told, but is no fault."""
     sick = [f"{n['host']} is {n['state'] if n.get('answers', True) else 'silent'}"
             + (f" ({n['reason']})" if n.get("reason") else "")
             for n in nodes if n["state"] == "unhealthy" or not n.get("answers", True)]
     sick += [f"{d['device']} of {n['host']} is unhealthy" + (f" ({d['reason']})" if d.get("reason") else "")
              for n in nodes for d in n["devices"] if not d["healthy"]]
+    sick += [f"{n['host']} is lost since {common.moment(n['lost_since'])}" for n in lost]
+    gone = {n["host"] for n in lost}
     aside = [f"{n['host']} is {n['state']}" for n in nodes if n["state"] in ("cordoned", "draining")]
-    aside += [f"{host} is away" for host in status.get("away", [])]
+    aside += [f"{host} is away" for host in status.get("away", []) if host not in gone]
     yield Finding("nodes", bool(nodes) and not sick, "; ".join([f"{len(nodes)} in the pool", *sick, *aside]),
-                  "look at the daemon's log on that host (`journalctl -u rgpu-node`)")
+                  "look at the daemon's log on that host (`journalctl -u rgpu-node`)"
+                  + (f"; a host that does not come back: `rgpu leave {lost[0]['host']}`" if lost else ""))
     yield Finding("coordinator", bool(status.get("leader")), str(status.get("leader") or "nobody leads"),
                   "one is elected within a lease's time, if any node runs with --coordinator auto or only")
     yield Finding("automation", not status.get("paused"), f"paused: {status['paused_reason']}"

@@ -10,16 +10,19 @@ from rgpu.cli import common, selecting
 from rgpu.cli.common import size
 from rgpu.cli.pool import connect
 from rgpu.cli.tables import Column, Listing, list_options
+from rgpu.link.control.control_client import ControlClient
 
 COLUMNS = (
     Column("HOST", lambda n: n["host"]), Column("STATE", lambda n: n["state"]),
-    Column("ADDRESS", lambda n: n.get("address"), drop=7),
-    Column("LEADER", lambda n: "*" if n.get("leader") else "", drop=4),
+    Column("ADDRESS", lambda n: n.get("address"), drop=9),
+    Column("LEADER", lambda n: "*" if n.get("leader") else "", drop=5),
     Column("DEVICE", lambda n: n["device"].get("device") or "none", drop=1),
-    Column("MODEL", lambda n: n["device"].get("name"), drop=6),
+    Column("MODEL", lambda n: n["device"].get("name"), drop=8),
     Column("MEMORY", lambda n: n["device"].get("total_memory"), size, drop=3),
     Column("FREE", lambda n: n["device"].get("free_memory"), size, drop=2),
-    Column("SESSIONS", lambda n: n["device"].get("sessions"), drop=5),
+    Column("USED", lambda n: n["device"].get("memory_used"), size, drop=6),
+    Column("BUSY", lambda n: n["device"].get("utilization"), lambda share: f"{share:.0%}", drop=4),
+    Column("SESSIONS", lambda n: n["device"].get("sessions"), drop=7),
     Column("DATA", lambda n: n.get("data"), wide=True), Column("VERSION", lambda n: n.get("version"), wide=True),
     Column("PID", lambda n: n.get("pid"), wide=True), Column("NOTE", lambda n: _note(n, n["device"]), cut=True))
 
@@ -31,12 +34,16 @@ COLUMNS = (
 @common.verb
 def command(pool: str | None, output: str, sort: str | None, watch: float | None, hosts: tuple[str, ...],
             states: tuple[str, ...]) -> None:
-    """List hosts: address, state, devices and what is free on them."""
+    """List hosts: address, state, devices and what is free on them; also those that are lost, until `rgpu leave`.
+
+    FREE: memory that no session was promised. USED, BUSY: memory in use and share of the last moments in which the
+    device worked, as its driver tells it, or as its sessions do where it does not.
+    """
     listing = Listing(COLUMNS, "host", output, sort)
     with connect(common.settings(pool=pool)) as client:
 
         def look() -> list[dict[str, Any]]:
-            found = selecting.select(client.call("node.list", {})["nodes"], hosts, states)
+            found = selecting.select(all_hosts(client), hosts, states)
             if output in ("json", "yaml"):
                 return found
             return [{**node, "device": device} for node in found for device in node["devices"] or [{}]]
@@ -44,7 +51,15 @@ def command(pool: str | None, output: str, sort: str | None, watch: float | None
         listing.follow(look, watch)
 
 
+def all_hosts(client: ControlClient, timeout: float = 10.0) -> list[dict[str, Any]]:
+    """The rows of the hosts that are there, then of those that went without a word (``state`` lost)."""
+    found = client.call("node.list", {}, timeout=timeout)
+    return [*found["nodes"], *found.get("lost", [])]
+
+
 def _note(node: dict[str, Any], device: dict[str, Any]) -> str:
     """The host's reason, and that of a device which takes no sessions."""
     sick = "" if device.get("healthy", True) else f"{device['device']} is unhealthy: {device.get('reason') or '-'}"
-    return "; ".join(filter(None, [node.get("reason"), sick]))
+    lost = f"lost since {common.moment(node['lost_since'])}; `rgpu leave {node['host']}` removes it" \
+        if node.get("lost_since") else ""
+    return "; ".join(filter(None, [lost, node.get("reason"), sick]))

@@ -67,5 +67,6 @@ def _show(found: dict[str, Any]) -> None:
     common.out.print(
         f"coordinator  {found['leader'] or 'none at the moment'}\nautomation   {automation}\n"
         f"nodes        {found['nodes']}" + (f", away: {', '.join(found['away'])}" if found["away"] else "") +
+        "".join(f", {host} lost since {common.moment(since)}" for host, since in found.get("lost", {}).items()) +
         f"\nsessions     {sessions}\nqueue        {len(found.get('queue') or []) or 'empty'}"
         f"\nregistry     {found['cluster']}, revision {found['revision']}", markup=False)

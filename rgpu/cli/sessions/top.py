@@ -6,6 +6,7 @@ import click
 
 from rgpu.cli import common
 from rgpu.cli.pool import connect
+from rgpu.cli.pools.nodes import all_hosts
 from rgpu.cli.sessions.top_tables import (
     MOVE_COLUMNS,
     NODE_COLUMNS,
@@ -23,7 +24,7 @@ from rgpu.link.control.control_client import ControlClient
 
 def look(client: ControlClient) -> Picture:
     """Ask the pool. Raises what the calls raise."""
-    return Picture(client.call("pool.status", {}, timeout=5), client.call("node.list", {}, timeout=5)["nodes"],
+    return Picture(client.call("pool.status", {}, timeout=5), all_hosts(client, timeout=5),
                    client.call("session.list", {}, timeout=5)["sessions"])
 
 
@@ -50,7 +51,7 @@ def command(interval: float, pool: str | None, output: str) -> None:
 def _print(picture: Picture) -> None:
     common.out.print(headline(picture), markup=False)
     for columns, rows, drop in (
-            (NODE_COLUMNS, node_rows(picture), ("SESSIONS", "USED", "MEMORY")),
+            (NODE_COLUMNS, node_rows(picture), ("SESSIONS", "PROMISED", "BUSY", "MEMORY")),
             (SESSION_COLUMNS, session_rows(picture), ("CALLS", "EPOCH", "COMMAND", "MEMORY")),
             (QUEUE_COLUMNS, queue_rows(picture), ("PRIORITY", "KIND", "SINCE", "WANTS")),
             (MOVE_COLUMNS, move_rows(picture), ("PAGES", "ROUND", "SENT", "PROGRESS"))):

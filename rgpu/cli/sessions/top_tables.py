@@ -9,7 +9,7 @@ from rgpu.cli import common
 
 Rows = list[tuple[str, ...]]
 
-NODE_COLUMNS = ("HOST", "STATE", "", "DEVICE", "USED", "MEMORY", "SESSIONS", "NOTE")
+NODE_COLUMNS = ("HOST", "STATE", "", "DEVICE", "PROMISED", "MEMORY", "USED", "BUSY", "SESSIONS", "NOTE")
 SESSION_COLUMNS = ("SESSION", "STATE", "HOST", "EPOCH", "MEMORY", "CALLS", "COMMAND", "NOTE")
 QUEUE_COLUMNS = ("", "WAITS", "KIND", "PRIORITY", "WANTS", "SINCE", "REASON")
 MOVE_COLUMNS = ("SESSION", "FROM", "TO", "STATE", "ROUND", "PAGES", "SENT", "PROGRESS")
@@ -34,7 +34,9 @@ def headline(picture: Picture) -> str:
                          if state != "ended") or "no sessions"
     automation = f"  AUTOMATION PAUSED ({status['paused_reason']})" if status.get("paused") else ""
     doing = f"  {status['rebalancing']}" if status.get("rebalancing") else ""
-    return (f"{len(picture.nodes)} nodes, {sessions}; coordinator: {status.get('leader') or 'none'}"
+    lost = sum(1 for node in picture.nodes if node.get("lost_since"))
+    nodes = f"{len(picture.nodes) - lost} nodes" + (f" ({lost} lost)" if lost else "")
+    return (f"{nodes}, {sessions}; coordinator: {status.get('leader') or 'none'}"
             f"{automation}{doing}")
 
 
@@ -42,11 +44,15 @@ def node_rows(picture: Picture) -> Rows:
     """A line for each device; a node without devices has one, too."""
     rows: Rows = []
     for node in picture.nodes:
-        who = (node["host"], node["state"] if node.get("answers", True) else "silent", "*" if node["leader"] else "")
+        silent = not node.get("answers", True) and not node.get("lost_since")
+        who = (node["host"], "silent" if silent else node["state"], "*" if node["leader"] else "")
+        lost = f"since {common.moment(node['lost_since'])}" if node.get("lost_since") else ""
         for device in node["devices"] or [{}]:
             total, free = device.get("total_memory") or 0, device.get("free_memory") or 0
+            busy = device.get("utilization")
             rows.append((*who, str(device.get("device") or "none"), bar(total - free, total), common.size(total),
-                         str(device.get("sessions") or 0), str(node.get("reason") or "")))
+                         common.size(device.get("memory_used")), "" if busy is None else f"{busy:.0%}",
+                         str(device.get("sessions") or 0), lost or str(node.get("reason") or "")))
     return rows
 
 

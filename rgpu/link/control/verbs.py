@@ -46,7 +46,7 @@ TABLE: tuple[Verb, ...] = (
          "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
          "count}, moves: {session: how far}, queue: [{name, kind, position, priority, memory_bytes, compute, waited_s, "
          "reason}], rebalance: as set or null, rebalancing: the plan under way, "
-         "away: hosts that something was decided about and that are not there}"),
+         "away: hosts that something was decided about and that are not there, lost: {host: since when}}"),
     Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on."),
     Verb("pool.adopt", OPERATOR, ANY, False,
          "{yes, keep: {session: host}, without: [host], forget: [session], endpoints} → {went_back, steps, problems, "
@@ -100,7 +100,7 @@ TABLE: tuple[Verb, ...] = (
     Verb("image.state", USER, ANY, True, "{image, offset} → {data, size, facts}: a piece of its encoded state."),
     Verb("image.pages", USER, ANY, True, "{image, region, start, count} → {pages: […]}"),
     Verb("image.import", USER, NAMED, False, "{id, offset, data} → {size}; {id, end, name} → {image, pages, bytes}"),
-    Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […]}"),
+    Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […], lost: hosts that went without a word}"),
     Verb("node.info", EVERYBODY, NAMED, True, "{} → devices, sessions, workers"),
     Verb("node.cordon", OPERATOR, LEADER, True,
          "{host, state: ready | cordoned | draining, reason} → {host, state, reason}: take sessions, none, or give "

@@ -8,6 +8,8 @@ which it registers (:mod:`rgpu.migrate.membership.registration`), and a change w
 
 from __future__ import annotations
 
+import structlog
+
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records.schema import (
@@ -26,8 +28,10 @@ from rgpu.migrate.records.schema import (
     host_key,
     node_key,
 )
-from rgpu.migrate.registry.base import Entry, Operation, Put, Registry, unchanged
+from rgpu.migrate.registry.base import Entry, Operation, Put, Registry, absent, unchanged
 from rgpu.session.errors import Conflict, NotFound, UsageError
+
+log = structlog.get_logger(__name__)
 
 TRIES = 10
 STATES = ("ready", "cordoned", "draining")
@@ -86,7 +90,7 @@ class Hosts:
             old = decode(decided.value, HostRecord, decided.key) if decided else HostRecord(host=host)
             if only is not None and old.state != only:
                 return old
-            new = HostRecord(host=host, state=state, reason=reason[:MAX_TEXT], changed=now)  # type: ignore[arg-type]
+            new = old.replace(state=state, reason=reason[:MAX_TEXT], changed=now)
             operations: list[Operation] = [Put(host_key(host), encode(new))]
             if node is not None:
                 record = decode(node.value, NodeRecord, node.key).replace(state=state, reason=new.reason)
@@ -118,13 +122,33 @@ class Hosts:
         raise Conflict("the pool's settings change too fast")
 
     async def note_loss(self, host: str) -> None:
-        """A node's record is gone: write it down, unless it left with a word or is back."""
-        if await self.records.node(host) is not None:
-            return
+        """A node's record is gone: write it down, unless it left with a word, is back, or is known to be lost."""
+        for _ in range(TRIES):
+            entry = await self._registry.get(host_key(host))
+            record = decode(entry.value, HostRecord, entry.key) if entry else HostRecord(host=host)
+            if await self.records.node(host) is not None or record.lost:
+                return
+            if not record.joined and await self._told_already(host):
+                return
+            now = self.term.clock.wall()
+            reason = f"the lease of {host} has ended"
+            story = HistoryRecord(when=now, host=host, decision="lose", reason=reason, leader=self.term.leader.revision)
+            compares = [unchanged(host_key(host), _revision(entry)), absent(node_key(host))]
+            if await self.term.write(OF_HOST + host, story, compares,
+                                     [Put(host_key(host), encode(record.replace(lost=now)))]):
+                log.info("decided", decision="lose", host=host, reason=reason)
+                return
+
+    async def missing(self) -> list[str]:
+        """Hosts that went without a word, of which nobody wrote that down: a leader went with them, or before."""
+        return [record.host for record in await self.all()
+                if record.joined and not record.lost and await self.records.node(record.host) is None]
+
+    async def _told_already(self, host: str) -> bool:
+        """Whether the last that is told of it is that it went: of a host of an earlier version."""
         stories = (await self._registry.list(f"{HISTORY}{OF_HOST}{host}/@")).entries
         last = max(stories, key=lambda entry: entry.mod_revision, default=None)
-        if last is None or decode(last.value, HistoryRecord, last.key).decision not in ("leave", "lose"):
-            await self.term.note("lose", f"the lease of {host} has ended", host=host)
+        return last is not None and decode(last.value, HistoryRecord, last.key).decision in ("leave", "lose")
 
 
 def _revision(entry: Entry | None) -> int:

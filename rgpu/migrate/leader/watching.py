@@ -40,6 +40,7 @@ class NodeWatch:
         while True:
             try:
                 listing = await self._registry.list(NODES)
+                self.tasks.spawn(self._note_losses(), "hosts that went before")
                 async for change in self._registry.watch(NODES, listing.revision + 1):
                     self._nodes_changed(change)
             except Compacted:
@@ -70,6 +71,12 @@ class NodeWatch:
         health = (entry.create_revision, record.state, *((d.device, d.healthy) for d in record.devices))
         known, self._seen[host] = self._seen.get(host), health
         return known != health
+
+    async def _note_losses(self) -> None:
+        """What went while nobody led, or with who led: its lease ended before this watch began."""
+        await asyncio.sleep(LOSS_GRACE)
+        for host in await self.hosts.missing():
+            await self.hosts.note_loss(host)
 
     async def _look_at(self, host: str, grace: float) -> None:
         """Compare what the records promise of ``host`` with what it is now."""

@@ -25,7 +25,17 @@ from rgpu.migrate.records.schema import (
     node_key,
     note_key,
 )
-from rgpu.migrate.registry.base import Delete, Put, Registry, absent, created, txn_certain, unchanged
+from rgpu.migrate.registry.base import (
+    Compare,
+    Delete,
+    Operation,
+    Put,
+    Registry,
+    absent,
+    created,
+    txn_certain,
+    unchanged,
+)
 from rgpu.migrate.registry.clock import NANOSECOND, boot_time_ns
 from rgpu.session.errors import AlreadyExists, Conflict, NotFound, RgpuError
 
@@ -33,6 +43,7 @@ log = structlog.get_logger(__name__)
 
 DEFAULT_TTL = 5.0  #: seconds
 WATCH_SECONDS = 0.1
+GOODBYE_TRIES = 3
 
 
 def new_incarnation() -> int:
@@ -133,14 +144,16 @@ class Membership:
         """
         host = self.record.host
         decided = await self.registry.get(host_key(host))
+        wanted = decode(decided.value, HostRecord, decided.key) if decided is not None else HostRecord(host=host)
         if decided is not None:
-            wanted = decode(decided.value, HostRecord, decided.key)
             self.record = self.record.replace(state=wanted.state, reason=wanted.reason)
-        story = HistoryRecord(when=time.time(), host=host, decision="join", reason=(
+        now = time.time()
+        story = HistoryRecord(when=now, host=host, decision="join", reason=(
             f"{host} is in the pool with {len(self.record.devices)} devices, {self.record.state}"))
         result = await txn_certain(
             self.registry, [absent(key), unchanged(host_key(host), decided.mod_revision if decided else 0)],
-            [Put(key, encode(self.record), lease), Put(await self._note_key(), encode(story))])
+            [Put(key, encode(self.record), lease), Put(await self._note_key(), encode(story)),
+             Put(host_key(host), encode(wanted.replace(joined=now, lost=0.0)))])
         if not result.succeeded and result.entries.get(key) is not None:
             raise AlreadyExists(f"another node called {host} registered at the same moment")
         return result.succeeded
@@ -150,13 +163,22 @@ class Membership:
 
     async def _say_goodbye(self) -> None:
         """The record goes with a word, so that nobody takes the node for lost."""
-        key = node_key(self.record.host)
+        host = self.record.host
+        key = node_key(host)
         entry = await self.registry.get(key)
-        if entry is not None and decode(entry.value, NodeRecord, key).incarnation == self.record.incarnation:
-            story = HistoryRecord(when=time.time(), host=self.record.host, decision="leave",
-                                  reason=f"the daemon of {self.record.host} was stopped")
-            await self.registry.txn([created(key, entry.create_revision)],
-                                    [Delete(key), Put(await self._note_key(), encode(story))])
+        if entry is None or decode(entry.value, NodeRecord, key).incarnation != self.record.incarnation:
+            return
+        story = HistoryRecord(when=time.time(), host=host, decision="leave", reason=f"the daemon of {host} was stopped")
+        for _ in range(GOODBYE_TRIES):  # an operator may decide about the host just now
+            known = await self.registry.get(host_key(host))
+            compares: list[Compare] = [created(key, entry.create_revision)]
+            operations: list[Operation] = [Delete(key), Put(await self._note_key(), encode(story))]
+            if known is not None:
+                compares.append(unchanged(host_key(host), known.mod_revision))
+                gone = decode(known.value, HostRecord, known.key).replace(joined=0.0, lost=0.0)
+                operations.append(Put(host_key(host), encode(gone)))
+            if (await self.registry.txn(compares, operations)).succeeded or await self.registry.get(key) is None:
+                return
 
     async def _wait_for_old(self, key: str, revision: int) -> None:
         """An earlier incarnation's lease must run out; one that is renewed belongs to a living node.

@@ -296,13 +296,19 @@ class LeaderRecord(Record, frozen=True, kw_only=True):
 
 
 class HostRecord(Record, frozen=True, kw_only=True):
-    """``hosts/HOST``, under no lease: what an operator decided about a host outlives its daemon. Absent: ready."""
+    """``hosts/HOST``, under no lease: what an operator decided about a host outlives its daemon. Absent: ready.
+
+    ``joined``: since when its daemon is in the pool; 0: it left with a word, or an earlier version let it in.
+    ``lost``: since when it is gone without a word; 0: it is not, as far as is known.
+    """
 
     v: int = SCHEMA
     host: Name
     state: Literal["ready", "cordoned", "draining"] = "ready"
     reason: Text = ""
     changed: Seconds = 0.0
+    joined: Seconds = 0.0
+    lost: Seconds = 0.0
 
 
 class PoolRecord(Record, frozen=True, kw_only=True):

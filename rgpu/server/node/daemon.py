@@ -35,6 +35,7 @@ from rgpu.server.node.data_port import DataPort
 from rgpu.server.node.devices.examining import Examining
 from rgpu.server.node.devices.look import device_records, device_slot
 from rgpu.server.node.devices.slots import DeviceSlots
+from rgpu.server.node.devices.using import DeviceUse
 from rgpu.server.node.endings import Endings
 from rgpu.server.node.identity import Identity
 from rgpu.server.node.metrics import Metrics
@@ -147,7 +148,7 @@ class Daemon:
         """What is done here while this node leads, and the way to the node that does."""
         options = self.options
         words = LastWords()
-        self.views = NodeViews(self.held, self.local, words, self.records, self.peers)
+        self.views = NodeViews(self.held, self.local, words, self.records, self.peers, DeviceUse(self.devices.slots))
         self.attachments = Attachments(self.records, options.files.secret())
         self.members = MemberVerbs(self.local, self.records, options.files, self.authorized, options.registry_address)
         sessions = LeaderVerbs(self.local, self.records, self.attachments, self.views, words, self.checkpoints,

@@ -132,7 +132,7 @@ class ProxiedPool(LocalPool):
         deadline = time.monotonic() + 60
         while True:
             try:
-                if len(self.rgpu("nodes")) == 3:
+                if len(self.living()) == 3:
                     return self
             except AssertionError:
                 pass

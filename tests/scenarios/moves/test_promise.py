@@ -44,11 +44,11 @@ class Promised(Fire):
         self.destination = ""
 
     def place(self) -> tuple[str, ...]:
-        nodes = self.pool.rgpu("nodes")
+        nodes = self.pool.living()
         deadline = time.monotonic() + 30
         while not any(row["leader"] for row in nodes):
             assert time.monotonic() < deadline, "nobody leads"
-            nodes = self.pool.rgpu("nodes")
+            nodes = self.pool.living()
         source, self.destination = [row["host"] for row in nodes if not row["leader"]]
         return "--host", source
 

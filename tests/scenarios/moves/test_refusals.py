@@ -28,7 +28,7 @@ class Node:
             env={**pool.environment, **environment}, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=self.log,
             stderr=self.log)
         deadline = time.monotonic() + 30
-        while not any(row["host"] == host and row["state"] == "ready" for row in pool.rgpu("nodes")):
+        while not any(row["host"] == host and row["state"] == "ready" for row in pool.living()):
             assert self.process.poll() is None and time.monotonic() < deadline, f"{host} did not join the pool"
             time.sleep(0.1)
 

@@ -36,7 +36,7 @@ def serve(pool: LocalPool, folder: Path, *options: str) -> subprocess.Popen[str]
 
 def wait_node(pool: LocalPool, host: str, there: bool = True) -> None:
     deadline = time.monotonic() + 60
-    while any(row["host"] == host for row in pool.rgpu("nodes")) is not there:
+    while any(row["host"] == host for row in pool.living()) is not there:
         assert time.monotonic() < deadline, f"{host} is {'not ' if there else ''}there"
         time.sleep(0.2)
 

@@ -163,7 +163,7 @@ def test_a_program_that_ends_while_its_daemon_is_away(pool: LocalPool, what: str
     """It said so, to whom nobody listened: its session is over as soon as the daemon is back, not after a grace."""
     program = held(pool, "s", "--client-grace", "1h")
     host = pool.session("s")["host"]
-    hosts = {node["host"]: daemon_of(pool, node["host"]) for node in pool.rgpu("nodes")}
+    hosts = {node["host"]: daemon_of(pool, node["host"]) for node in pool.living()}
     away = [hosts[host]] if what == "killed" else list(hosts.values())  # nobody takes the agent's word either
     for daemon in hosts.values():
         os.kill(daemon, signal.SIGSTOP)

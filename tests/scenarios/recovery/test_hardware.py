@@ -56,7 +56,7 @@ class Pool(LocalPool):
         return " ".join(entry["reason"] for entry in self.rgpu("history", name))
 
     def of_hosts(self) -> dict[str, dict[str, Any]]:
-        return {node["host"]: node["devices"][0] for node in self.rgpu("nodes")}
+        return {node["host"]: node["devices"][0] for node in self.living()}
 
     def release(self, *programs: Program) -> None:
         (self.folder / "released").touch()

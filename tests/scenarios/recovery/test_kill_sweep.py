@@ -84,7 +84,7 @@ def wait_line(program: Program, phase: str, number: int) -> str:
 
 
 def host_of_leader(pool: WatchedPool) -> str:
-    return next((row["host"] for row in pool.rgpu("nodes") if row["leader"]), "")
+    return next((row["host"] for row in pool.living() if row["leader"]), "")
 
 
 def revive(pool: WatchedPool, host: str) -> None:
@@ -102,7 +102,7 @@ def settle(pool: WatchedPool) -> None:
     deadline = time.monotonic() + 60
     while True:
         with contextlib.suppress(VerbError):
-            rows = pool.rgpu("nodes")
+            rows = pool.living()
             if len(rows) == 3 and all(row["state"] == "ready" for row in rows) and any(row["leader"] for row in rows):
                 return
         assert time.monotonic() < deadline, pool.logs()[-5000:]

@@ -30,7 +30,7 @@ class MovingPool(LocalPool):
         return {endpoint["host"]: endpoint["address"] for endpoint in described["endpoints"]}
 
     def kill_daemons(self) -> None:
-        for node in self.rgpu("nodes"):
+        for node in self.living():
             os.kill(node["pid"], signal.SIGKILL)
 
     @contextmanager

@@ -75,7 +75,7 @@ def test_places_are_counted_on_both(pairs: LocalPool, tmp_path: Path) -> None:
     held = [Staged(pairs, tmp_path, "several", "remote", name=f"full-{n}", options=TWO) for n in range(3)]
     try:
         assert {one.reach(1)["host"] for one in held} == {"node-a", "node-b", "node-c"}
-        nodes = pairs.rgpu("nodes")
+        nodes = pairs.living()
         assert [device["sessions"] for node in nodes for device in node["devices"]] == [1] * 6
         one_more = pairs.run(sys.executable, "-c", "import cuda.bindings.driver as d; print(d.cuInit(0))",
                              name="fourth", options=TWO)

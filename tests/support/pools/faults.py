@@ -55,7 +55,7 @@ class WatchedPool(LocalPool):
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(VerbError):
-                if len(self.rgpu("nodes")) == len(OTHER):
+                if len(self.living()) == len(OTHER):
                     return self
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.1)
@@ -109,7 +109,7 @@ class Disturbance(Fire):
 
     def __enter__(self) -> Disturbance:
         super().__enter__()
-        nodes = self.pool.rgpu("nodes")
+        nodes = self.pool.living()
         self.pids = {row["host"]: row["pid"] for row in nodes}
         self.source = self.row["host"]
         self.leader = next((row["host"] for row in nodes if row["leader"]), "")

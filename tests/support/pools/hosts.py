@@ -148,7 +148,7 @@ class HostsPool(LocalPool):
             process = self.servers[host]
             assert process.poll() is None, f"the daemon of {host} ended:\n{self.logs()[-6000:]}"
             with contextlib.suppress(VerbError, RgpuError):
-                if any(row["host"] == host and row["answers"] for row in self.rgpu("nodes")):
+                if any(row["host"] == host and row["answers"] for row in self.living()):
                     break
             assert time.monotonic() < deadline, f"{host} is not there:\n{self.logs()[-6000:]}"
             time.sleep(0.3)

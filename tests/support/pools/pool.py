@@ -155,10 +155,14 @@ class LocalPool:
         assert rows, f"no session {name}"
         return rows[0]
 
+    def living(self) -> list[dict[str, Any]]:
+        """The rows of ``rgpu nodes`` of hosts that are there."""
+        return [row for row in self.rgpu("nodes") if row["state"] != "lost"]
+
     def node(self, host: str) -> dict[str, Any]:
         """The row of ``rgpu nodes``; one that registers anew is not among them for a moment."""
         deadline = time.monotonic() + 30
-        while not (rows := [row for row in self.rgpu("nodes") if row["host"] == host]):
+        while not (rows := [row for row in self.living() if row["host"] == host]):
             assert time.monotonic() < deadline, f"no node {host}"
             time.sleep(0.1)
         return dict(rows[0])

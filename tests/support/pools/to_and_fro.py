@@ -30,7 +30,7 @@ def to_and_fro(folder: Path, capsys: pytest.CaptureFixture[str], moves: int, dev
         program = pool.run(sys.executable, str(TRAINER), "--until", str(until), name="trainer",
                            options=("--journal-limit", "8MiB"))
         program.wait_lines(3)
-        pids = {row["host"]: row["pid"] for row in pool.rgpu("nodes")}
+        pids = {row["host"]: row["pid"] for row in pool.living()}
         for number in range(moves):
             row = pool.wait_state("trainer", "running")
             host = "node-b" if row["host"] == "node-a" else "node-a"

@@ -6,6 +6,7 @@ nvidia-ml-py; where that or the library is missing nothing is known, which is no
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 from collections.abc import Callable, Iterable
@@ -51,6 +52,29 @@ def lost(uuid: bytes) -> str:
         return gone.get(error.value, "")
     finally:
         nvml.nvmlShutdown()
+
+
+def usage(uuid: bytes) -> dict[str, Any]:
+    """What of the GPU is in use, by all processes: {utilization: share of the last moment with a kernel, 0 to 1;
+    memory_used: bytes}.
+
+    What the GPU or its driver does not tell (a MIG device's utilization) is not there.
+    """
+    nvml, _ = _library()
+    if nvml is None:
+        return {}
+    found: dict[str, Any] = {}
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(name(uuid))
+        for key, ask in (("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+                         ("memory_used", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used))):
+            with contextlib.suppress(nvml.NVMLError):
+                found[key] = ask()
+    except nvml.NVMLError:
+        return found
+    finally:
+        nvml.nvmlShutdown()
+    return found
 
 
 class XidWatch:

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from rgpu import __version__
 from rgpu.link import versions
 from rgpu.link.control import ControlServer, Request
+from rgpu.migrate.leader.hosts import host_records
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.server.node.verbs.attachments import Attachments
 from rgpu.server.node.verbs.views import NodeViews
 from rgpu.session.devices import parts
+
+
+def device_use(device: str, sessions: Iterable[dict[str, Any]], told: dict[str, Any]) -> dict[str, Any]:
+    """What of a device is in use: {utilization: 0 to 1, memory_used: bytes, use_by}.
+
+    As the driver says (``told``), or else as its sessions do.
+
+    A session's share is the time, of the last ten seconds, in which the device worked for it.
+    """
+    there = [view for view in sessions if device in parts(str(view.get("device")))]
+    shares = [share for view in there if isinstance(share := (view.get("gpu") or {}).get("recent"), int | float)]
+    held = [size for view in there if isinstance(size := view.get("memory_bytes"), int)]
+    return {"utilization": told.get("utilization", min(1.0, sum(shares))),
+            "memory_used": told.get("memory_used", sum(held)), "use_by": "driver" if told else "sessions"}
 
 
 class NodeVerbs:
@@ -45,13 +61,18 @@ class NodeVerbs:
         infos = await asyncio.gather(*(self._views.of(node) for node in nodes.values()))
         rows = []
         for node, info in zip(nodes.values(), infos, strict=True):
-            names = [one for v in info.get("sessions", {}).values() if v.get("worker_pid")
-                     for one in parts(str(v.get("device")))]
+            here = [view for view in info.get("sessions", {}).values() if view.get("worker_pid")]
+            names = [one for view in here for one in parts(str(view.get("device")))]
             devices = [{"device": d.device, "name": d.name, "total_memory": d.memory, "free_memory": d.free_memory,
                         "healthy": d.healthy, "reason": d.reason, "sessions": names.count(d.device),
-                        "compute_capability": list(d.compute_capability), "driver_version": d.driver_version}
+                        "compute_capability": list(d.compute_capability), "driver_version": d.driver_version,
+                        **device_use(d.device, here, (info.get("use") or {}).get(d.device) or {})}
                        for d in node.devices]
             rows.append({"host": node.host, "address": node.control, "data": node.data, "state": node.state,
                          "reason": node.reason, "version": node.version, "pid": info.get("pid"),
                          "leader": bool(info.get("leader")), "answers": bool(info), "devices": devices})
-        return {"nodes": rows}
+        lost: list[dict[str, Any]] = [
+            {"host": host.host, "address": "", "data": "", "state": "lost", "lost_since": host.lost,
+             "reason": host.reason, "version": "", "pid": None, "leader": False, "answers": False, "devices": []}
+            for host in await host_records(self._records.registry) if host.lost and host.host not in nodes]
+        return {"nodes": rows, "lost": lost}

@@ -83,7 +83,8 @@ class PoolVerbs:
         leader, settings = await current_leader(registry), await pool_record(registry)
         nodes, sessions = await self._records.nodes(), await self._records.sessions()
         about = await self._leader_says(leader[0].host if leader else None, nodes)
-        decided = {record.host: record for record in await host_records(registry) if record.state != "ready"}
+        hosts = await host_records(registry)
+        decided = {record.host: record for record in hosts if record.state != "ready"}
         return {
             "version": __version__, "cluster": registry.cluster_id, "revision": await registry.revision(),
             "leader": leader[0].host if leader else None, "leader_revision": leader[1].revision if leader else None,
@@ -91,7 +92,8 @@ class PoolVerbs:
             "moves": dict(about.get("moves") or {}), "queue": list(about.get("queue") or []),
             "rebalance": settings.rebalance, "rebalancing": str(about.get("rebalancing") or ""),
             "nodes": len(nodes), "sessions": dict(Counter(record.state for record in sessions)),
-            "away": sorted(host for host in decided if host not in nodes)}
+            "away": sorted(host for host in decided if host not in nodes),
+            "lost": {record.host: record.lost for record in hosts if record.lost and record.host not in nodes}}
 
     async def _leader_says(self, leader: str | None, nodes: dict[str, NodeRecord]) -> dict[str, Any]:
         """How far the moves are, and how the queue stands: only who drives them knows. Nothing while it is silent."""

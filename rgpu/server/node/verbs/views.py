@@ -11,6 +11,7 @@ from typing import Any
 
 from rgpu.link.keys import Endpoint
 from rgpu.migrate.records.schema import NodeRecord
+from rgpu.server.node.devices.using import DeviceUse
 from rgpu.server.node.pool.local_leader import LocalLeader
 from rgpu.server.node.pool.peers import Peers
 from rgpu.server.node.pool.records import PoolRecords
@@ -37,11 +38,11 @@ class LastWords:
 
 
 class NodeViews:
-    """``held``: the sessions here; ``words``: what a leader here heard."""
+    """``held``: the sessions here; ``words``: what a leader here heard; ``use``: of the devices here."""
 
     def __init__(self, held: HeldSessions, local: LocalLeader, words: LastWords, records: PoolRecords,
-                 peers: Peers) -> None:
-        self._held, self._local, self._words = held, local, words
+                 peers: Peers, use: DeviceUse) -> None:
+        self._held, self._local, self._words, self._use = held, local, words, use
         self._records, self._peers = records, peers
 
     async def own(self) -> dict[str, Any]:
@@ -49,11 +50,13 @@ class NodeViews:
         held = self._held
         handles = list(held.running.items())
         views = await asyncio.gather(*(handle.refresh() for _, handle in handles))
+        use = await self._use.look()
         coordinator = self._local.coordinator
         return {"host": held.host, "pid": os.getpid(), "leader": coordinator is not None,
                 "moves": coordinator.moves() if coordinator else {}, "time": time.time(),
                 "queue": await coordinator.admission.rows() if coordinator else [],
                 "rebalancing": coordinator.rebalancing.doing if coordinator else "", "last_words": self._words.said,
+                "use": use,
                 "sessions": {**held.ended, **{name: view for (name, _), view in zip(handles, views, strict=True)}}}
 
     async def of(self, node: NodeRecord) -> dict[str, Any]:

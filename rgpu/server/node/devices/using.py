@@ -1,0 +1,40 @@
+"""How busy a node's devices are, by all processes, for people: what the driver's management library says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rgpu.server.device.cuda import nvml
+from rgpu.server.node.devices.slots import DeviceSlot
+
+FRESH_SECONDS = 1.0
+ANSWER_SECONDS = 0.5  #: a sick GPU may hang whoever asks it: what was known before is told then
+
+
+class DeviceUse:
+    """Asks in a thread, one at a time. ``read(uuid)``: {utilization: 0 to 1, memory_used: bytes}, or what is known."""
+
+    def __init__(self, slots: Mapping[str, DeviceSlot],
+                 read: Callable[[bytes], dict[str, Any]] = nvml.usage) -> None:
+        self._slots, self._read = slots, read
+        self._known: dict[str, dict[str, Any]] = {}
+        self._looked = float("-inf")
+        self._asking: asyncio.Future[dict[str, dict[str, Any]]] | None = None
+
+    async def look(self) -> dict[str, dict[str, Any]]:
+        """What is in use, by device; nothing of those of which nothing is known."""
+        asked = [spec for spec in self._slots if spec.startswith("cuda")]
+        if asked and self._asking is None and time.monotonic() - self._looked > FRESH_SECONDS:
+            self._asking = asyncio.ensure_future(asyncio.to_thread(self._ask, asked))
+        if self._asking is not None:
+            await asyncio.wait([self._asking], timeout=ANSWER_SECONDS)
+            if self._asking.done():
+                self._known, self._looked, self._asking = self._asking.result(), time.monotonic(), None
+        return self._known
+
+    def _ask(self, asked: list[str]) -> dict[str, dict[str, Any]]:
+        found = {spec: self._read(self._slots[spec].facts.uuid) for spec in asked}
+        return {spec: told for spec, told in found.items() if told}
