@@ -32,6 +32,17 @@ def pool_option(command: Callable[..., Any]) -> Callable[..., Any]:
         command)
 
 
+def operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--operator``: the verb is asked with the operator's key, which acts on everybody's sessions."""
+    return click.option("--operator", is_flag=True, help="Act with the operator's key: on everybody's sessions.")(
+        command)
+
+
+def role(operator: bool) -> str:
+    """Return which key of the pool's folder a verb is asked with."""
+    return "operator" if operator else "user"
+
+
 def registry_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--registry", metavar="ADDRESS",
                         help="Where the pool's truth is: etcd://HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE"

@@ -48,6 +48,7 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
     public: str
     secret: str = ""
     rgpu_key: int = 1
+    user: str | msgspec.UnsetType = msgspec.UNSET  #: left out where it is the name, as the previous version wrote it
 
 
 def check_name(name: str, what: str = "name") -> str:
@@ -70,21 +71,27 @@ def check_public(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """Who a peer is: its role, its name, and the key that proves it."""
+    """Who a peer is: its role, its name, and the key that proves it. ``user``: whose key it is, if not NAME's."""
 
     role: str
     name: str
     public: str
+    user: str = ""
+
+    @property
+    def holder(self) -> str:
+        """The user that what this key makes belongs to; empty for nodes and invitations, which own nothing."""
+        return (self.user or self.name) if self.role in ("user", "operator") else ""
 
     def save(self, path: Path) -> None:
-        data = _KeyFile(role=self.role, name=self.name, public=self.public)
+        data = _KeyFile(role=self.role, name=self.name, public=self.public, user=self.user or msgspec.UNSET)
         write_file(path, msgspec.json.encode(data) + b"\n", mode=0o644, replace=True)
 
     @classmethod
     def load(cls, path: Path) -> PublicKey:
         """Raises :class:`NotFound`, :class:`Corrupt`."""
         found = _decode_key(path, _read(path))
-        return cls(found.role, found.name, found.public)
+        return cls(found.role, found.name, found.public, found.user or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +102,27 @@ class KeyPair:
     name: str
     public: str
     secret: str = field(repr=False)
+    user: str = ""
 
     @classmethod
-    def create(cls, role: str, name: str) -> KeyPair:
-        """A new random pair. Raises :class:`UsageError` for an unknown role or a bad name."""
+    def create(cls, role: str, name: str, user: str = "") -> KeyPair:
+        """A new random pair. ``user``: whose, if not NAME's. Raises :class:`UsageError` (unknown role, bad name)."""
         if role not in ROLES:
             raise UsageError(f"role {role!r}: use one of {', '.join(ROLES)}")
         check_name(name)
+        if user:
+            check_name(user, "user")
         public, secret = zmq.curve_keypair()
-        return cls(role, name, public.decode("ascii"), secret.decode("ascii"))
+        return cls(role, name, public.decode("ascii"), secret.decode("ascii"), "" if user == name else user)
 
     def public_key(self) -> PublicKey:
-        return PublicKey(self.role, self.name, self.public)
+        return PublicKey(self.role, self.name, self.public, self.user)
 
     def save(self, path: Path, *, replace: bool = False) -> None:
         """Write with mode 0600 in a directory of mode 0700. Raises :class:`AlreadyExists`."""
         private_directory(path.parent)
-        data = _KeyFile(role=self.role, name=self.name, public=self.public, secret=self.secret)
+        data = _KeyFile(role=self.role, name=self.name, public=self.public, secret=self.secret,
+                        user=self.user or msgspec.UNSET)
         write_file(path, msgspec.json.encode(data) + b"\n", mode=0o600, replace=replace)
 
     @classmethod
@@ -127,7 +138,7 @@ class KeyPair:
         if not matches:
             raise Corrupt(f"{path}: the secret and the public key do not belong together", path=str(path),
                           reason="mismatch")
-        return cls(found.role, found.name, found.public, found.secret)
+        return cls(found.role, found.name, found.public, found.secret, found.user or "")
 
 
 class AuthorizedKeys:
@@ -345,7 +356,8 @@ def _decode_key(path: Path, data: bytes) -> _KeyFile:
         found = msgspec.json.decode(data, type=_KeyFile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"{path} is no key file: {error}", path=str(path), reason="format") from None
-    if found.rgpu_key != 1 or found.role not in ROLES or not _NAME.match(found.name):
+    if found.rgpu_key != 1 or found.role not in ROLES or not _NAME.match(found.name) \
+            or found.user and not _NAME.match(found.user):
         raise Corrupt(f"{path} is no key file: version, role or name", path=str(path), reason="format")
     check_public(found.public)
     return found

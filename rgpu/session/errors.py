@@ -65,6 +65,12 @@ class AuthenticationFailed(RgpuError):
     code, exit_code = "authentication_failed", 7
 
 
+class NotPermitted(AuthenticationFailed):
+    """The key is known, and what it asks for belongs to another user."""
+
+    code, exit_code = "not_permitted", 34
+
+
 class Corrupt(RgpuError):
     """A journal, frame, checkpoint or record does not verify. detail: offset, reason."""
 

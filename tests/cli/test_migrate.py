@@ -34,7 +34,7 @@ class Pool:
 
     def run(self, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
         @contextlib.contextmanager
-        def connect(_: Any) -> Iterator[Pool]:
+        def connect(_: Any, role: str) -> Iterator[Pool]:
             yield self
 
         monkeypatch.setattr(migrate, "connect", connect)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rgpu.link.control import AsyncControlClient, CommandLog, ControlClient
-from rgpu.link.control.verbs import TABLE, VERBS, check
+from rgpu.link.control.access import check
+from rgpu.link.control.verbs import TABLE, VERBS
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.session.errors import (
     AuthenticationFailed,

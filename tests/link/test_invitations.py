@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rgpu.link.control.verbs import check
+from rgpu.link.control.access import check
 from rgpu.link.invitations import PREFIX, Token, decode, encode, new_pair
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.session.errors import AuthenticationFailed, RgpuError, UsageError

@@ -14,12 +14,13 @@ from rgpu.cli.pool import connect
 @click.argument("session")
 @click.option("--wait/--no-wait", default=True, show_default=True,
               help="Return when the checkpoint counts, or at once.")
+@common.operator_option
 @common.pool_option
 @common.output_option
 @common.verb
-def command(session: str, wait: bool, pool: str | None, output: str) -> None:
+def command(session: str, wait: bool, operator: bool, pool: str | None, output: str) -> None:
     """Write a checkpoint of SESSION to the pool's store; it counts once the registry names it."""
-    with connect(common.settings(pool=pool)) as client:
+    with connect(common.settings(pool=pool), common.role(operator)) as client:
         # Perhaps behind another one, and as long as the store takes.
         result = client.call("session.checkpoint", {"session": session, "wait": wait}, timeout=3700)
     common.emit(result, output, _show)

@@ -28,10 +28,6 @@ def command() -> None:
     """Checkpoints: checkpoints of sessions in the pool's store."""
 
 
-def _role(operator: bool) -> str:
-    return "operator" if operator else "user"
-
-
 COLUMNS = (
     Column("CHECKPOINT", lambda i: i["image"]), Column("", lambda i: {True: "*", None: "?"}.get(i["named"], "")),
     Column("SESSION", lambda i: i["session"], drop=1), Column("POSITION", lambda i: i["position"], drop=5),
@@ -54,7 +50,7 @@ def ls(session: str | None, operator: bool, pool: str | None, output: str, sort:
        watch: float | None) -> None:
     """List checkpoints, newest first; `*` marks those that a session would be recovered from."""
     listing = Listing(COLUMNS, "image", output, sort)
-    with connect(common.settings(pool=pool), _role(operator)) as client:
+    with connect(common.settings(pool=pool), common.role(operator)) as client:
         listing.follow(lambda: client.call("image.ls", {"session": session}, timeout=120)["images"], watch)
 
 
@@ -66,7 +62,7 @@ def ls(session: str | None, operator: bool, pool: str | None, output: str, sort:
 @common.verb
 def show(checkpoint: str, operator: bool, pool: str | None, output: str) -> None:
     """What CHECKPOINT holds: session, position, regions, packs, statistics."""
-    with connect(common.settings(pool=pool), _role(operator)) as client:
+    with connect(common.settings(pool=pool), common.role(operator)) as client:
         result = client.call("image.show", {"image": checkpoint}, timeout=120)
     common.emit(result, output, _show_one)
 
@@ -90,7 +86,7 @@ def _show_one(shown: dict[str, Any]) -> None:
 @common.verb
 def verify(checkpoint: str, operator: bool, pool: str | None, output: str) -> None:
     """Read every byte of CHECKPOINT and compare it with its hashes."""
-    with connect(common.settings(pool=pool), _role(operator)) as client:
+    with connect(common.settings(pool=pool), common.role(operator)) as client:
         result = client.call("image.verify", {"image": checkpoint}, timeout=LONG)
     common.emit(result, output, lambda v: common.out.print(
         f"checkpoint {v['image']} is good: {v['pages']} pages, {v['chunks']} chunks, {v['packs']} packs", markup=False))
@@ -104,7 +100,7 @@ def verify(checkpoint: str, operator: bool, pool: str | None, output: str) -> No
 @common.verb
 def rm(checkpoint: str, operator: bool, pool: str | None, output: str) -> None:
     """Remove CHECKPOINT; refused for the one that its session would be recovered from."""
-    with connect(common.settings(pool=pool), _role(operator)) as client:
+    with connect(common.settings(pool=pool), common.role(operator)) as client:
         result = client.call("image.rm", {"image": checkpoint}, timeout=LONG)
     common.emit(result, output, lambda v: common.out.print(
         f"checkpoint {v['image']} is removed; {v['condemned_packs']} packs go when their readers had time to finish",
@@ -130,7 +126,7 @@ def gc(keep_last: int | None, older_than: str | None, ended: str | None, grace: 
     """
     args = {"keep_last": keep_last, "max_age": None if older_than is None else parse_age(older_than),
             "ended": None if ended is None else parse_age(ended), "grace": parse_age(grace), "dry_run": dry_run}
-    with connect(common.settings(pool=pool), _role(operator)) as client:
+    with connect(common.settings(pool=pool), common.role(operator)) as client:
         result = client.call("image.gc", args, timeout=LONG)
     common.emit(result, output, _show_gc)
 
@@ -185,7 +181,7 @@ def export(checkpoint: str, file: Path, operator: bool, pool: str | None, output
     """
     if file.exists():
         raise AlreadyExists(f"{file} exists")
-    with connect(common.settings(pool=pool), _role(operator)) as client:
+    with connect(common.settings(pool=pool), common.role(operator)) as client:
         asked = _Asked(client, checkpoint)
         archive = ArchiveWriter(file.absolute())
         try:

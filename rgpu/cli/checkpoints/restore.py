@@ -13,16 +13,17 @@ from rgpu.cli.pool import connect
 @click.command("restore")
 @click.argument("checkpoint")
 @click.option("--host", help="Where to (default: the coordinator chooses).")
+@common.operator_option
 @common.pool_option
 @common.output_option
 @common.verb
-def command(checkpoint: str, host: str | None, pool: str | None, output: str) -> None:
+def command(checkpoint: str, host: str | None, operator: bool, pool: str | None, output: str) -> None:
     """Bring the session of CHECKPOINT back from that checkpoint and its live program's journal.
 
     The agent must still hold the journal from the checkpoint's position on: a live
     program cannot be rolled back. It is refused if that was cut.
     """
-    with connect(common.settings(pool=pool)) as client:
+    with connect(common.settings(pool=pool), common.role(operator)) as client:
         result = client.call("session.restore", {"image": checkpoint, "host": host}, timeout=600)
     common.emit(result, output, _show)
 

@@ -15,7 +15,7 @@ import click
 from rgpu.cli import common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
-from rgpu.session.errors import NotFound, UsageError
+from rgpu.session.errors import NotFound, NotPermitted, UsageError
 
 VERBS = ("status", "abort")
 
@@ -50,12 +50,13 @@ def parse_share(text: str | float) -> float:
               help="auto: between workers of one host out of the source's memory, else over the connection; "
                    "stream: always over the connection.")
 @click.option("--dry-run", is_flag=True, help="Run every check, print the plan, change nothing.")
+@common.operator_option
 @common.pool_option
 @common.output_option
 @common.verb
 def command(session: str, host: str | None, to: str | None, asked: str | None, mode: str, max_slowdown: str,
-            max_downtime: str | None, on_timeout: str, pages: str, dry_run: bool, pool: str | None,
-            output: str) -> None:
+            max_downtime: str | None, on_timeout: str, pages: str, dry_run: bool, operator: bool,
+            pool: str | None, output: str) -> None:
     """Move SESSION to HOST. `rgpu migrate status SESSION` and `rgpu migrate abort SESSION` work from anywhere.
 
     Every check runs before anything stops. The move is committed in one step:
@@ -67,7 +68,7 @@ def command(session: str, host: str | None, to: str | None, asked: str | None, m
     if (host is not None) + (to is not None) + (asked is not None) != 1:
         raise UsageError("give a session and where to: SESSION HOST or SESSION --to HOST; or SESSION with --status or "
                          "--abort")
-    with connect(settings) as client:
+    with connect(settings, common.role(operator)) as client:
         if host is not None and session in VERBS:
             asked, session, to = _read(client, session, host)
         elif host is not None:
@@ -89,6 +90,8 @@ def _read(client: Any, first: str, second: str) -> tuple[str | None, str, str | 
             client.call("session.move_status", {"session": name})
         except NotFound:
             return False
+        except NotPermitted:
+            pass  # there is one, another user's
         return True
 
     if not is_session(first):

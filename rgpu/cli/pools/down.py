@@ -55,8 +55,8 @@ def command(purge: bool, pool: str | None, output: str) -> None:
 def _end_sessions(settings: Settings) -> None:
     """End what runs, so that no later start finds it half there; a pool that does not answer has nothing to end."""
     try:
-        with connect(settings) as client:
-            for row in client.call("session.list", {}, timeout=5)["sessions"]:
+        with connect(settings, role="operator") as client:
+            for row in client.call("session.list", {"all_users": True}, timeout=5)["sessions"]:
                 client.call("session.kill", {"session": row["session"], "reason": "the pool was stopped"}, timeout=10)
     except RgpuError as error:
         common.err.print(f"sessions could not be ended first: {error.message}", markup=False)

@@ -32,20 +32,21 @@ def init(pool: str | None, output: str) -> None:
 
 @command.command("create")
 @click.option("--role", type=click.Choice(["user", "operator"]), required=True)
+@click.option("--user", default="", metavar="USER", help="Whose key it is (default: of the user called NAME).")
 @click.argument("name")
 @common.pool_option
 @common.output_option
 @common.verb
-def create(role: str, name: str, pool: str | None, output: str) -> None:
+def create(role: str, user: str, name: str, pool: str | None, output: str) -> None:
     """Make a key called NAME, authorize it, and print where its secret half lies."""
     files = pool_files(common.settings(pool=pool))
     files.read_description()
-    pair = KeyPair.create(role, name)
+    pair = KeyPair.create(role, name, user)
     path = files.root / "keys" / f"{name}.key"
     pair.save(path)
     files.authorized.add(pair.public_key())
-    common.emit({"name": name, "role": role, "public": pair.public, "path": str(path)}, output,
-                lambda v: common.out.print(f"{v['role']} key {v['name']}: {v['path']}", markup=False))
+    made = {"name": name, "role": role, "user": pair.public_key().holder, "public": pair.public, "path": str(path)}
+    common.emit(made, output, lambda v: common.out.print(f"{v['role']} key {v['name']}: {v['path']}", markup=False))
 
 
 @command.command("invite")
@@ -82,14 +83,16 @@ def list_keys(pool: str | None, output: str) -> None:
     settings = common.settings(pool=pool)
     files = pool_files(settings)
     files.read_description()
-    rows: list[dict[str, Any]] = [{"name": k.name, "role": k.role, "public": k.public} for k in files.authorized.all()]
+    rows: list[dict[str, Any]] = [
+        {"name": k.name, "role": k.role, "user": k.holder, "public": k.public} for k in files.authorized.all()]
     try:
         with connect(settings) as client:
             rows = client.call("keys.list", {})["keys"]
     except (PoolUnavailable, NotFound):
         common.err.print("no node answers: these are the keys of this folder alone")
     common.emit(rows, output, lambda values: common.table(
-        ("NAME", "ROLE", "PUBLIC KEY"), ((v["name"], v["role"], v["public"]) for v in values)))
+        ("NAME", "ROLE", "USER", "PUBLIC KEY"),
+        ((v["name"], v["role"], v.get("user"), v["public"]) for v in values)))
 
 
 @command.command("revoke")

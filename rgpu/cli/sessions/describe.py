@@ -13,12 +13,13 @@ from rgpu.cli.pool import connect
 
 @click.command("describe")
 @click.argument("session", shell_complete=completing.sessions)
+@common.operator_option
 @common.pool_option
 @common.output_option
 @common.verb
-def command(session: str, pool: str | None, output: str) -> None:
+def command(session: str, operator: bool, pool: str | None, output: str) -> None:
     """Show one session: its record, its worker, its checkpoint, what pins it."""
-    with connect(common.settings(pool=pool)) as client:
+    with connect(common.settings(pool=pool), common.role(operator)) as client:
         value = client.call("session.describe", {"session": session})
     common.emit(value, output, _show)
 

@@ -12,11 +12,12 @@ from rgpu.cli.pool import connect
 @click.command("logs")
 @click.argument("session", shell_complete=completing.sessions)
 @click.option("-n", "--lines", default=100, show_default=True, help="How many of the newest lines.")
+@common.operator_option
 @common.pool_option
 @common.output_option
 @common.verb
-def command(session: str, lines: int, pool: str | None, output: str) -> None:
+def command(session: str, lines: int, operator: bool, pool: str | None, output: str) -> None:
     """Print the newest lines of the log of SESSION's worker."""
-    with connect(common.settings(pool=pool)) as client:
+    with connect(common.settings(pool=pool), common.role(operator)) as client:
         value = client.call("session.logs", {"session": session, "lines": lines})
     common.emit(value, output, lambda v: print("\n".join(v["lines"])))

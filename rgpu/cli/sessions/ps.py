@@ -12,6 +12,7 @@ from rgpu.cli.pool import connect
 from rgpu.cli.tables import Column, Listing, list_options
 
 SESSION = Column("SESSION", lambda s: s["session"])
+USER = Column("USER", lambda s: s.get("user"))
 STATE = Column("STATE", lambda s: s["state"])
 HOST = Column("HOST", lambda s: s.get("host"))
 NOTE = Column("NOTE", lambda s: s.get("note") or "", cut=True)
@@ -36,19 +37,23 @@ ALL = (SESSION, STATE, Column("HOST", HOST.value, drop=4), Column("EXIT", lambda
 @click.option("-a", "--all", "everything", is_flag=True, help="Also sessions that ended or failed: exit code, when, "
               "how long they lasted, and why.")
 @selecting.session_options
+@click.option("--all-users", is_flag=True, help="Everybody's, with the operator's key (default: one's own).")
 @common.pool_option
 @list_options
 @common.verb
-def command(everything: bool, pool: str | None, output: str, sort: str | None, watch: float | None,
+def command(everything: bool, all_users: bool, pool: str | None, output: str, sort: str | None, watch: float | None,
             hosts: tuple[str, ...], states: tuple[str, ...], users: tuple[str, ...], labels: tuple[str, ...]) -> None:
     """List sessions (where they run, what they hold, how often they wait) and requests that wait for a place."""
-    listing = Listing(ALL if everything else LIVE, "session", output, sort)
+    columns: tuple[Column, ...] = ALL if everything else LIVE
+    if all_users:
+        columns = (SESSION, USER, *(column for column in columns[1:] if column.title != USER.title))
+    listing = Listing(columns, "session", output, sort)
     selecting.read_labels(labels)
     everything = everything or bool({"ended", "failed"} & set(states))
-    with connect(common.settings(pool=pool)) as client:
+    with connect(common.settings(pool=pool), common.role(all_users)) as client:
 
         def look() -> list[dict[str, Any]]:
-            found = client.call("session.list", {"all": everything})
+            found = client.call("session.list", {"all": everything, "all_users": all_users})
             return selecting.select(found["sessions"] + found.get("queue", []), hosts, states, users, labels)
 
         listing.follow(look, watch)

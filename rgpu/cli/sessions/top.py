@@ -22,30 +22,31 @@ from rgpu.cli.sessions.top_tables import (
 from rgpu.link.control.control_client import ControlClient
 
 
-def look(client: ControlClient) -> Picture:
+def look(client: ControlClient, all_users: bool = False) -> Picture:
     """Ask the pool. Raises what the calls raise."""
     return Picture(client.call("pool.status", {}, timeout=5), all_hosts(client, timeout=5),
-                   client.call("session.list", {}, timeout=5)["sessions"])
+                   client.call("session.list", {"all_users": all_users}, timeout=5)["sessions"])
 
 
 @click.command("top")
 @click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(0.2, 60.0), help="Seconds.")
+@click.option("--all-users", is_flag=True, help="Everybody's sessions, with the operator's key (default: one's own).")
 @common.pool_option
 @common.output_option
 @common.verb
-def command(interval: float, pool: str | None, output: str) -> None:
+def command(interval: float, all_users: bool, pool: str | None, output: str) -> None:
     """Show nodes, devices, sessions, and moves with their progress, live.
 
     q ends it, p stops and goes on, Tab goes to the next table. Where there is no terminal, or with
     -o json, it prints the pool once.
     """
-    with connect(common.settings(pool=pool)) as client:
+    with connect(common.settings(pool=pool), common.role(all_users)) as client:
         if output != "text" or not common.out.is_terminal:
-            common.emit(look(client).as_dict(), output, lambda value: _print(Picture(**value)))
+            common.emit(look(client, all_users).as_dict(), output, lambda value: _print(Picture(**value)))
             return
         from rgpu.cli.sessions.top_app import TopApp  # Textual takes a moment to load: only for the screen
 
-        TopApp(lambda: look(client), interval).run()
+        TopApp(lambda: look(client, all_users), interval).run()
 
 
 def _print(picture: Picture) -> None:

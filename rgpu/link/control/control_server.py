@@ -18,8 +18,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils import z85
 
-from rgpu.link.control.verbs import VERBS, check
-from rgpu.link.keys import AuthorizedKeys, KeyPair
+from rgpu.link.control.access import Actor, check
+from rgpu.link.control.verbs import VERBS
+from rgpu.link.keys import AuthorizedKeys, KeyPair, PublicKey
 from rgpu.link.messages.control import Request as Message
 from rgpu.session.errors import AuthenticationFailed, LinkError, Refused, RgpuError
 
@@ -38,7 +39,7 @@ _decode_request = msgspec.msgpack.Decoder(Message).decode
 
 @dataclass(slots=True)
 class Request:
-    """What a handler is given. ``role``, ``name``, ``public``: who asks, proven by CURVE."""
+    """What a handler is given. ``role``, ``name``, ``public``: who asks, proven by CURVE. ``peer``: where from."""
 
     verb: str
     args: dict[str, Any]
@@ -49,6 +50,13 @@ class Request:
     epoch: int
     command: str
     _send_progress: Callable[[dict[str, Any]], Awaitable[None]] = field(repr=False)
+    user: str = ""  #: whose key it is (:attr:`rgpu.link.keys.PublicKey.holder`)
+    peer: str = ""
+
+    @property
+    def actor(self) -> Actor:
+        """The asker, as decisions take it."""
+        return Actor(self.role, self.name, self.user, self.public)
 
     async def progress(self, **values: Any) -> None:
         """Tell the caller how far it is; also shows that the node is alive."""
@@ -105,6 +113,12 @@ class ControlServer:
         self.address = ""  #: where it listens, once started
         #: Told of each request that was answered: (verb, ok or the error's code); for figures.
         self.observe: Callable[[str, str], None] = lambda verb, outcome: None
+        #: Asked before a handler is: raises what the caller is refused with.
+        self.admit: Callable[[Request], Awaitable[None]] = _admit_all
+        #: Told of each request of somebody known, with its outcome (``ok`` or the error's code) and its reason.
+        self.audit: Callable[[Request, str, str], None] = lambda request, outcome, reason: None
+        #: Told of each peer that was not let in: (address, public key in Z85).
+        self.stranger: Callable[[str, str], None] = lambda peer, public: None
 
     def register(self, verb: str, handler: Handler) -> None:
         """Handler for a verb of the table. Raises :class:`ValueError` for an unknown verb."""
@@ -156,7 +170,9 @@ class ControlServer:
                 if self._authorized.find(public.decode()):
                     status, text, user = b"200", b"OK", public
                 else:
-                    log.warning("a peer with an unknown key was refused", peer=request[3].decode("ascii", "replace"))
+                    address = request[3].decode("ascii", "replace")
+                    log.warning("a peer with an unknown key was refused", peer=address)
+                    self.stranger(address, public.decode())
             number = request[1] if len(request) > 1 else b""
             await self._zap.send_multipart([b"1.0", number, status, text, user, b""])
 
@@ -166,19 +182,19 @@ class ControlServer:
             if len(frames) != 2 or len(self._tasks) > MAX_RUNNING:
                 continue  # not ours; or too busy, and the caller's timeout tells it so
             try:
-                public = frames[1].get("User-Id")
+                public, address = frames[1].get("User-Id"), frames[1].get("Peer-Address")
             except zmq.ZMQError:
                 continue
-            self._spawn(self._handle(frames[0].bytes, str(public), frames[1].bytes))
+            self._spawn(self._handle(frames[0].bytes, str(public), str(address), frames[1].bytes))
 
-    async def _handle(self, peer: bytes, public: str, body: bytes) -> None:
+    async def _handle(self, peer: bytes, public: str, address: str, body: bytes) -> None:
         try:
             message = _decode_request(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("a control message cannot be read", reason=str(error))
             return
         try:
-            result = await self._answer(peer, public, message)
+            result = await self._answer(peer, public, address, message)
             reply = encode({"id": message.id, "ok": True, "result": result})
             self.observe(message.verb, "ok")
         except RgpuError as error:
@@ -193,23 +209,46 @@ class ControlServer:
             reply = encode({"id": message.id, "ok": False, **failure.as_dict()})
         await self._socket.send_multipart([peer, reply])
 
-    async def _answer(self, peer: bytes, public: str, message: Message) -> Any:
+    async def _answer(self, peer: bytes, public: str, address: str, message: Message) -> Any:
         who = self._authorized.find(public)  # again: its key may have been taken away meanwhile
         if who is None:
+            self.stranger(address, public)
             raise AuthenticationFailed("this key is not authorized any more")
-        verb = check(message.verb, who.role)
-        handler = self._handlers.get(message.verb)
-        if handler is None:
-            raise Refused(f"this node does not answer {message.verb}", verb=message.verb)
 
         async def progress(values: dict[str, Any]) -> None:
             await self._socket.send_multipart([peer, encode({"id": message.id, "progress": values})])
 
         request = Request(message.verb, message.args, who.role, who.name, public, message.leader, message.epoch,
-                          message.command, progress)
-        if verb.idempotent or not message.command:
+                          message.command, progress, who.holder, address)
+        try:
+            result = await self._do(request)
+        except RgpuError as error:
+            self.audit(request, error.code, error.message)
+            raise
+        except Exception as error:
+            self.audit(request, "error", repr(error))
+            raise
+        self.audit(request, "ok", "")
+        return result
+
+    async def _do(self, request: Request) -> Any:
+        verb = check(request.verb, request.role)
+        handler = self._handlers.get(request.verb)
+        if handler is None:
+            raise Refused(f"this node does not answer {request.verb}", verb=request.verb)
+        await self.admit(request)
+        if verb.idempotent or not request.command:
             return await handler(request)
-        return await self._commands.run(public, message.command, lambda: handler(request))
+        return await self._commands.run(request.public, request.command, lambda: handler(request))
+
+
+def actor_of(key: PublicKey) -> Actor:
+    """Return the holder of a key, as decisions take it."""
+    return Actor(key.role, key.name, key.holder, key.public)
+
+
+async def _admit_all(request: Request) -> None:
+    """Refuse nobody."""
 
 
 def heartbeat(socket: Any) -> None:

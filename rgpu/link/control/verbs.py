@@ -3,15 +3,15 @@
 One table for both sides. ``roles``: who may call. ``answers``: ``any`` node;
 the ``leader`` (any node passes it on); the ``named`` node itself. A verb that
 is not ``idempotent`` carries a command id, and a node answers a repeated id
-with the result it recorded (OWNERSHIP 6).
+with the result it recorded (OWNERSHIP 6). ``on``: what it acts on, which says
+whose it may be (:mod:`rgpu.link.control.access` decides). ``changes``: it
+changes something, and stands in the audit log.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-
-from rgpu.session.errors import AuthenticationFailed, NotFound
 
 USER = frozenset({"user", "operator"})
 OPERATOR = frozenset({"operator"})
@@ -28,111 +28,151 @@ class Answers(Enum):
     NAMED = "named"
 
 
+class On(Enum):
+    """What a verb acts on, and so whose it may be."""
+
+    POOL = "the pool"  #: nobody's: the role decides
+    SESSION = "a session"  #: that the arguments name, its checkpoint's, or a request that waits under that name
+    CHECKPOINT = "a checkpoint"  #: that the arguments name; those of others are not there for a user
+    LIST = "what is seen"  #: of many users: one's own
+    COMMAND = "a node"  #: by the leader: its election decides
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
+    """A row of the table; see the module's docstring."""
+
     name: str
     roles: frozenset[str]
     answers: Answers
     idempotent: bool
     doc: str
+    on: On = On.POOL
+    changes: bool = False
 
 
 ANY, LEADER, NAMED = Answers.ANY, Answers.LEADER, Answers.NAMED
 
 TABLE: tuple[Verb, ...] = (
     Verb("pool.ping", EVERYBODY, ANY, True, "{} → {host, version, versions, time, endpoints}: is the node there?"),
-    Verb("pool.stop", OPERATOR, ANY, True, "{} → {}: end this node and its workers."),
+    Verb("pool.stop", OPERATOR, ANY, True, "{} → {}: end this node and its workers.", changes=True),
     Verb("pool.status", EVERYBODY, ANY, True,
          "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
          "count}, moves: {session: how far}, queue: [{name, kind, position, priority, memory_bytes, compute, waited_s, "
          "reason}], rebalance: as set or null, rebalancing: the plan under way, "
-         "away: hosts that something was decided about and that are not there, lost: {host: since when}}"),
-    Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on."),
+         "away: hosts that something was decided about and that are not there, lost: {host: since when}}",
+         on=On.LIST),
+    Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on.",
+         changes=True),
     Verb("pool.adopt", OPERATOR, ANY, False,
          "{yes, keep: {session: host}, without: [host], forget: [session], endpoints} → {went_back, steps, problems, "
-         "keys, done}: a registry that went back is made to say what is true (OWNERSHIP 10)."),
+         "keys, done}: a registry that went back is made to say what is true (OWNERSHIP 10).", changes=True),
     Verb("pool.rebalance", OPERATOR, LEADER, False,
          "{auto, apply} → {auto, paused, for, fragmentation, doing, moves: [{session, from, to, device, gain, "
-         "reason}], cost_gpu_seconds, reason, applied, results}: the plan of moves, and with `apply` its execution."),
+         "reason}], cost_gpu_seconds, reason, applied, results}: the plan of moves, and with `apply` its execution.",
+         changes=True),
     Verb("pool.history", USER, ANY, True,
          "{session or host, limit} → {events: [{revision, kind, when, session, host, decision, reason, epoch, owner, "
-         "leader}], revision}"),
+         "leader, actor, user}], revision}", on=On.LIST),
     Verb("pool.events", USER, ANY, True,
-         "{since, wait} → {events, revision}: what was decided after revision `since`; waits up to `wait` s for some."),
+         "{since, wait} → {events, revision}: what was decided after revision `since`; waits up to `wait` s for some.",
+         on=On.LIST),
     Verb("pool.join", INVITED, LEADER, True,
-         "{host, public} → {pool, secret, registry, cluster, endpoints}: a host joins by its invitation."),
-    Verb("keys.invite", OPERATOR, LEADER, False, "{name, public, host, seconds} → {name, expires, pool}"),
-    Verb("keys.list", USER, ANY, True, "{} → {keys: [{name, role, public}]}: whom that node lets in."),
-    Verb("keys.revoke", OPERATOR, LEADER, True, "{name}: no node lets that key in any more."),
+         "{host, public} → {pool, secret, registry, cluster, endpoints}: a host joins by its invitation.",
+         changes=True),
+    Verb("keys.invite", OPERATOR, LEADER, False, "{name, public, host, seconds} → {name, expires, pool}", changes=True),
+    Verb("keys.list", USER, ANY, True, "{} → {keys: [{name, role, user, public}]}: whom that node lets in."),
+    Verb("keys.revoke", OPERATOR, LEADER, True, "{name}: no node lets that key in any more.", changes=True),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options: {host, gpus, compute, models, "
          "priority, anti_affinity, queue}, versions, wait, known} → {session, owner, address, ticket, secret, expires, "
          "epoch, facts, driver_release, versions, endpoints}; with `queue`, where there is no place, within `wait` s, "
-         "or at once when the reason is not `known`: {queued: {position, waiting, reason}}, to be asked again."),
+         "or at once when the reason is not `known`: {queued: {position, waiting, reason}}, to be asked again.",
+         changes=True),
     Verb("session.candidate", USER, ANY, True,
          "{memory, options, versions} → {host, device, facts, driver_release, versions}: the device that a session "
          "would get now; promises nothing."),
     Verb("session.owner", EVERYBODY, ANY, True,
          "{session, epoch: the highest that the agent has seen} → {session, owner, address, epoch, state, alive, "
-         "endpoints}"),
-    Verb("session.renew_ticket", USER, ANY, True, "{session} → {ticket, secret, expires, endpoints}"),
+         "endpoints}", on=On.SESSION),
+    Verb("session.renew_ticket", USER, ANY, True, "{session} → {ticket, secret, expires, endpoints}", on=On.SESSION),
     Verb("session.unreachable", USER, LEADER, True,
-         "{session, epoch, host, seconds}: the agent cannot reach the owner (OWNERSHIP 7)."),
-    Verb("session.list", USER, ANY, True, "{} → {sessions: […], queue: requests that wait}"),
-    Verb("session.describe", USER, ANY, True, "{session} → the record and what its worker reports"),
-    Verb("session.logs", USER, ANY, True, "{session, lines} → {lines: […]}"),
-    Verb("session.end", USER | NODE, LEADER, True, "{session, reason, exit_code, statistics}: its program ended."),
+         "{session, epoch, host, seconds}: the agent cannot reach the owner (OWNERSHIP 7).", on=On.SESSION),
+    Verb("session.list", USER, ANY, True,
+         "{all, all_users} → {sessions: […], queue: requests that wait}: one's own; `all_users`: everybody's, for an "
+         "operator.", on=On.LIST),
+    Verb("session.describe", USER, ANY, True, "{session} → the record and what its worker reports", on=On.SESSION),
+    Verb("session.logs", USER, ANY, True, "{session, lines} → {lines: […]}", on=On.SESSION),
+    Verb("session.end", USER | NODE, LEADER, True, "{session, reason, exit_code, statistics}: its program ended.",
+         on=On.SESSION, changes=True),
     Verb("session.withdraw", USER, LEADER, True,
-         "{session, program, reason}: that program waits for a place no more; if it has just got one, that ends."),
+         "{session, program, reason}: that program waits for a place no more; if it has just got one, that ends.",
+         on=On.SESSION, changes=True),
     Verb("session.keep", USER, LEADER, True,
-         "{session, program} → {session, state, endpoints}: that program lives and has not used its session yet."),
-    Verb("session.kill", USER, LEADER, True, "{session}: end it now."),
-    Verb("session.migrate", USER, LEADER, False, "{session, host, options} → the move's outcome; progress in between"),
-    Verb("session.move_status", USER, ANY, True, "{session} → {move}"),
-    Verb("session.move_abort", USER, LEADER, True, "{session, move}"),
-    Verb("session.checkpoint", USER | NODE, LEADER, False, "{session} → {image, position, pages, bytes, pause_ms, …}"),
-    Verb("session.restore", USER, LEADER, False, "{image, name, host} → {session, owner, epoch}"),
-    Verb("image.ls", USER, ANY, True, "{session} → {images: […], store}: a user's own, an operator's: all."),
-    Verb("image.show", USER, ANY, True, "{image} → what it holds, without its pages"),
-    Verb("image.verify", USER, ANY, True, "{image} → {pages, chunks, packs}: every byte was read and is right."),
-    Verb("image.rm", USER, ANY, True, "{image} → {freed}; refused for one that the registry names."),
-    Verb("image.gc", USER, ANY, True, "{keep_last, max_age, ended, grace, dry_run} → {images, packs, freed, …}"),
-    Verb("image.state", USER, ANY, True, "{image, offset} → {data, size, facts}: a piece of its encoded state."),
-    Verb("image.pages", USER, ANY, True, "{image, region, start, count} → {pages: […]}"),
-    Verb("image.import", USER, NAMED, False, "{id, offset, data} → {size}; {id, end, name} → {image, pages, bytes}"),
+         "{session, program} → {session, state, endpoints}: that program lives and has not used its session yet.",
+         on=On.SESSION),
+    Verb("session.kill", USER, LEADER, True, "{session}: end it now.", on=On.SESSION, changes=True),
+    Verb("session.migrate", USER, LEADER, False, "{session, host, options} → the move's outcome; progress in between",
+         on=On.SESSION, changes=True),
+    Verb("session.move_status", USER, ANY, True, "{session} → {move}", on=On.SESSION),
+    Verb("session.move_abort", USER, LEADER, True, "{session, move}", on=On.SESSION, changes=True),
+    Verb("session.checkpoint", USER | NODE, LEADER, False, "{session} → {image, position, pages, bytes, pause_ms, …}",
+         on=On.SESSION, changes=True),
+    Verb("session.restore", USER, LEADER, False, "{image, host} → {session, owner, epoch}",
+         on=On.SESSION, changes=True),
+    Verb("image.ls", USER, ANY, True, "{session} → {images: […], store}: a user's own, an operator's: all.",
+         on=On.LIST),
+    Verb("image.show", USER, ANY, True, "{image} → what it holds, without its pages", on=On.CHECKPOINT),
+    Verb("image.verify", USER, ANY, True, "{image} → {pages, chunks, packs}: every byte was read and is right.",
+         on=On.CHECKPOINT),
+    Verb("image.rm", USER, ANY, True, "{image} → {freed}; refused for one that the registry names.",
+         on=On.CHECKPOINT, changes=True),
+    Verb("image.gc", USER, ANY, True, "{keep_last, max_age, ended, grace, dry_run} → {images, packs, freed, …}",
+         on=On.LIST, changes=True),
+    Verb("image.state", USER, ANY, True, "{image, offset} → {data, size, facts}: a piece of its encoded state.",
+         on=On.CHECKPOINT),
+    Verb("image.pages", USER, ANY, True, "{image, region, start, count} → {pages: […]}", on=On.CHECKPOINT),
+    Verb("image.import", USER, NAMED, False, "{id, offset, data} → {size}; {id, end, name} → {image, pages, bytes}",
+         changes=True),
     Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […], lost: hosts that went without a word}"),
-    Verb("node.info", EVERYBODY, NAMED, True, "{} → devices, sessions, workers"),
+    Verb("node.info", EVERYBODY, NAMED, True, "{} → devices, sessions, workers", on=On.LIST),
     Verb("node.cordon", OPERATOR, LEADER, True,
          "{host, state: ready | cordoned | draining, reason} → {host, state, reason}: take sessions, none, or give "
-         "them all away."),
+         "them all away.", changes=True),
     Verb("node.drain_status", USER, LEADER, True,
          "{host} → {host, state, reason, alive, drained, sessions: [{session, state, epoch, to, move, blocked, "
-         "waits}]}"),
-    Verb("node.remove", OPERATOR, LEADER, True, "{host}: forget an empty host that is gone, with its key."),
-    Verb("node.command", NODE, NAMED, False, "{verb, args}: passed on between nodes, with leader revision and epoch."),
-    Verb("worker.start", NODE, NAMED, False, "{session, epoch, quota, device, image, recover} → {position}"),
-    Verb("worker.describe", NODE, NAMED, True, "{session} → what the worker reports"),
-    Verb("worker.forget", NODE, NAMED, True, "{session, epoch, reason}: end a worker that owns nothing."),
-    Verb("node.holdings", NODE, NAMED, True, "{} → what this node holds, and whether it believes the registry"),
+         "waits}]}", on=On.LIST),
+    Verb("node.remove", OPERATOR, LEADER, True, "{host}: forget an empty host that is gone, with its key.",
+         changes=True),
+    Verb("node.command", NODE, NAMED, False, "{verb, args}: passed on between nodes, with leader revision and epoch.",
+         on=On.COMMAND),
+    Verb("worker.died", NODE, LEADER, True,
+         "{session, host, epoch, position, begun, complete, reason}: a session lost its worker there.",
+         on=On.SESSION, changes=True),
+    Verb("agent.silent", NODE, LEADER, True,
+         "{session, host, epoch, seconds, had_agent} → {again}: for how long nothing was heard of its client's host.",
+         on=On.SESSION),
+    Verb("worker.start", NODE, NAMED, False, "{session, epoch, quota, device, image, recover} → {position}",
+         on=On.COMMAND, changes=True),
+    Verb("worker.describe", NODE, NAMED, True, "{session} → what the worker reports", on=On.COMMAND),
+    Verb("worker.forget", NODE, NAMED, True, "{session, epoch, reason}: end a worker that owns nothing.",
+         on=On.COMMAND, changes=True),
+    Verb("node.holdings", NODE, NAMED, True, "{} → what this node holds, and whether it believes the registry",
+         on=On.COMMAND),
     Verb("node.adopt", NODE, NAMED, True,
-         "{own: {session: epoch}, forget: [session]}: serve those at these epochs; {cluster, revision}: believe it."),
-    Verb("move.receive", NODE, NAMED, False, "{session, move, quota, device, source} → {address, ticket, secret}"),
-    Verb("move.send", NODE, NAMED, False, "{session, move, address, ticket, secret, …} → statistics"),
-    Verb("move.settle", NODE, NAMED, True, "{session, move}: read the registry's record and obey it."),
-    Verb("session.image", NODE, NAMED, False, "{session, image} → {image, position, pages, bytes, pause_ms, …}"),
-    Verb("session.notice", NODE, NAMED, True, "{session, epoch, kind, …}: to the agent of a session."),
-    Verb("session.drop", NODE, NAMED, True, "{session, reason}: end the worker, free its device."),
+         "{own: {session: epoch}, forget: [session]}: serve those at these epochs; {cluster, revision}: believe it.",
+         on=On.COMMAND, changes=True),
+    Verb("move.receive", NODE, NAMED, False, "{session, move, quota, device, source} → {address, ticket, secret}",
+         on=On.COMMAND, changes=True),
+    Verb("move.send", NODE, NAMED, False, "{session, move, address, ticket, secret, …} → statistics",
+         on=On.COMMAND, changes=True),
+    Verb("move.settle", NODE, NAMED, True, "{session, move}: read the registry's record and obey it.",
+         on=On.COMMAND, changes=True),
+    Verb("session.image", NODE, NAMED, False, "{session, image} → {image, position, pages, bytes, pause_ms, …}",
+         on=On.COMMAND, changes=True),
+    Verb("session.notice", NODE, NAMED, True, "{session, epoch, kind, …}: to the agent of a session.", on=On.COMMAND),
+    Verb("session.drop", NODE, NAMED, True, "{session, reason}: end the worker, free its device.",
+         on=On.COMMAND, changes=True),
 )
 
 VERBS: dict[str, Verb] = {verb.name: verb for verb in TABLE}
-
-
-def check(verb: str, role: str) -> Verb:
-    """The verb, if ``role`` may call it. Raises :class:`NotFound`, :class:`AuthenticationFailed`."""
-    entry = VERBS.get(verb)
-    if entry is None:
-        raise NotFound(f"no control verb is called {verb!r}", verb=verb)
-    if role not in entry.roles:
-        needed = " or ".join(sorted(entry.roles))
-        raise AuthenticationFailed(f"{verb} needs a key of role {needed}; this one is a {role}'s", verb=verb, role=role)
-    return entry

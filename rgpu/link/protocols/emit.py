@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import textwrap
 
+from rgpu.link.control.access import rule
 from rgpu.link.control.verbs import EVERYBODY, TABLE
 from rgpu.link.protocols.table import SCALARS, Constant, Field, Form, Message, Protocol, Record, Way
 
@@ -195,6 +196,18 @@ def verbs() -> str:
         who = "everybody" if verb.roles == EVERYBODY else ", ".join(sorted(verb.roles))
         repeat = "harmless" if verb.idempotent else "by command id"
         rows.append(f"| {verb.name} | {who} | {verb.answers.value} | {repeat} | {_cell(verb.doc)} |\n")
+    return "".join(rows) + rights()
+
+
+def rights() -> str:
+    """Return the table of who may act on what, as :func:`rgpu.link.control.access.decide` answers."""
+    roles = ("user", "operator", "node", "invited")
+    rows = ["\n## Rights\n\nOwn: what belongs to the user of the key; of a node, the sessions that it has, receives or "
+            "lost. Audit: each\nrequest stands in the node's audit log; of the others only refusals do.\n\n"
+            "| verb | acts on | user | operator | node | invited | audit |\n|---|---|---|---|---|---|---|\n"]
+    for verb in TABLE:
+        cells = " | ".join(rule(verb, role) for role in roles)
+        rows.append(f"| {verb.name} | {verb.on.value} | {cells} | {'yes' if verb.changes else ''} |\n")
     return "".join(rows)
 
 

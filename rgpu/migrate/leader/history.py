@@ -8,7 +8,7 @@ can read and follow it, and nobody can have acted without its being there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rgpu.migrate.records.schema import HISTORY, OF_HOST, OF_POOL, HistoryRecord, decode
@@ -21,9 +21,18 @@ OF_MOVES = frozenset({"begin_move", "move_ready", "commit", "abort", "clear_move
 TOGETHER_SECONDS = 0.02
 MAX_EVENTS = 1000  #: in one answer
 
+#: Whether somebody may read a decision, as :func:`view` gives it.
+Shown = Callable[[dict[str, Any]], bool]
+
+
+def everything(event: dict[str, Any]) -> bool:
+    """Shown to an operator."""
+    return True
+
 
 def view(entry: Entry) -> dict[str, Any] | None:
-    """{revision, kind, when, session, host, decision, reason, epoch, owner, leader}; None for a damaged one."""
+    """{revision, kind, when, session, host, decision, reason, epoch, owner, leader, actor, user}; None for a damaged
+    one."""
     try:
         record = decode(entry.value, HistoryRecord, entry.key)
     except (Corrupt, VersionMismatch):
@@ -32,7 +41,8 @@ def view(entry: Entry) -> dict[str, Any] | None:
         "move" if record.decision in OF_MOVES else "session"
     return {"revision": entry.mod_revision, "kind": kind, "when": record.when, "session": record.session or None,
             "host": record.host or None, "decision": record.decision, "reason": record.reason,
-            "epoch": record.epoch or None, "owner": record.owner, "leader": record.leader or None}
+            "epoch": record.epoch or None, "owner": record.owner, "leader": record.leader or None,
+            "actor": record.actor or None, "user": record.user or None}
 
 
 def _views(entries: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -45,14 +55,19 @@ def subject_of(session: str | None = None, host: str | None = None, pool: bool =
     return session or (OF_HOST + host if host else OF_POOL if pool else None)
 
 
-async def stories(registry: Registry, subject: str | None = None, limit: int = 100) -> tuple[list[dict[str, Any]], int]:
-    """The last ``limit`` decisions (about ``subject``), oldest first, and the revision to follow from."""
+async def stories(registry: Registry, subject: str | None = None, limit: int = 100,
+                  shown: Shown = everything) -> tuple[list[dict[str, Any]], int]:
+    """The last ``limit`` decisions (about ``subject``) that are ``shown``, oldest first, and the revision to follow
+    from."""
     listing = await registry.list(f"{HISTORY}{subject}/@" if subject else HISTORY)
-    return _views(listing.entries)[-limit:] if limit > 0 else [], listing.revision
+    found = [event for event in _views(listing.entries) if shown(event)]
+    return found[-limit:] if limit > 0 else [], listing.revision
 
 
-async def follow(registry: Registry, since: int, seconds: float) -> tuple[list[dict[str, Any]], int]:
-    """The decisions after revision ``since``, as soon as there are any, within ``seconds``; and where to go on.
+async def follow(registry: Registry, since: int, seconds: float,
+                 shown: Shown = everything) -> tuple[list[dict[str, Any]], int]:
+    """The decisions after revision ``since`` that are ``shown``, as soon as there are any, within ``seconds``; and
+    where to go on.
 
     Decisions that were forgotten meanwhile are left out; none comes twice.
     """
@@ -63,13 +78,14 @@ async def follow(registry: Registry, since: int, seconds: float) -> tuple[list[d
         while len(events) < MAX_EVENTS:
             change = await asyncio.wait_for(anext(watch), left)
             since = max(since, change.revision)
-            events += _views(event.entry for event in change.events if event.entry is not None)
+            found = _views(event.entry for event in change.events if event.entry is not None)
+            events += [event for event in found if shown(event)]
             left = TOGETHER_SECONDS if events else left
     except (TimeoutError, StopAsyncIteration):
         pass
     except Compacted:
         listing = await registry.list(HISTORY)
-        events = [shown for shown in _views(listing.entries) if shown["revision"] > since]
+        events = [event for event in _views(listing.entries) if event["revision"] > since and shown(event)]
         since = listing.revision
     finally:
         close = getattr(watch, "aclose", None)

@@ -97,7 +97,7 @@ class Hosts:
                 operations.append(Put(node.key, encode(record), node.lease))
             compares = [unchanged(host_key(host), _revision(decided)), unchanged(node_key(host), _revision(node))]
             story = HistoryRecord(when=now, host=host, decision=decision or DECISIONS[state],
-                                  reason=new.reason or f"{old.state} before", leader=self.term.leader.revision)
+                                  reason=new.reason or f"{old.state} before", **self.term.signature())
             if await self.term.write(OF_HOST + host, story, compares, operations):
                 return new
         raise Conflict(f"the record of {host} changes too fast")
@@ -116,7 +116,7 @@ class Hosts:
             entry = await registry.get(POOL)
             old = decode(entry.value, PoolRecord, POOL) if entry else PoolRecord()
             new = old.replace(**changes, changed=now)
-            story = HistoryRecord(when=now, decision=decision, reason=why[:MAX_TEXT], leader=self.term.leader.revision)
+            story = HistoryRecord(when=now, decision=decision, reason=why[:MAX_TEXT], **self.term.signature())
             if await self.term.write(OF_POOL, story, [unchanged(POOL, _revision(entry))], [Put(POOL, encode(new))]):
                 return new
         raise Conflict("the pool's settings change too fast")

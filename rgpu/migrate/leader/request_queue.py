@@ -81,10 +81,11 @@ class RequestQueue:
         now, key = self.term.clock.wall(), queue_key(order.name)
         record = QueueRecord(name=order.name, quota=order.quota or 0, wants=order.wants, host=order.host or "",
                              agent=order.agent, program=order.program, recover=order.recover,
-                             arrived=now if arrived is None else arrived, reason=why[:MAX_TEXT])
+                             arrived=now if arrived is None else arrived, reason=why[:MAX_TEXT],
+                             user=order.user)
         held = await self.records.find(order.name)
-        story = HistoryRecord(when=now, session=order.name, decision="queue", reason=why[:MAX_TEXT],
-                              leader=self.term.leader.revision)
+        story = HistoryRecord(when=now, session=order.name, decision="queue", reason=why[:MAX_TEXT], user=order.user,
+                              **self.term.signature())
         compares = [absent(key), unchanged(session_key(order.name), held.revision if held else 0)]
         if held is not None and held.record.state != "ended":
             raise AlreadyExists(f"there is a session {order.name} already, it is {held.record.state}",
@@ -96,7 +97,7 @@ class RequestQueue:
         """Take a request out of the queue; whether it was there. Raises :class:`Fenced`."""
         while (found := await self.find(name)) is not None:
             story = HistoryRecord(when=self.term.clock.wall(), session=name, decision="unqueue",
-                                  reason=why[:MAX_TEXT], leader=self.term.leader.revision)
+                                  reason=why[:MAX_TEXT], user=found.record.user, **self.term.signature())
             key = queue_key(name)
             if await self.term.write(name, story, [unchanged(key, found.revision)], [Delete(key)]):
                 self.seen.pop(name, None)

@@ -16,7 +16,7 @@ from rgpu.session.errors import Refused, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a client asks for. ``quota`` None: ``share`` per cent of a device's memory (0: the default)."""
+    """What a client of ``user`` asks for. ``quota`` None: ``share`` per cent of a device's memory (0: the default)."""
 
     name: str
     agent: str
@@ -27,6 +27,7 @@ class Order:
     host: str | None = None
     device: str | None = None
     wants: Wants = field(default_factory=Wants)
+    user: str = ""
 
     def check(self) -> None:
         """Raises :class:`UsageError`."""
@@ -40,7 +41,7 @@ class Order:
                        models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus)
 
 
-def read_order(args: dict[str, Any], agent: str) -> Order:
+def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
     """The order of a ``session.create``: {name, memory, recover, program, options: {host, gpus, compute, models,
     priority, anti_affinity, client_grace, labels}}.
 
@@ -55,7 +56,7 @@ def read_order(args: dict[str, Any], agent: str) -> Order:
         raise UsageError(f"memory must be a number of bytes, not {memory!r}")
     host = options.get("host")
     return Order(str(args.get("name", "")), agent, memory or None, share, program_of(args.get("program")),
-                 args.get("recover") is not False, str(host) if host else None, wants=wants)
+                 args.get("recover") is not False, str(host) if host else None, wants=wants, user=user)
 
 
 def read_wants(options: dict[str, Any]) -> tuple[Wants, int]:

@@ -50,7 +50,7 @@ class Members:
         now = self.term.clock.wall()
         record = InvitationRecord(name=name, public=public, host=host, created=now, expires=now + seconds)
         key = invitation_key(name)
-        story = HistoryRecord(when=now, decision="invite", leader=self.term.leader.revision, reason=(
+        story = HistoryRecord(when=now, decision="invite", **self.term.signature(), reason=(
             f"{host or 'a host'} may join within {seconds:.0f} s by {name}"))
         if not await self.term.write(OF_POOL, story, [absent(key)], [Put(key, encode(record))]):
             raise AlreadyExists(f"there is an invitation {name} already")
@@ -79,7 +79,7 @@ class Members:
                 raise AlreadyExists(f"a node called {host} belongs to the pool already, with another key; "
                                     f"`rgpu leave {host}` removes it", host=host)
             record = KeyRecord(name=node_name(host), role="node", public=public)
-            story = HistoryRecord(when=now, host=host, decision="admit", leader=self.term.leader.revision,
+            story = HistoryRecord(when=now, host=host, decision="admit", **self.term.signature(),
                                   reason=f"{host} joined by {invitation.name}")
             operations: list[Operation] = [Put(entry.key, encode(invitation.replace(used_by=public))),
                                            Put(key, encode(record))]
@@ -105,7 +105,7 @@ class Members:
         entries = {key: await registry.get(key) for key in keys}
         compares = [unchanged(key, entry.mod_revision) for key, entry in entries.items() if entry is not None]
         story = HistoryRecord(when=self.term.clock.wall(), host=host, decision="remove",
-                              leader=self.term.leader.revision, reason=f"{host} left the pool for good")
+                              **self.term.signature(), reason=f"{host} left the pool for good")
         if not await self.term.write(OF_HOST + host, story, compares, [Delete(key) for key in keys]):
             raise Conflict(f"the records of {host} changed: try again")
 
@@ -115,7 +115,7 @@ class Members:
         entry = await self._registry.get(key)
         if entry is None:
             raise NotFound(f"no key on record is named {name}", name=name)
-        story = HistoryRecord(when=self.term.clock.wall(), decision="revoke", leader=self.term.leader.revision,
+        story = HistoryRecord(when=self.term.clock.wall(), decision="revoke", **self.term.signature(),
                               reason=f"the key {name} is not let in any more")
         if not await self.term.write(OF_POOL, story, [unchanged(key, entry.mod_revision)], [Delete(key)]):
             raise Conflict(f"the record of {name} changed: try again")
@@ -125,7 +125,7 @@ class Members:
         for entry in (await self._registry.list(INVITATIONS)).entries:
             record = decode(entry.value, InvitationRecord, entry.key)
             if self.term.clock.wall() > record.expires:
-                story = HistoryRecord(when=self.term.clock.wall(), decision="expire", leader=self.term.leader.revision,
+                story = HistoryRecord(when=self.term.clock.wall(), decision="expire", **self.term.signature(),
                                       reason=f"{record.name} was {'used' if record.used_by else 'not used in time'}")
                 await self.term.write(OF_POOL, story, [unchanged(entry.key, entry.mod_revision)], [Delete(entry.key)])
 

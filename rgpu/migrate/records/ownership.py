@@ -89,10 +89,11 @@ OLDER_CHECKPOINTS_KEPT = 0
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who decides: the fencing token of the elected leader."""
+    """Who decides: the fencing token of the elected leader. ``actor``: on whose word; empty: on its own."""
 
     host: str
     revision: int
+    actor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,8 @@ class Decision:
 
 def create(held: Held | None, *, name: str, node: Node, device: str, quota: int, agent: str, program: Program,
            recover: bool, leader: Leader, now: float, reason: str, wants: Wants | None = None,
-           queued: int = 0) -> Decision:
-    """A new session on ``node``. Raises :class:`AlreadyExists` while the name is taken.
+           queued: int = 0, user: str = "") -> Decision:
+    """A new session of ``user`` on ``node``. Raises :class:`AlreadyExists` while the name is taken.
 
     ``queued``: mod revision of ``queue/NAME`` as it was read; 0: it did not wait.
     """
@@ -138,7 +139,8 @@ def create(held: Held | None, *, name: str, node: Node, device: str, quota: int,
     record = SessionRecord(
         name=name, state="starting", owner=node.record.host, incarnation=node.record.incarnation,
         epoch=held.record.epoch + 1 if held else 1, quota=quota, agent=agent, device=device, needs=found[0].needs(),
-        recover=recover, program=program, created=now, changed=now, reason=reason, wants=wants or Wants())
+        recover=recover, program=program, created=now, changed=now, reason=reason, wants=wants or Wants(),
+        user=user)
     decision = _decide("create", held, record, leader, now, reason, nodes=[node])
     waited = (Delete(queue_key(name)),) if queued else ()
     return replace(decision, compares=(*decision.compares, unchanged(queue_key(name), queued)),
@@ -390,7 +392,8 @@ def _decide(name: str, held: Held | None, record: SessionRecord, leader: Leader 
         compares.append(created(LEADER, leader.revision))
     compares += [created(node_key(node.record.host), node.revision) for node in nodes]
     story = HistoryRecord(when=now, session=record.name, decision=name, reason=reason[:MAX_TEXT], epoch=record.epoch,
-                          owner=record.owner, leader=leader.revision if leader else 0)
+                          owner=record.owner, leader=leader.revision if leader else 0,
+                          actor=leader.actor if leader else "", user=record.user)
     operations = (Put(session_key(record.name), encode(record)), Put(history_key(record.name, revision), encode(story)))
     return Decision(name, tuple(compares), operations, record, reason)
 

@@ -212,7 +212,8 @@ class Parked(Record, frozen=True, kw_only=True):
 class SessionRecord(Record, frozen=True, kw_only=True):
     """``sessions/NAME``. ``owner`` is None once it ended, and while it is parked; ``quota``: bytes on each device.
 
-    ``device``: one, or several of the owner's (:mod:`rgpu.session.devices`).
+    ``device``: one, or several of the owner's (:mod:`rgpu.session.devices`). ``user``: whom it belongs to; the previous
+    version wrote none: then it belongs to the user of the key ``agent``.
     """
 
     v: int = SCHEMA
@@ -243,6 +244,7 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     exit_code: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  #: of its program; None: not known
     silent_since: Seconds = 0.0  #: since when its client's host is silent; 0: it is not, as far as is known
     parked: Parked | None = None
+    user: Text = ""
 
     @property
     def journal_from(self) -> int:
@@ -272,7 +274,7 @@ class SessionRecord(Record, frozen=True, kw_only=True):
 class QueueRecord(Record, frozen=True, kw_only=True):
     """``queue/NAME``: a request that waits for a place. ``quota``: bytes. ``host``: the one asked for, or empty.
 
-    It goes when the session is made (in the same transaction), or when its client went away.
+    It goes when the session is made (in the same transaction), or when its client went away. ``user``: as a session's.
     """
 
     v: int = SCHEMA
@@ -285,6 +287,7 @@ class QueueRecord(Record, frozen=True, kw_only=True):
     recover: bool = True
     arrived: Seconds = 0.0
     reason: Text = ""
+    user: Text = ""
 
 
 class LeaderRecord(Record, frozen=True, kw_only=True):
@@ -333,13 +336,17 @@ class IdentityRecord(Record, frozen=True, kw_only=True):
 
 
 class KeyRecord(Record, frozen=True, kw_only=True):
-    """``keys/NAME``: a public key that every node lets in. ``origin``: the folder that it was published from."""
+    """``keys/NAME``: a public key that every node lets in. ``origin``: the folder that it was published from.
+
+    ``user``: whose key it is; empty: of the user called NAME.
+    """
 
     v: int = SCHEMA
     name: Name
     role: Literal["user", "node", "operator"]
     public: Annotated[str, Meta(min_length=40, max_length=40)]
     origin: Annotated[str, Meta(max_length=64)] = ""
+    user: Annotated[str, Meta(max_length=63)] = ""
 
 
 class InvitationRecord(Record, frozen=True, kw_only=True):
@@ -369,6 +376,8 @@ class HistoryRecord(Record, frozen=True, kw_only=True):
     epoch: U63 = 0
     owner: Name | None = None
     leader: U63 = 0  #: leader revision of who decided; 0: the session's own node
+    actor: Text = ""  #: on whose word; empty: nobody asked, the pool decided by itself
+    user: Text = ""  #: whose session it is
 
 
 def encode(record: Record) -> bytes:

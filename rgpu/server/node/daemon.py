@@ -18,9 +18,11 @@ from rgpu import __version__
 from rgpu.checkpoint.blobs import places
 from rgpu.checkpoint.store import retention
 from rgpu.link.control import ControlServer
+from rgpu.link.control.access import Actor
 from rgpu.link.description import update_endpoint
 from rgpu.link.keys import Endpoint
 from rgpu.link.logging import configure_logging
+from rgpu.migrate.membership.members import node_name
 from rgpu.migrate.membership.registration import new_incarnation
 from rgpu.server.node import belonging
 from rgpu.server.node.background import Background
@@ -63,7 +65,9 @@ from rgpu.server.node.state_file import hold_name, write_state
 from rgpu.server.node.store.checkpoint_shares import CheckpointShares
 from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
 from rgpu.server.node.verbs.attachments import Attachments
+from rgpu.server.node.verbs.audit import Audit
 from rgpu.server.node.verbs.checkpoint_verbs import CheckpointVerbs
+from rgpu.server.node.verbs.gate import Gate
 from rgpu.server.node.verbs.leader_verbs import LeaderRequests, LeaderVerbs
 from rgpu.server.node.verbs.member_verbs import MemberVerbs
 from rgpu.server.node.verbs.node_verbs import NodeVerbs
@@ -98,6 +102,8 @@ class Daemon:
         self.control = ControlServer(self.identity.keys, self.authorized,
                                      f"tcp://{options.listen}:{options.control_port or '*'}")
         self.metrics = Metrics()
+        self.audit = Audit(directory / "audit.jsonl", options.host)
+        self.control.audit, self.control.stranger = self.audit.answered, self.audit.stranger
         self.control.observe = lambda verb, outcome: self.metrics.count("rgpu_requests_total", verb, outcome)
         self._answers = False
         self._elsewhere = False  #: this node was told to serve in a registry that is not its pool's
@@ -150,11 +156,15 @@ class Daemon:
         words = LastWords()
         self.views = NodeViews(self.held, self.local, words, self.records, self.peers, DeviceUse(self.devices.slots))
         self.attachments = Attachments(self.records, options.files.secret())
+        self.gate = Gate(self.authorized, self.records)
+        self.control.admit = self.gate.admit
         self.members = MemberVerbs(self.local, self.records, options.files, self.authorized, options.registry_address)
         sessions = LeaderVerbs(self.local, self.records, self.attachments, self.views, words, self.checkpoints,
-                               self.background)
-        self.leader_verbs = {**sessions.table, **HostVerbs(self.local).table, **self.members.table}
-        self.link = LeaderLink(self.local, self.leader_verbs, self.records, self.peers, options.lease)
+                               self.background, self.gate)
+        self.leader_verbs = self.gate.guard({**sessions.table, **HostVerbs(self.local, self.gate).table,
+                                             **self.members.table})
+        me = Actor("node", node_name(options.host), public=self.identity.keys.public)
+        self.link = LeaderLink(self.local, self.leader_verbs, self.records, self.peers, options.lease, me)
 
     def _make_reports(self) -> None:
         """What follows from the records and from what workers say."""
@@ -174,7 +184,10 @@ class Daemon:
                              options.advertised)
         self.adopting = AdoptCommands(self.identity, self.held, self.memory, self.trust, self.fence,
                                       self._believed_again)
-        self.entrance = CommandEntrance(self._commands(), self.fence, self.progress, self.metrics.command)
+        self.entrance = CommandEntrance(
+            self._commands(), self.fence, self.progress, self.metrics.command,
+            lambda verb, args, actor, peer, outcome, reason, favour: self.audit.done(
+                verb, args, actor, peer, outcome, reason, favour=favour))
         commander = NodeCommander(host, self.entrance.perform, self.records, self.peers, options.lease)
         self.candidacy = Candidacy(self.local, commander, options.lease, options.client_grace, self.metrics.leader)
 
@@ -197,14 +210,17 @@ class Daemon:
 
     def _register(self) -> None:
         """What the control port answers: users' and operators' verbs, and commands by their own entrance."""
-        requests = LeaderRequests(self.link, self.local, self.leader_verbs, self.background)
+        requests = LeaderRequests(self.link, self.local, self.leader_verbs, self.background, self.gate,
+                                  self.audit)
         for verbs in (
                 requests, self.members,
-                NodeVerbs(self.identity.host, self.records, self.views, self.attachments, self.background.stopping),
+                NodeVerbs(self.identity.host, self.records, self.views, self.attachments, self.background.stopping,
+                          self.gate),
                 OwnerVerbs(self.records, self.attachments, self.memory),
-                SessionVerbs(self.records, self.views, self.logs, self.peers, self.options.client_grace),
-                PoolVerbs(self.records, self.views),
-                CheckpointVerbs(self.checkpoints, self.identity.directory / "imports"),
+                SessionVerbs(self.records, self.views, self.logs, self.peers, self.options.client_grace,
+                             self.gate),
+                PoolVerbs(self.records, self.views, self.gate),
+                CheckpointVerbs(self.checkpoints, self.identity.directory / "imports", self.gate),
                 RegistryRepair(self.identity.host, self.options.registry_address, self.adopting, self.peers,
                                self.records.endpoints, self.options.files)):
             verbs.register(self.control)
@@ -317,6 +333,7 @@ class Daemon:
         await self.control.stop()
         await self.peers.close()
         self._write_state(ready=False)
+        self.audit.close()
 
     async def _leave(self) -> None:
         await self.registration.leave()

@@ -67,7 +67,8 @@ class Endings:
                 await self._ask("session.end", args)
                 break
             except RgpuError as error:
-                if error.code == "not_found" or record is None and self._held.running.get(session) is not worker:
+                replaced = record is None and self._held.running.get(session) is not worker
+                if error.code in ("not_found", "not_permitted") or replaced:
                     break
                 log.warning("the leader was not told of a session's end yet", session=session, reason=error.message)
                 await asyncio.sleep(AGAIN_SECONDS)

@@ -134,7 +134,7 @@ class Admission:
             return await self.term.apply(ownership.create(
                 held, name=name, node=node, device=choice.device, quota=order.quota or 0, agent=order.agent,
                 program=order.program, recover=order.recover, leader=self.term.leader, now=self.term.clock.wall(),
-                reason=choice.reason, wants=order.wants, queued=waited.revision if waited else 0))
+                reason=choice.reason, wants=order.wants, queued=waited.revision if waited else 0, user=order.user))
 
     async def _choose(self, order: Order, arrived: float, failed: list[str]) -> tuple[Order, Choice]:
         """The place, if it is this one's turn. Raises :class:`Refused`, :class:`NotFound`, :class:`NoPlaceNow`."""
@@ -371,4 +371,4 @@ def _same(record: SessionRecord | QueueRecord, order: Order) -> bool:
 
 def _order(record: QueueRecord) -> Order:
     return Order(record.name, record.agent, record.quota, program=record.program, recover=record.recover,
-                 host=record.host or None, wants=record.wants)
+                 host=record.host or None, wants=record.wants, user=record.user)

@@ -6,6 +6,8 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Protocol
 
 import structlog
@@ -20,6 +22,9 @@ from rgpu.session.errors import Conflict, Fenced, NotFound, PoolUnavailable, Unk
 log = structlog.get_logger(__name__)
 
 CONFLICT_TRIES = 10
+
+#: On whose word this task decides: each decision is signed with it. Empty: the pool does it by itself.
+acting: ContextVar[str] = ContextVar("acting", default="")
 
 #: Told of each decision and each move that ended: (``decision`` or ``move``, values); for figures.
 Observe = Callable[[str, dict[str, Any]], None]
@@ -52,9 +57,20 @@ class Term:
 
     def __init__(self, registry: Registry, records: PoolRecords, leader: Leader, clock: Clock | None = None,
                  observe: Observe = lambda what, values: None) -> None:
-        self.leader, self.clock, self.observe = leader, clock or SystemClock(), observe
+        self._leader, self.clock, self.observe = leader, clock or SystemClock(), observe
         self._registry, self._records = registry, records
         self._ids, self._salt = itertools.count(1), secrets.token_hex(4)
+
+    @property
+    def leader(self) -> Leader:
+        """The fencing token, with on whose word this task decides."""
+        actor = acting.get()
+        return replace(self._leader, actor=actor[:MAX_TEXT]) if actor else self._leader
+
+    def signature(self) -> dict[str, Any]:
+        """Return the fields by which a story says who decided."""
+        leader = self.leader
+        return {"leader": leader.revision, "actor": leader.actor}
 
     def new_id(self) -> str:
         """Unlike any other command's or move's id."""
@@ -114,7 +130,7 @@ class Term:
         self.observe("decision", {"decision": decision})
         subject = session or (OF_HOST + host if host else OF_POOL)
         story = HistoryRecord(when=self.clock.wall(), session=session, host=host, decision=decision,
-                              reason=reason[:MAX_TEXT], leader=self.leader.revision)
+                              reason=reason[:MAX_TEXT], **self.signature())
         try:
             key = note_key(subject, await self._registry.revision())
             result = await txn_certain(self._registry, [created(LEADER, self.leader.revision), absent(key)],

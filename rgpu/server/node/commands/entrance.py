@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from rgpu.link.control import CommandLog, ControlServer, Handler, Request
+from rgpu.link.control.access import Actor
 from rgpu.migrate.leader.nodes import Progress
 from rgpu.server.node.commands.fence import LeaderFence
 from rgpu.server.node.sessions.move_progress import MoveProgress
@@ -17,15 +18,22 @@ from rgpu.session.errors import Refused, RgpuError
 
 Command = Callable[..., Awaitable[dict[str, Any]]]
 
+AuditCommand = Callable[[str, dict[str, Any], Actor, str, str, str, str], None]
+
 #: Asked by an operator through any node, not by a leader.
 NO_LEADER = frozenset({"session.logs", "node.holdings", "node.adopt"})
 
 
 class CommandEntrance:
-    """``commands``: verb → what does it. ``observe``: told of each (verb, outcome, seconds)."""
+    """``commands``: verb → what does it. ``observe``: told of each (verb, outcome, seconds).
+
+    ``audit``: told of each that came over control: (verb, arguments, who, where from, outcome, reason, for whom).
+    """
 
     def __init__(self, commands: Mapping[str, Command], fence: LeaderFence, progress: MoveProgress,
-                 observe: Callable[[str, str, float], None] = lambda verb, outcome, seconds: None) -> None:
+                 observe: Callable[[str, str, float], None] = lambda verb, outcome, seconds: None,
+                 audit: AuditCommand = lambda *about: None) -> None:
+        self._audit = audit
         self._commands, self._fence, self._progress, self._observe = commands, fence, progress, observe
         self._done = CommandLog()
 
@@ -40,8 +48,16 @@ class CommandEntrance:
             verb = str(request.args.get("verb"))
             if verb in to_leader:
                 return await to_leader[verb](request)
-            return await self.perform(verb, dict(request.args.get("args") or {}), leader=request.leader,
-                                      command_id=request.command, on_progress=reporter(request))
+            args, favour = dict(request.args.get("args") or {}), str(request.args.get("actor") or "")
+            outcome, reason = "ok", ""
+            try:
+                return await self.perform(verb, args, leader=request.leader, command_id=request.command,
+                                          on_progress=reporter(request))
+            except RgpuError as error:
+                outcome, reason = error.code, error.message
+                raise
+            finally:
+                self._audit(verb, args, request.actor, request.peer, outcome, reason, favour)
 
         control.register("node.command", answer)
 

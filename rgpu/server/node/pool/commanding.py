@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from rgpu.link.keys import Endpoint
 from rgpu.migrate.leader.nodes import Progress
+from rgpu.migrate.leader.term.decisions import acting
 from rgpu.server.node.pool.peers import Peers
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.session.errors import LinkError, RgpuError
@@ -74,7 +75,8 @@ class NodeCommander:
             return await self._here(verb, args, leader=leader, command_id=command_id, on_progress=on_progress)
         node = await self._records.living(host)
         client = self._peers.at(Endpoint(node.control, node.public_key, host))
-        call = client.call("node.command", {"verb": verb, "args": args}, timeout=timeout, leader=leader,
+        message = {"verb": verb, "args": args, "actor": acting.get()}
+        call = client.call("node.command", message, timeout=timeout, leader=leader,
                            epoch=epoch, command=command_id, on_progress=on_progress)
         result = await unless_gone(call, lambda: self._records.incarnation_of(host), node.incarnation,
                                    self._lease, f"{verb} on {host}")

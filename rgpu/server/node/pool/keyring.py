@@ -108,7 +108,7 @@ class Keyring:
         for entry in (await self.registry.list(KEYS)).entries:
             with contextlib.suppress(RgpuError):
                 key = decode(entry.value, KeyRecord, entry.key)
-                found[key.public] = PublicKey(key.role, key.name, key.public)
+                found[key.public] = PublicKey(key.role, key.name, key.public, key.user)
         self.authorized.on_record = found
 
     async def _publish(self) -> None:
@@ -121,7 +121,8 @@ class Keyring:
         for key in files:
             at = member_key(key.name)
             if at not in entries:
-                record = KeyRecord(name=key.name, role=key.role, public=key.public, origin=self._origin)  # type: ignore[arg-type]
+                record = KeyRecord(name=key.name, role=key.role, public=key.public, origin=self._origin,  # type: ignore[arg-type]
+                                   user=key.user)
                 await txn_certain(self.registry, [absent(at)], [Put(at, encode(record))])
             elif decode(entries[at].value, KeyRecord, at).public != key.public:
                 log.warning("another key of this name is on record; this one counts on this node only", name=key.name)

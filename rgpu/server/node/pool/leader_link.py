@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from rgpu.link.control.access import Actor
 from rgpu.link.control.verbs import VERBS
 from rgpu.link.keys import Endpoint
 from rgpu.migrate.leader.nodes import CHECKPOINT_SECONDS
@@ -27,21 +28,23 @@ FIND_SECONDS = 10.0  #: until it is said that nobody leads
 ELECTION_SECONDS = 10.0  #: that an election may take once the record of the leader before has gone with its lease
 
 Progress = Callable[[dict[str, Any]], None]
-#: What a leader does: (args, public key of the asker, how to report progress) → result
-LeaderVerb = Callable[[dict[str, Any], str, Progress], Awaitable[dict[str, Any]]]
+#: What a leader does: (args, who asks, how to report progress) → result
+LeaderVerb = Callable[[dict[str, Any], Actor, Progress], Awaitable[dict[str, Any]]]
 
 
 class LeaderLink:
-    """``verbs``: what the leader does, for when this node leads. ``lease``: of the leader's record, s."""
+    """``verbs``: what the leader does, for when this node leads. ``lease``: of the leader's record, s. ``me``: this
+    node, as it asks for itself."""
 
     def __init__(self, local: LocalLeader, verbs: Mapping[str, LeaderVerb], records: PoolRecords, peers: Peers,
-                 lease: float) -> None:
+                 lease: float, me: Actor) -> None:
+        self._me = me
         self._local, self._verbs, self._records, self._peers = local, verbs, records, peers
         self._lease = lease
 
-    async def ask(self, verb: str, args: dict[str, Any], public: str = "",
+    async def ask(self, verb: str, args: dict[str, Any], actor: Actor | None = None,
                   on_progress: Progress = lambda values: None) -> dict[str, Any]:
-        """Have the leader do it, here or on the node that leads. Raises what it raises.
+        """Have the leader do it for ``actor`` (None: this node), here or on the node that leads. Raises what it raises.
 
         A leader that stepped down is named by its record until the lease of that ends: it is asked again, or its
         successor, for that long. Raises :class:`PoolUnavailable` after it.
@@ -51,9 +54,9 @@ class LeaderLink:
         while True:
             leader = await self._find()
             if leader is None:
-                return await self._verbs[verb](args, public, on_progress)
+                return await self._verbs[verb](args, actor or self._me, on_progress)
             try:
-                message = {"verb": verb, "args": args, "public": public}
+                message = {"verb": verb, "args": args, "public": actor.public if actor else ""}
                 call = asyncio.ensure_future(self._peers.at(leader[0]).call(
                     "node.command", message, timeout=LONGEST.get(verb, ASK_SECONDS), on_progress=on_progress))
                 return dict(await self._while_it_leads(call, leader[1], verb) or {})

@@ -13,6 +13,8 @@ from rgpu.session.errors import RgpuError
 log = structlog.get_logger(__name__)
 
 AGAIN_SECONDS = 0.5
+#: What a leader says of a session that is not this node's any more, or not in that state.
+OVER = frozenset({"not_found", "fenced", "refused", "not_permitted"})
 #: (verb, args) → what the leader answered
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -34,7 +36,7 @@ class LeaderReports:
                 await self._ask("worker.died", args)
                 return
             except RgpuError as error:
-                if error.code in ("not_found", "fenced", "refused") and error.detail.get("reason") != "not leading":
+                if error.code in OVER and error.detail.get("reason") != "not leading":
                     log.info("nothing to recover", session=session, reason=error.message)
                     return
                 log.warning("the leader was not told of a dead worker yet", session=session, reason=error.message)

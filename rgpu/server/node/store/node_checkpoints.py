@@ -58,9 +58,9 @@ class NodeCheckpoints:
         found = await asyncio.to_thread(self.blobs.ls, "users/")
         return sorted({blob.name.split("/")[1] for blob in found})
 
-    async def find(self, public: str, name: str) -> UserCheckpoints:
-        """Whose checkpoint that is: the asker's, else anybody's. Raises :class:`NotFound`."""
-        for tag in dict.fromkeys([user_tag(public), *await self.tags()]):
+    async def find(self, name: str) -> UserCheckpoints:
+        """The part of the store that the checkpoint is in, whosever it is. Raises :class:`NotFound`."""
+        for tag in await self.tags() or [user_tag("")]:  # without any: what the version before users wrote
             checkpoints = self.of_tag(tag)
             with contextlib.suppress(NotFound):
                 await asyncio.to_thread(checkpoints.holding, name)

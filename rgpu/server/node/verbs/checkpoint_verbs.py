@@ -1,6 +1,6 @@
 """What users and operators ask about checkpoints (`rgpu image …`), answered by any node.
 
-A user sees the checkpoints of its own sessions, an operator everybody's; checkpoints that
+A user sees the checkpoints that sessions of its keys wrote, an operator everybody's; checkpoints that
 a version without users wrote are shown to all and removed by operators. Only
 the registry says which checkpoints count, so `rm` and `gc` ask it first.
 """
@@ -25,7 +25,10 @@ from rgpu.checkpoint.store.checkpoint_store import CheckpointInfo, CheckpointSto
 from rgpu.checkpoint.store.grants import UserCheckpoints
 from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.link.control import ControlServer, Request
+from rgpu.link.control.access import Target, require
+from rgpu.link.control.verbs import VERBS
 from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
+from rgpu.server.node.verbs.gate import Gate
 from rgpu.session.errors import NotFound, Refused, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
@@ -38,10 +41,10 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class CheckpointVerbs:
-    """``imports``: the folder that keeps the pieces of archives which are brought in."""
+    """``imports``: the folder that keeps the pieces of archives which are brought in. ``gate``: who has which keys."""
 
-    def __init__(self, checkpoints: NodeCheckpoints, imports: Path) -> None:
-        self._checkpoints, self._imports = checkpoints, imports
+    def __init__(self, checkpoints: NodeCheckpoints, imports: Path, gate: Gate) -> None:
+        self._checkpoints, self._imports, self._gate = checkpoints, imports, gate
         self._opened: OrderedDict[tuple[str, str], tuple[StoredCheckpoint, bytes]] = OrderedDict()
 
     def register(self, control: ControlServer) -> None:
@@ -55,17 +58,24 @@ class CheckpointVerbs:
     async def _scopes(self, request: Request) -> list[tuple[str, UserCheckpoints]]:
         """(user's tag, checkpoints) that the asker may see."""
         if request.role != "operator":
-            tag = self._checkpoints.tag(request.public)
-            return [(tag, self._checkpoints.of_tag(tag))]
+            own = dict.fromkeys(self._checkpoints.tag(public) for public in self._gate.keys_of(request.actor))
+            return [(tag, self._checkpoints.of_tag(tag)) for tag in own]
         tags = await self._checkpoints.tags() or [self._checkpoints.tag(request.public)]
         return [(tag, self._checkpoints.of_tag(tag)) for tag in tags]
 
     async def _find(self, request: Request) -> tuple[CheckpointStore, str]:
-        """The namespace that holds the checkpoint asked about, and its user's tag. Raises :class:`NotFound`."""
+        """The namespace that holds the checkpoint asked about, and its user's tag.
+
+        Raises :class:`NotFound`, :class:`NotPermitted` for one of another user's sessions.
+        """
         name = str(request.args["image"])
         for tag, checkpoints in await self._scopes(request):
             with contextlib.suppress(NotFound):
                 return await asyncio.to_thread(checkpoints.holding, name), tag
+        if request.role != "operator":
+            with contextlib.suppress(NotFound):
+                await self._checkpoints.find(name)
+                require(VERBS[request.verb], request.actor, Target(f"checkpoint {name}"))
         raise NotFound(f"no checkpoint {name}; `rgpu image ls` lists them", image=name)
 
     # -- looking ---------------------------------------------------------------------

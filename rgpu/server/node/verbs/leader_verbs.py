@@ -11,6 +11,7 @@ from typing import Any
 
 from rgpu.link import versions
 from rgpu.link.control import ControlServer, Request
+from rgpu.link.control.access import Actor
 from rgpu.migrate.leader.coordinator import Coordinator
 from rgpu.migrate.leader.requests import program_of, read_order
 from rgpu.migrate.move.options import MoveOptions
@@ -21,6 +22,8 @@ from rgpu.server.node.pool.local_leader import LocalLeader
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
 from rgpu.server.node.verbs.attachments import Attachments
+from rgpu.server.node.verbs.audit import Audit
+from rgpu.server.node.verbs.gate import Gate
 from rgpu.server.node.verbs.views import LastWords, NodeViews
 
 #: Of the leader's: told by nodes, not by users.
@@ -28,11 +31,12 @@ OF_NODES = frozenset({"worker.died", "agent.silent"})
 
 
 class LeaderRequests:
-    """Leader's verbs as any node is asked for them. ``verbs``: all of them."""
+    """Leader's verbs as any node is asked for them. ``verbs``: all of them, behind the ``gate``."""
 
     def __init__(self, link: LeaderLink, local: LocalLeader, verbs: Mapping[str, LeaderVerb],
-                 background: Background) -> None:
+                 background: Background, gate: Gate, audit: Audit) -> None:
         self._link, self._local, self._verbs, self._background = link, local, verbs, background
+        self._gate, self._audit = gate, audit
 
     def register(self, control: ControlServer) -> None:
         """Have them passed on to the leader, from wherever they come."""
@@ -41,22 +45,28 @@ class LeaderRequests:
                 control.register(verb, self._pass_on)
 
     async def _pass_on(self, request: Request) -> Any:
-        return await self._link.ask(request.verb, request.args, request.public, self._background.reporter(request))
+        return await self._link.ask(request.verb, request.args, request.actor, self._background.reporter(request))
 
     async def take(self, request: Request) -> Any:
-        """One that another node passes on to this one. Raises :class:`Fenced` if this one does not lead."""
+        """One that another node passes on to this one: of somebody who asked it, or its own.
+
+        Raises :class:`Fenced` if this one does not lead.
+        """
         verb, args = str(request.args.get("verb")), dict(request.args.get("args") or {})
         self._local.leading()
-        return await self._verbs[verb](args, str(request.args.get("public") or ""),
-                                       self._background.reporter(request))
+        public = str(request.args.get("public") or "")
+        actor = await self._gate.actor(public) if public else request.actor
+        with self._audit.of(verb, args, actor, request.peer, via=request.name if public else ""):
+            return await self._verbs[verb](args, actor, self._background.reporter(request))
 
 
 class LeaderVerbs:
     """What the leader does about sessions."""
 
     def __init__(self, local: LocalLeader, records: PoolRecords, attachments: Attachments, views: NodeViews,
-                 words: LastWords, checkpoints: NodeCheckpoints, background: Background) -> None:
+                 words: LastWords, checkpoints: NodeCheckpoints, background: Background, gate: Gate) -> None:
         self._local, self._records, self._attachments, self._views = local, records, attachments, views
+        self._gate = gate
         self._words, self._checkpoints, self._background = words, checkpoints, background
         self.table: dict[str, LeaderVerb] = {
             "session.create": self._create, "session.end": self._end, "session.kill": self._end,
@@ -70,19 +80,19 @@ class LeaderVerbs:
     def _coordinator(self) -> Coordinator:
         return self._local.leading()
 
-    async def _create(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+    async def _create(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         versions.check(args.get("versions"), "the client")
-        order, admission = read_order(args, public), self._coordinator.admission
+        order, admission = read_order(args, actor.public, actor.user), self._coordinator.admission
         if not (args.get("options") or {}).get("queue"):
-            return await self._attachments.of(await admission.create(order), public, with_facts=True)
+            return await self._attachments.of(await admission.create(order), actor.public, with_facts=True)
         found = await admission.create_or_wait(order, known=str(args.get("known") or ""),
                                                wait=float(args.get("wait") or 0.0))
         if isinstance(found, SessionRecord):
-            return await self._attachments.of(found, public, with_facts=True)
+            return await self._attachments.of(found, actor.public, with_facts=True)
         return {"queued": {"position": found.position, "waiting": len(admission.lines), "reason": found.reason},
                 "versions": versions.ours(), "endpoints": await self._attachments.endpoints()}
 
-    async def _end(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+    async def _end(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         reason = str(args.get("reason") or "killed by its user")
         code = args.get("exit_code")
         await self._coordinator.end(str(args["session"]), reason, float(args.get("created") or 0.0),
@@ -90,18 +100,18 @@ class LeaderVerbs:
         self._words.keep(str(args["session"]), args.get("statistics"))
         return {"session": args["session"], "reason": reason}
 
-    async def _withdraw(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+    async def _withdraw(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         reason = str(args.get("reason") or "its client waits no more")
         await self._coordinator.admission.withdraw(
-            str(args["session"]), agent=public, program=program_of(args.get("program")), reason=reason)
+            str(args["session"]), agent=actor.public, program=program_of(args.get("program")), reason=reason)
         return {"session": args["session"], "reason": reason}
 
-    async def _keep(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
-        record = await self._coordinator.admission.keep(str(args["session"]), agent=public,
+    async def _keep(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
+        record = await self._coordinator.admission.keep(str(args["session"]), agent=actor.public,
                                                         program=program_of(args.get("program")))
         return {"session": record.name, "state": record.state, "endpoints": await self._attachments.endpoints()}
 
-    async def _migrate(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+    async def _migrate(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         asked = dict(args.get("options") or {})
         options = MoveOptions.from_options(asked)
         name, host = str(args["session"]), str(args["host"])
@@ -109,11 +119,11 @@ class LeaderVerbs:
             return dict(await self._coordinator.plan_move(name, host, options=options))
         return dict(await self._coordinator.migrate(name, host, options=options, on_progress=progress))
 
-    async def _move_abort(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+    async def _move_abort(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         await self._coordinator.move_abort(str(args["session"]), str(args.get("move") or ""))
         return await self._views.move(str(args["session"]))
 
-    async def _checkpoint(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+    async def _checkpoint(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         session = str(args["session"])
         if args.get("wait") is False:
             await self._records.session(session)  # a wrong name is told at once
@@ -121,26 +131,27 @@ class LeaderVerbs:
             return {"session": session, "waited": False}
         return dict(await self._coordinator.checkpoint(session))
 
-    async def _restore(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+    async def _restore(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         name = str(args["image"])
-        checkpoints = await self._checkpoints.find(public, name)
+        checkpoints = await self._checkpoints.find(name)
         about = await asyncio.to_thread(lambda: checkpoints.holding(name).summary(name))
+        await self._gate.require("session.restore", actor, about.session)
         return dict(await self._coordinator.restore(name, about.session, position=about.position,
                                                     host=args.get("host")))
 
-    async def _unreachable(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+    async def _unreachable(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         await self._coordinator.unreachable(str(args["session"]), epoch=int(args["epoch"]), reached=args.get("reached"),
                                             seconds=float(args.get("seconds") or 0.0))
         return {}
 
-    async def _worker_died(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+    async def _worker_died(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         await self._coordinator.worker_died(str(args["session"]), str(args["host"]), epoch=int(args["epoch"]),
                                             position=args.get("position"), begun=args.get("begun"),
                                             complete=args.get("complete"),
                                             reason=str(args.get("reason") or "its worker died"))
         return {}
 
-    async def _agent_silent(self, args: dict[str, Any], public: str, progress: Any) -> dict[str, Any]:
+    async def _agent_silent(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         return {"again": await self._coordinator.agent_silent(
             str(args["session"]), str(args["host"]), epoch=int(args["epoch"]), seconds=float(args["seconds"]),
             had_agent=bool(args.get("had_agent")))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rgpu.link.control import ControlServer, Request
+from rgpu.link.control.access import Actor
 from rgpu.link.keys import AuthorizedKeys, PoolFiles, check_name, check_public
 from rgpu.migrate.membership.members import Members
 from rgpu.migrate.records.schema import check_host_name
@@ -32,30 +33,31 @@ class MemberVerbs:
     def _members(self) -> Members:
         return self._local.leading().members
 
-    async def _invite(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+    async def _invite(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         record = await self._members.invite(
             check_name(str(args["name"])), check_public(str(args["public"])), host=str(args.get("host") or ""),
             seconds=float(args.get("seconds") or 3600.0))
         return {"name": record.name, "expires": record.expires, "pool": self._files.read_description().id}
 
-    async def _join(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
-        """``public``: the invitation's key, proven by the link; ``args["public"]``: the node's own."""
+    async def _join(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
+        """``actor``: who has the invitation's key, proven by the link; ``args["public"]``: the node's own."""
         host = check_name(str(args["host"]), "host")
-        await self._members.join(public, host, check_public(str(args["public"])))
+        await self._members.join(actor.public, host, check_public(str(args["public"])))
         nodes = await self._records.nodes()
         return {"pool": self._files.read_description().id, "secret": self._files.secret(),
                 "registry": self._address, "cluster": self._records.registry.cluster_id,
                 "endpoints": [{"address": n.control, "public": n.public_key, "host": n.host}
                               for n in nodes.values() if n.control]}
 
-    async def _revoke(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+    async def _revoke(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         await self._members.revoke(check_name(str(args["name"])))
         return {}
 
-    async def _remove(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+    async def _remove(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         await self._members.remove(check_host_name(str(args["host"])))
         return {}
 
     async def _keys(self, request: Request) -> Any:
         keys = self._authorized.everybody()
-        return {"keys": [{"name": key.name, "role": key.role, "public": key.public} for key in keys]}
+        return {"keys": [{"name": key.name, "role": key.role, "user": key.holder, "public": key.public}
+                         for key in keys]}

@@ -13,6 +13,7 @@ from rgpu.link.control import ControlServer, Request
 from rgpu.migrate.leader.hosts import host_records
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.server.node.verbs.attachments import Attachments
+from rgpu.server.node.verbs.gate import Gate
 from rgpu.server.node.verbs.views import NodeViews
 from rgpu.session.devices import parts
 
@@ -32,10 +33,11 @@ def device_use(device: str, sessions: Iterable[dict[str, Any]], told: dict[str, 
 
 
 class NodeVerbs:
-    """``stopping`` is set when this node is told to stop."""
+    """``stopping`` is set when this node is told to stop. ``gate``: whose sessions somebody may see."""
 
     def __init__(self, host: str, records: PoolRecords, views: NodeViews, attachments: Attachments,
-                 stopping: asyncio.Event) -> None:
+                 stopping: asyncio.Event, gate: Gate) -> None:
+        self._gate = gate
         self._host, self._records, self._views, self._attachments = host, records, views, attachments
         self._stopping = stopping
 
@@ -54,7 +56,11 @@ class NodeVerbs:
         return {}
 
     async def _info(self, request: Request) -> Any:
-        return await self._views.own()
+        found, seen = await self._views.own(), await self._gate.seen(request.actor)
+        for part in ("sessions", "moves", "last_words"):
+            found[part] = {name: value for name, value in found[part].items() if seen(name)}
+        found["queue"] = [line for line in found["queue"] if seen(str(line.get("name")))]
+        return {**found, "rebalancing": ""} if request.role == "user" else found
 
     async def _list(self, request: Request) -> Any:
         nodes = await self._records.nodes()

@@ -11,6 +11,7 @@ from typing import Any
 
 from rgpu import __version__
 from rgpu.link.control import ControlServer, Request
+from rgpu.link.control.access import Actor
 from rgpu.migrate.leader import history
 from rgpu.migrate.leader.coordinator import Coordinator
 from rgpu.migrate.leader.hosts import host_records, pool_record
@@ -19,6 +20,7 @@ from rgpu.migrate.records.schema import NodeRecord, check_host_name, check_sessi
 from rgpu.server.node.pool.leader_link import LeaderVerb, Progress
 from rgpu.server.node.pool.local_leader import LocalLeader
 from rgpu.server.node.pool.records import PoolRecords
+from rgpu.server.node.verbs.gate import Gate
 from rgpu.server.node.verbs.views import NodeViews
 
 LONGEST_WAIT = 30.0  #: seconds that one `pool.events` waits for news
@@ -27,10 +29,10 @@ TELL_SECONDS = 1.0  #: between two words on how a plan goes
 
 
 class HostVerbs:
-    """What the leader does about hosts and automation."""
+    """What the leader does about hosts and automation. ``gate``: whose sessions somebody may see."""
 
-    def __init__(self, local: LocalLeader) -> None:
-        self._local = local
+    def __init__(self, local: LocalLeader, gate: Gate) -> None:
+        self._local, self._gate = local, gate
         self.table: dict[str, LeaderVerb] = {
             "node.cordon": self._cordon, "node.drain_status": self._drain_status, "pool.pause": self._pause,
             "pool.rebalance": self._rebalance}
@@ -39,22 +41,24 @@ class HostVerbs:
     def _coordinator(self) -> Coordinator:
         return self._local.leading()
 
-    async def _cordon(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+    async def _cordon(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         record = await self._coordinator.cordon(check_host_name(str(args["host"])), str(args["state"]),
                                                 str(args.get("reason") or ""))
         return {"host": record.host, "state": record.state, "reason": record.reason}
 
-    async def _drain_status(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+    async def _drain_status(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         coordinator, host = self._coordinator, check_host_name(str(args["host"]))
         record = await coordinator.hosts.find(host)
         alive = await coordinator.records.node(host) is not None
-        return dict(coordinator.draining.status(record, await coordinator.records.sessions(), alive))
+        found = dict(coordinator.draining.status(record, await coordinator.records.sessions(), alive))
+        seen = await self._gate.seen(actor)
+        return {**found, "sessions": [row for row in found["sessions"] if seen(row["session"])]}
 
-    async def _pause(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+    async def _pause(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         record = await self._coordinator.pause(bool(args.get("paused")), str(args.get("reason") or ""))
         return {"paused": record.paused, "reason": record.reason}
 
-    async def _rebalance(self, args: dict[str, Any], public: str, progress: Progress) -> dict[str, Any]:
+    async def _rebalance(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         coordinator = self._coordinator
         if args.get("auto") is not None:
             await coordinator.hosts.set_rebalance(bool(args["auto"]))
@@ -67,10 +71,10 @@ class HostVerbs:
 
 
 class PoolVerbs:
-    """What any node answers about the pool."""
+    """What any node answers about the pool. ``gate``: whose sessions somebody may see."""
 
-    def __init__(self, records: PoolRecords, views: NodeViews) -> None:
-        self._records, self._views = records, views
+    def __init__(self, records: PoolRecords, views: NodeViews, gate: Gate) -> None:
+        self._records, self._views, self._gate = records, views, gate
 
     def register(self, control: ControlServer) -> None:
         """Answer them."""
@@ -83,14 +87,16 @@ class PoolVerbs:
         leader, settings = await current_leader(registry), await pool_record(registry)
         nodes, sessions = await self._records.nodes(), await self._records.sessions()
         about = await self._leader_says(leader[0].host if leader else None, nodes)
+        seen, user = await self._gate.seen(request.actor), request.role == "user"
         hosts = await host_records(registry)
         decided = {record.host: record for record in hosts if record.state != "ready"}
         return {
             "version": __version__, "cluster": registry.cluster_id, "revision": await registry.revision(),
             "leader": leader[0].host if leader else None, "leader_revision": leader[1].revision if leader else None,
             "paused": settings.paused, "paused_reason": settings.reason if settings.paused else "",
-            "moves": dict(about.get("moves") or {}), "queue": list(about.get("queue") or []),
-            "rebalance": settings.rebalance, "rebalancing": str(about.get("rebalancing") or ""),
+            "moves": {name: far for name, far in dict(about.get("moves") or {}).items() if seen(name)},
+            "queue": [line for line in about.get("queue") or [] if seen(str(line.get("name")))],
+            "rebalance": settings.rebalance, "rebalancing": "" if user else str(about.get("rebalancing") or ""),
             "nodes": len(nodes), "sessions": dict(Counter(record.state for record in sessions)),
             "away": sorted(host for host in decided if host not in nodes),
             "lost": {record.host: record.lost for record in hosts if record.lost and record.host not in nodes}}
@@ -105,11 +111,24 @@ class PoolVerbs:
         subject = history.subject_of(check_session_name(str(session)) if session else None,
                                      check_host_name(str(host)) if host else None)
         limit = max(0, min(int(args.get("limit") or 0), MOST_STORIES))
-        events, revision = await history.stories(self._records.registry, subject, limit)
+        if session:
+            await self._gate.require("pool.history", request.actor, str(session))
+        events, revision = await history.stories(self._records.registry, subject, limit, await self._shown(request))
         return {"events": events, "revision": revision}
 
     async def _events(self, request: Request) -> Any:
         wait = max(0.0, min(float(request.args.get("wait") or 0.0), LONGEST_WAIT))
         events, revision = await history.follow(self._records.registry, int(request.args.get("since") or 0),
-                                                wait)
+                                                wait, await self._shown(request))
         return {"events": events, "revision": revision}
+
+    async def _shown(self, request: Request) -> history.Shown:
+        """Which stories the asker may read: of one's own sessions; an operator's view is everybody's."""
+        seen, user = await self._gate.seen(request.actor), request.user
+
+        def shown(event: dict[str, Any]) -> bool:
+            if request.role != "user" or not event["session"]:
+                return True
+            return event["user"] == user if event["user"] else seen(event["session"])
+
+        return shown

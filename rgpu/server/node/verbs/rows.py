@@ -9,10 +9,11 @@ from rgpu.migrate.leader.silence import AGENT_GRACE, grace_of
 from rgpu.migrate.records.schema import QueueRecord, SessionRecord
 
 
-def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The line of ``rgpu ps`` of a request that waits; ``lines``: what the leader says of the queue."""
+def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]], user: str = "") -> dict[str, Any]:
+    """The line of ``rgpu ps`` of a request of ``user`` that waits; ``lines``: what the leader says of the queue."""
     line = lines.get(record.name, {})
-    return {"session": record.name, "state": "queued", "host": None, "epoch": 0, "memory_bytes": None, "calls": None,
+    return {"session": record.name, "user": user or None, "state": "queued", "host": None, "epoch": 0,
+            "memory_bytes": None, "calls": None,
             "awaited_calls": None, "pid": record.program.pid, "worker_pid": None, "command": record.program.command,
             "position": line.get("position"), "priority": record.wants.priority, "quota": record.quota,
             "reason": str(line.get("reason") or record.reason), "note": _in_line(line) or record.reason,
@@ -35,8 +36,8 @@ def _silence(record: SessionRecord, view: dict[str, Any], grace: float) -> tuple
 
 
 def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None = None,
-         grace: float = AGENT_GRACE) -> dict[str, Any]:
-    """One line of ``rgpu ps``; ``line``: where a parked one stands in the queue."""
+         grace: float = AGENT_GRACE, user: str = "") -> dict[str, Any]:
+    """One line of ``rgpu ps``, of a session of ``user``; ``line``: where a parked one stands in the queue."""
     stats, words, gpu = dict(view.get("stats") or {}), view.get("last_words") or {}, view.get("gpu") or {}
     if record.state == "ended" and _asked_pid(words) == record.program.pid:  # and not of an earlier one of that name
         stats.update(words)
@@ -48,7 +49,8 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
              str(view.get("error_detail") or ""), _pinned(view.get("pins")),
              f"catching up ({catch_up['state']}): {catch_up.get('reason')}"
              if catch_up.get("state") in ("ordered", "overlapping") else ""]
-    return {"session": record.name, "state": record.state, "host": record.owner, "epoch": record.epoch,
+    return {"session": record.name, "user": user or None, "state": record.state, "host": record.owner,
+            "epoch": record.epoch,
             "memory_bytes": view.get("memory_bytes"), "calls": stats.get("calls", view.get("position")),
             "awaited_calls": stats.get("awaited_calls"), "bytes": stats.get("bytes"), "pid": _pid(stats, record),
             "worker_pid": view.get("worker_pid"), "command": record.program.command, "attached": view.get("attached"),

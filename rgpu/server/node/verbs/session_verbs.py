@@ -17,6 +17,7 @@ from rgpu.server.node.pool.memory import RecordMemory
 from rgpu.server.node.pool.peers import Peers
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.server.node.verbs.attachments import Attachments, session_facts
+from rgpu.server.node.verbs.gate import Gate
 from rgpu.server.node.verbs.rows import plain, row, waiting_row
 from rgpu.server.node.verbs.views import NodeViews, views_of
 from rgpu.server.node.workers.logs import WorkerLogs
@@ -68,7 +69,9 @@ class OwnerVerbs:
 class SessionVerbs:
     """What sessions are. ``grace``: s that a client's host may be silent, where its session does not say."""
 
-    def __init__(self, records: PoolRecords, views: NodeViews, logs: WorkerLogs, peers: Peers, grace: float) -> None:
+    def __init__(self, records: PoolRecords, views: NodeViews, logs: WorkerLogs, peers: Peers, grace: float,
+                 gate: Gate) -> None:
+        self._gate = gate
         self._records, self._views, self._logs, self._peers, self._grace = records, views, logs, peers, grace
 
     def register(self, control: ControlServer) -> None:
@@ -82,17 +85,21 @@ class SessionVerbs:
         infos = await self._views.of_all()
         views = views_of(infos)
         lines = {str(line["name"]): line for info in infos for line in info.get("queue", [])}
-        shown = [r for r in records if request.args.get("all") or r.state not in ("ended", "failed")]
-        waiting = (await self._records.registry.list(QUEUE)).entries
-        return {"sessions": [row(record, views.get(record.name, {}), lines.get(record.name), self._grace)
-                             for record in shown],
-                "queue": [waiting_row(decode(entry.value, QueueRecord, entry.key), lines) for entry in waiting]}
+        seen = await self._gate.seen(request.actor, bool(request.args.get("all_users")))
+        shown = [r for r in records
+                 if seen(r.name) and (request.args.get("all") or r.state not in ("ended", "failed"))]
+        waiting = [decode(entry.value, QueueRecord, entry.key)
+                   for entry in (await self._records.registry.list(QUEUE)).entries]
+        return {"sessions": [row(record, views.get(record.name, {}), lines.get(record.name), self._grace,
+                                 self._gate.user_of(record)) for record in shown],
+                "queue": [waiting_row(record, lines, self._gate.user_of(record)) for record in waiting
+                          if seen(record.name)]}
 
     async def _describe(self, request: Request) -> Any:
         held = await self._records.session(str(request.args["session"]))
         view = (await self._views.sessions()).get(held.record.name, {})
         record = held.record
-        return {**row(record, view, grace=self._grace),
+        return {**row(record, view, grace=self._grace, user=self._gate.user_of(record)),
                 "quota": record.quota, "device": record.device,
                 "image": plain(record.checkpoint), "move": plain(record.move), "recover": record.recover,
                 "created": record.created, "changed": record.changed,

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from rgpu.link.control.access import Actor
 from rgpu.link.keys import Endpoint
 from rgpu.server.node.pool import leader_link
 from rgpu.server.node.pool.leader_link import LeaderLink
 from rgpu.server.node.pool.local_leader import LocalLeader
 from rgpu.session.errors import Fenced, NotFound, PoolUnavailable, RgpuError
+
+ME = Actor("node", "node-node-a")
 
 
 class Follower:
@@ -44,7 +47,7 @@ class Follower:
 
 
 def ask(follower: Follower) -> dict[str, Any]:
-    link = LeaderLink(LocalLeader("node-a"), {}, follower, follower, follower.lease)  # type: ignore[arg-type]
+    link = LeaderLink(LocalLeader("node-a"), {}, follower, follower, follower.lease, ME)  # type: ignore[arg-type]
     return asyncio.run(link.ask("session.migrate", {"session": "s"}))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rgpu.link.control import Request
-from rgpu.link.control.verbs import check
+from rgpu.link.control.access import check
 from rgpu.server.node.commands.entrance import CommandEntrance
 from rgpu.server.node.commands.fence import LeaderFence
 from rgpu.server.node.sessions.move_progress import MoveProgress

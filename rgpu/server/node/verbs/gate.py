@@ -1,0 +1,129 @@
+"""The gate of a node: whose it is that a verb acts on, before it is done. :mod:`rgpu.link.control.access` decides.
+
+A verb that any node answers passes the gate of the node that was asked, one of the leader's the gate where it leads:
+the leader takes no other node's word for whose a session is, nor for the role of a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rgpu.link.control import Request, actor_of
+from rgpu.link.control.access import ALL_USERS, Actor, Target, require
+from rgpu.link.control.verbs import VERBS, Answers, On
+from rgpu.link.keys import AuthorizedKeys
+from rgpu.migrate.leader.term.decisions import acting
+from rgpu.migrate.membership.members import node_name
+from rgpu.migrate.records.schema import QUEUE, QueueRecord, SessionRecord, decode, queue_key
+from rgpu.server.node.pool.leader_link import LeaderVerb, Progress
+from rgpu.server.node.pool.records import PoolRecords
+from rgpu.session.errors import AuthenticationFailed
+
+#: A key that was made in another node's folder is known here a moment later.
+KNOWN_SECONDS = 3.0
+LOOK_SECONDS = 0.1
+
+
+class Gate:
+    """``authorized``: whom this node lets in; ``records``: whose everything is."""
+
+    def __init__(self, authorized: AuthorizedKeys, records: PoolRecords) -> None:
+        self._authorized, self._records = authorized, records
+
+    # -- whose ----------------------------------------------------------------------
+    def user_of(self, record: SessionRecord | QueueRecord) -> str:
+        """Whom it belongs to; empty where the previous version wrote it and its key is gone: to operators only."""
+        if record.user:
+            return record.user
+        key = self._authorized.find(record.agent)
+        return key.holder if key is not None else ""
+
+    def target(self, record: SessionRecord | QueueRecord) -> Target:
+        """A session, or a request that waits, as decisions take it."""
+        hosts: set[str | None] = set()
+        if isinstance(record, SessionRecord):
+            hosts = {record.owner, *(failure.host for failure in record.failures)}
+            hosts |= {record.move.source, record.move.destination} if record.move else set()
+            hosts |= {record.parked.host} if record.parked else set()
+        what = f"session {record.name}" if isinstance(record, SessionRecord) else f"request {record.name}"
+        return Target(what, self.user_of(record), frozenset(node_name(host) for host in hosts if host))
+
+    async def find(self, name: str) -> Target | None:
+        """Find the session, else the request called ``name``. Raises what the registry raises."""
+        held = await self._records.find(name)
+        if held is not None and held.record.state != "ended":
+            return self.target(held.record)
+        entry = await self._records.registry.get(queue_key(name))
+        if entry is not None:
+            return self.target(decode(entry.value, QueueRecord, entry.key))
+        return self.target(held.record) if held is not None else None
+
+    # -- deciding ---------------------------------------------------------------------
+    async def require(self, verb: str, actor: Actor, session: str) -> None:
+        """Raises :class:`NotPermitted` for a session that is not the actor's."""
+        require(VERBS[verb], actor, await self.find(session))
+
+    async def admit(self, request: Request) -> None:
+        """What the control port asks before it has a verb done; the leader's are judged where it leads."""
+        verb = VERBS[request.verb]
+        if verb.answers is not Answers.LEADER:
+            await self._judge(request.verb, request.actor, request.args)
+
+    async def _judge(self, verb: str, actor: Actor, args: dict[str, Any]) -> None:
+        entry = VERBS[verb]
+        target = None
+        if entry.on is On.SESSION and "session" in args:
+            target = await self.find(str(args["session"]))
+            if target is not None and actor.role == "node" and "host" in args:  # it speaks for that one
+                target = replace(target, nodes=target.nodes & {node_name(str(args["host"]))})
+        elif entry.on is On.LIST and args.get("all_users"):
+            target = ALL_USERS
+        require(entry, actor, target)
+
+    async def seen(self, actor: Actor, everybody: bool = True) -> Callable[[str], bool]:
+        """Return whether the actor may see a session or request, by its name.
+
+        ``everybody``: an operator's and a node's view is everybody's, else their own.
+        """
+        if actor.role == "node" or actor.role == "operator" and everybody:
+            return lambda name: True
+        every: list[SessionRecord | QueueRecord] = [*await self._records.sessions()]
+        every += [decode(entry.value, QueueRecord, entry.key)
+                  for entry in (await self._records.registry.list(QUEUE)).entries]
+        names = {record.name for record in every if self.user_of(record) == actor.user}
+        return names.__contains__
+
+    # -- at the leader ------------------------------------------------------------------
+    def keys_of(self, actor: Actor) -> list[str]:
+        """Public keys of the actor's user, the actor's own first."""
+        others = [key.public for key in self._authorized.everybody() if actor.user and key.holder == actor.user]
+        return list(dict.fromkeys([actor.public, *others]))
+
+    async def actor(self, public: str) -> Actor:
+        """Return who has that key, by this node's own knowledge. Raises :class:`AuthenticationFailed`."""
+        deadline = time.monotonic() + KNOWN_SECONDS
+        while (key := self._authorized.find(public)) is None:
+            if time.monotonic() > deadline:
+                raise AuthenticationFailed("the coordinator does not know this key: it was revoked, or another key of "
+                                           "its name is on record", public=public)
+            await asyncio.sleep(LOOK_SECONDS)
+        return actor_of(key)
+
+    def guard(self, verbs: Mapping[str, LeaderVerb]) -> dict[str, LeaderVerb]:
+        """The leader's verbs, each behind this gate, and signed with who asked."""
+        return {name: self._guarded(name, verb) for name, verb in verbs.items()}
+
+    def _guarded(self, name: str, verb: LeaderVerb) -> LeaderVerb:
+        async def do(args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
+            await self._judge(name, actor, args)
+            token = acting.set(actor.label)
+            try:
+                return await verb(args, actor, progress)
+            finally:
+                acting.reset(token)
+
+        return do
