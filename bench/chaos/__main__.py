@@ -43,7 +43,7 @@ def main(words: list[str] | None = None) -> int:
         return 2
     options = Options(
         device=device, kinds=tuple(kinds), seed=arguments.seed, only=tuple(arguments.session),
-        minutes=arguments.minutes, jobs=arguments.jobs or (2 if cpu else 14), blows=arguments.blows,
+        minutes=arguments.minutes, jobs=arguments.jobs or (2 if cpu else 14), faults=arguments.faults,
         pace=arguments.pace, scale=arguments.scale, patience=arguments.patience, nodes=arguments.nodes,
         lease=arguments.lease, store_bytes=(1 << 30) if cpu else 24 << 30, sessions=arguments.sessions)
     scratch = Path(tempfile.mkdtemp(prefix="rgpu-chaos-"))
@@ -58,7 +58,7 @@ def main(words: list[str] | None = None) -> int:
         chaos.missing["the rest"] = "broken off"
     about = {**environment(), "command": f"python -m bench.chaos {shlex.join(words or sys.argv[1:])}",
              "seed": options.seed, "seconds": round(time.monotonic() - began), "daemons_started_again": chaos.deaths}
-    settings = f"--device {device} --pace {options.pace:g} --blows {options.blows} --scale {options.scale:g}" \
+    settings = f"--device {device} --pace {options.pace:g} --faults {options.faults} --scale {options.scale:g}" \
         + (f" --kinds {arguments.kinds}" if arguments.kinds else "")
     text = table.text(chaos.cases, chaos.missing, about, f"python -m bench.chaos {settings}")
     print(text, flush=True)
@@ -88,7 +88,8 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=0, help="so many; default: as many as there is time for")
     parser.add_argument("--minutes", type=float, default=8.0, help="for all of it, native runs included (default 8)")
     parser.add_argument("--jobs", type=int, default=0, help="sessions side by side (default 14, on the cpu device 2)")
-    parser.add_argument("--blows", type=int, default=14, help="disturbances of each session (default 14)")
+    parser.add_argument("--faults", "--blows", dest="faults", type=int, default=14,
+                        help="disturbances of each session (default 14)")
     parser.add_argument("--pace", type=float, default=60.0, help="seconds over which a program spreads its steps")
     parser.add_argument("--scale", type=float, default=1.0, help="times as many steps")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds of silence that make a session hung")
@@ -104,8 +105,8 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     if options.list:
         names = [kind.name for kind in catalog.chosen(options.device)]
         for number in options.session or range(options.sessions or 8):
-            made = plan.session_plan(options.seed, number, names, options.blows)
-            print(f"{number}: {made.kind}", *(f"\n    {blow}" for blow in made.blows), sep="")
+            made = plan.session_plan(options.seed, number, names, options.faults)
+            print(f"{number}: {made.kind}", *(f"\n    {fault}" for fault in made.faults), sep="")
         sys.exit(0)
     return options
 

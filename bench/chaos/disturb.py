@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.chaos import sockets
-from bench.chaos.plan import Blow
+from bench.chaos.plan import InjectedFault
 from bench.chaos.pool import ChaosPool
 from rgpu.session.errors import RgpuError
 from tests.support.pools.faults import state
@@ -23,13 +23,13 @@ FIRE = 25.0  #: seconds for a move to come to an armed step
 
 @dataclass
 class Deed:
-    """What became of a blow, and at which step and second of the program.
+    """What became of a fault, and at which step and second of the program.
 
     ``done …``; ``broken …``: begun, and broken off or left without an answer by what came on top of it; ``refused …``:
     the pool would not begin it; ``missed …``: there was nothing to disturb.
     """
 
-    blow: Blow
+    fault: InjectedFault
     step: int
     when: float
     outcome: str = "under way"
@@ -40,7 +40,7 @@ class Deed:
         return self.outcome.startswith(("done", "broken"))
 
     def __str__(self) -> str:
-        return f"{self.when:7.2f} s  step {self.step:5d}  {self.blow}: {self.outcome}"
+        return f"{self.when:7.2f} s  step {self.step:5d}  {self.fault}: {self.outcome}"
 
 
 class Missed(Exception):
@@ -54,18 +54,18 @@ class Disturber:
         self.pool, self.session, self.agent = pool, session, agent
         self.busy_until = time.monotonic()
         self._asking: list[threading.Thread] = []
-        self._do: dict[str, Callable[[Blow], str]] = {
+        self._do: dict[str, Callable[[InjectedFault], str]] = {
             "kill worker": self._kill_worker, "freeze worker": self._freeze_worker, "kill daemon": self._kill_daemon,
             "freeze daemon": self._freeze_daemon, "cut link": self._cut_link, "freeze link": self._freeze_link,
-            "move by copy": lambda blow: self._move("copy"), "move by replay": lambda blow: self._move("replay"),
-            "checkpoint": lambda blow: self._checkpoint(), "full store": self._full_store,
+            "move by copy": lambda fault: self._move("copy"), "move by replay": lambda fault: self._move("replay"),
+            "checkpoint": lambda fault: self._checkpoint(), "full store": self._full_store,
             "leader dies in a move": self._leader_dies}
 
     def strike(self, deed: Deed) -> None:
         """Carry it out in a thread of its own; its outcome stands in the deed when that ends."""
         def work() -> None:
             try:
-                deed.outcome = self._do[deed.blow.what](deed.blow)
+                deed.outcome = self._do[deed.fault.what](deed.fault)
             except (Missed, TimeoutError) as error:
                 deed.outcome = f"missed: {error}"
             except RgpuError as error:
@@ -113,31 +113,31 @@ class Disturber:
         return "done"
 
     # -- processes and links --------------------------------------------------------------------
-    def _kill_worker(self, blow: Blow) -> str:
+    def _kill_worker(self, fault: InjectedFault) -> str:
         os.kill(self._worker(), signal.SIGKILL)
         return "done"
 
-    def _freeze_worker(self, blow: Blow) -> str:
-        return self._freeze(self._worker(), blow.seconds)
+    def _freeze_worker(self, fault: InjectedFault) -> str:
+        return self._freeze(self._worker(), fault.seconds)
 
-    def _kill_daemon(self, blow: Blow) -> str:
-        host = self._host(blow.whom)
+    def _kill_daemon(self, fault: InjectedFault) -> str:
+        host = self._host(fault.whom)
         with self.pool.daemon(host) as pid:
-            if blow.elsewhere:
+            if fault.elsewhere:
                 self.pool.move_ports(host)
             os.kill(pid, signal.SIGKILL)
         return f"done ({host})"
 
-    def _freeze_daemon(self, blow: Blow) -> str:
-        host = self._host(blow.whom)
+    def _freeze_daemon(self, fault: InjectedFault) -> str:
+        host = self._host(fault.whom)
         with self.pool.daemon(host) as pid:
-            return f"{self._freeze(pid, blow.seconds)} ({host})"
+            return f"{self._freeze(pid, fault.seconds)} ({host})"
 
-    def _freeze_link(self, blow: Blow) -> str:
+    def _freeze_link(self, fault: InjectedFault) -> str:
         """Nothing passes: the agent, which is the program's end of it, stands still."""
-        return self._freeze(self.agent, blow.seconds)
+        return self._freeze(self.agent, fault.seconds)
 
-    def _cut_link(self, blow: Blow) -> str:
+    def _cut_link(self, fault: InjectedFault) -> str:
         """All of the agent's connections: to the worker, to those that answer for the pool."""
         count = sockets.cut(self.agent)
         if not count:
@@ -154,10 +154,10 @@ class Disturber:
         said = self.pool.ask("session.checkpoint", {"session": self.session, "wait": True}, timeout=150)
         return f"done: {said.get('bytes', 0)} bytes at {said.get('position')}"
 
-    def _full_store(self, blow: Blow) -> str:
+    def _full_store(self, fault: InjectedFault) -> str:
         """A checkpoint meanwhile and one afterwards."""
         with self.pool.full_store():
-            until = time.monotonic() + blow.seconds
+            until = time.monotonic() + fault.seconds
             meanwhile = self._tried_checkpoint()
             time.sleep(max(0.0, until - time.monotonic()))
         return f"done; a checkpoint meanwhile: {meanwhile}; after it: {self._tried_checkpoint()}"
@@ -168,8 +168,8 @@ class Disturber:
         except RgpuError as error:
             return f"refused {error.code}"
 
-    def _leader_dies(self, blow: Blow) -> str:
-        step, _, mode = blow.step.partition(", ")
+    def _leader_dies(self, fault: InjectedFault) -> str:
+        step, _, mode = fault.step.partition(", ")
         told: list[str] = []
 
         def move() -> None:

@@ -33,7 +33,7 @@ class Options:
     only: tuple[int, ...]
     minutes: float
     jobs: int
-    blows: int
+    faults: int
     pace: float
     scale: float
     patience: float
@@ -82,7 +82,7 @@ class Chaos:
         wanted = self.options.kinds
         if self.options.only:
             names = [kind.name for kind in wanted]
-            mine = {session_plan(self.options.seed, number, names, self.options.blows).kind
+            mine = {session_plan(self.options.seed, number, names, self.options.faults).kind
                     for number in self.options.only}
             wanted = tuple(kind for kind in wanted if kind.name in mine)
         found = {}
@@ -172,14 +172,14 @@ class Chaos:
                 number = next(numbers, None)
             if number is None:
                 return
-            plan = session_plan(self.options.seed, number, names, self.options.blows, can)
+            plan = session_plan(self.options.seed, number, names, self.options.faults, can)
             if plan.kind not in references:
                 continue  # said already
             self._one(pool, references[plan.kind], plan.number, can, names)
 
     def _one(self, pool: ChaosPool, reference: Reference, number: int, can: list[str], names: list[str]) -> None:
         options = self.options
-        plan = session_plan(options.seed, number, names, options.blows, can)
+        plan = session_plan(options.seed, number, names, options.faults, can)
         kind = catalog.BY_NAME[plan.kind]
         limits = Limits(options.patience, self._until, self._until + AFTER)
         steps = kind.steps(options.device, options.scale)

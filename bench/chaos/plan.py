@@ -25,7 +25,7 @@ FIRST, LAST = 0.06, 0.93  #: shares of the program's steps between which disturb
 
 
 @dataclass(frozen=True)
-class Blow:
+class InjectedFault:
     """One disturbance. ``at``: share of the program's steps at which it comes; ``after``: instead, so many seconds
     after the one before (0.0: at the same time); ``seconds``: how long it lasts, where it does;
     ``whom``: the daemon of the session's own host or another; ``elsewhere``: it comes back on other ports;
@@ -57,19 +57,19 @@ class Plan:
     seed: int
     number: int
     kind: str
-    blows: tuple[Blow, ...]
+    faults: tuple[InjectedFault, ...]
 
 
-def session_plan(seed: int, number: int, kinds: Sequence[str], blows: int, can: Sequence[str] = tuple(DECK)) -> Plan:
+def session_plan(seed: int, number: int, kinds: Sequence[str], faults: int, can: Sequence[str] = tuple(DECK)) -> Plan:
     """The plan of one session. ``kinds``: of programs, dealt round by round; ``can``: what can be done here."""
     wanted = _dealt(seed, "blows", [what for what in DECK if what in can for _ in range(DECK[what])],
-                    number * blows, blows)
+                    number * faults, faults)
     kind = _dealt(seed, "kinds", list(kinds), number, 1)[0]
     chance = random.Random(f"{seed}/{number}")
     ports = random.Random(f"{seed}/{number}/ports")
     return Plan(seed, number, kind, tuple(
-        replace(blow, elsewhere=ports.random() < 0.5) if blow.what == "kill daemon" else blow
-        for blow in _moments(chance, wanted)))
+        replace(fault, elsewhere=ports.random() < 0.5) if fault.what == "kill daemon" else fault
+        for fault in _moments(chance, wanted)))
 
 
 def _dealt(seed: int, name: str, deck: list[str], first: int, count: int) -> list[str]:
@@ -81,7 +81,7 @@ def _dealt(seed: int, name: str, deck: list[str], first: int, count: int) -> lis
     return found[begin:begin + count]
 
 
-def _moments(chance: random.Random, wanted: Sequence[str]) -> Iterator[Blow]:
+def _moments(chance: random.Random, wanted: Sequence[str]) -> Iterator[InjectedFault]:
     """Spread over the program's run; a third of them during what the one before began, some together with it.
 
     Of those that come together no more than two kill the worker: a worker that is lost a third time where the program
@@ -93,10 +93,11 @@ def _moments(chance: random.Random, wanted: Sequence[str]) -> Iterator[Blow]:
         at = FIRST + width * (place + chance.random() * 0.8)
         for index, (what, after) in enumerate(chain):
             lasts = what.startswith("freeze") or what == "full store"
-            yield Blow(what, round(at, 4), after if index else None,
-                       seconds=round(chance.uniform(*FREEZE), 2) if lasts else 0.0,
-                       whom=chance.choice(("own", "own", "other")) if "daemon" in what else "own",
-                       step=f"{chance.choice(STEPS)}, {chance.choice(('copy', 'replay'))}" if "leader" in what else "")
+            yield InjectedFault(what, round(at, 4), after if index else None,
+                                seconds=round(chance.uniform(*FREEZE), 2) if lasts else 0.0,
+                                whom=chance.choice(("own", "own", "other")) if "daemon" in what else "own",
+                                step=(f"{chance.choice(STEPS)}, {chance.choice(('copy', 'replay'))}"
+                                      if "leader" in what else ""))
 
 
 def _chains(chance: random.Random, wanted: Sequence[str]) -> Iterator[list[tuple[str, float]]]:

@@ -21,7 +21,7 @@ from tests.support.pools.faults import state
 
 #: Seconds for which what has its own moment waits until what was asked of the pool before is over.
 CALM = 5.0
-ENDED, GRACE = 5.0, 60.0  #: seconds after which images of ended sessions go, and what no image needs
+ENDED, GRACE = 5.0, 60.0  #: seconds after which checkpoints of ended sessions go, and what no checkpoint needs
 #: Times its patience that a program has to come to its first step (imports, compilers), and a recovery to its end.
 SLOW = 3.0
 SAME, WRONG, LOST, HUNG, LATE = "same", "WRONG", "LOST", "HUNG", "LATE"
@@ -101,14 +101,14 @@ class SessionRun:
 
     # -- the plan -------------------------------------------------------------------------------
     def _disturb(self) -> None:
-        for blow in self.plan.blows:
-            if blow.after is None:
-                ready = self._until(lambda at=blow.at: len(self.program.marks) >= at * self.steps)
+        for fault in self.plan.faults:
+            if fault.after is None:
+                ready = self._until(lambda at=fault.at: len(self.program.marks) >= at * self.steps)
                 ready = ready and self._until_calm()
             else:
-                later = time.monotonic() + blow.after
+                later = time.monotonic() + fault.after
                 ready = self._until(lambda later=later: time.monotonic() >= later)
-            deed = Deed(blow, len(self.program.marks), time.monotonic() - self.program.began)
+            deed = Deed(fault, len(self.program.marks), time.monotonic() - self.program.began)
             self.case.deeds.append(deed)
             if not ready or time.monotonic() > self.limits.stop:
                 deed.outcome = f"missed: {self._why()}"

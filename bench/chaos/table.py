@@ -40,8 +40,8 @@ def disturbances(cases: Sequence[Case]) -> list[str]:
              f"{'missed':>7s}"]
     deeds = [deed for case in cases for deed in case.deeds]
     for what in [*DECK, "all"]:
-        mine = [deed for deed in deeds if what in (deed.blow.what, "all")]
-        during = sum(deed.done and deed.blow.after is not None for deed in mine)
+        mine = [deed for deed in deeds if what in (deed.fault.what, "all")]
+        during = sum(deed.done and deed.fault.after is not None for deed in mine)
         broken = sum(deed.outcome.startswith("broken") for deed in mine)
         lines.append(f"{what:24s} {len(mine):8d} {sum(deed.done for deed in mine):6d} {broken:7d} {during:7d} "
                      f"{sum(deed.outcome.startswith('refused') for deed in mine):8d} "
@@ -74,9 +74,9 @@ def text(cases: Sequence[Case], missing: Mapping[str, str], about: Mapping[str, 
 def as_json(cases: Sequence[Case], missing: Mapping[str, str], about: Mapping[str, Any]) -> dict[str, Any]:
     counts = Counter(case.verdict for case in cases)
     return {**about, "verdicts": {verdict: counts[verdict] for verdict in VERDICTS}, "not_run": dict(missing),
-            "disturbances": dict(Counter(deed.blow.what for case in cases for deed in case.deeds if deed.done)),
+            "disturbances": dict(Counter(deed.fault.what for case in cases for deed in case.deeds if deed.done)),
             "sessions": [{"kind": case.plan.kind, "number": case.plan.number, "seed": case.plan.seed,
                           "verdict": case.verdict, "text": case.text, "gap_s": round(case.gap, 3),
                           "gap_step": case.gap_step, "seconds": round(case.seconds, 1),
-                          "deeds": [{**asdict(deed.blow), "step_of_program": deed.step, "when_s": round(deed.when, 2),
+                          "deeds": [{**asdict(deed.fault), "step_of_program": deed.step, "when_s": round(deed.when, 2),
                                      "outcome": deed.outcome} for deed in case.deeds]} for case in cases]}

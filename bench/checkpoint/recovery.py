@@ -139,7 +139,7 @@ class Bench:
             time.sleep(0.5)
         return found
 
-    def blow(self, program: Program, whole: bool) -> dict[str, Any]:
+    def lose(self, program: Program, whole: bool) -> dict[str, Any]:
         """Kill the worker, or worker and daemon; what it cost."""
         row = self.pool.session(program.name)
         victims = [int(row["worker_pid"])]
@@ -191,7 +191,7 @@ def disturb(bench: Bench, every: tuple[str, str], limit: float) -> tuple[list[di
     for whole in (False, True):
         count = bench.wait_checkpoint("disturbed", count + 1)
         time.sleep(bench.options.every / 2)
-        rows.append(bench.blow(program, whole))
+        rows.append(bench.lose(program, whole))
     return rows, bench.end(program, limit)
 
 

@@ -49,7 +49,7 @@ class Region:
     """A range of device memory whose bytes belong to the session's state.
 
     ``kind``: ``mapped`` (granules of the allocator), ``global`` (a module's
-    variable; its address is the device's choice), ``pinned`` (a shadow).
+    variable; its address is the device's choice), ``pinned`` (a mirror).
     """
 
     address: int
@@ -91,14 +91,14 @@ class Device(Protocol):
 
     def free(self, address: int) -> None: ...
     def host_allocate(self, address: int, size: int) -> None:
-        """Shadow of a pinned host range, at its own address."""
+        """Mirror of a pinned host range, at its own address."""
 
     def host_free(self, address: int) -> None: ...
-    def shadow_write(self, seq: int, stream: int, address: int, data: Any) -> None:
-        """Ordered: bytes of a pinned range as the program's CPU wrote them, into its shadow."""
+    def mirror_write(self, seq: int, stream: int, address: int, data: Any) -> None:
+        """Ordered: bytes of a pinned range as the program's CPU wrote them, into its mirror."""
 
-    def shadow_read(self, seq: int, stream: int, address: int, size: int, done: Done) -> None:
-        """Ordered: done(result, the shadow's bytes; None with an error)."""
+    def mirror_read(self, seq: int, stream: int, address: int, size: int, done: Done) -> None:
+        """Ordered: done(result, the mirror's bytes; None with an error)."""
 
     # -- objects (immediate) ------------------------------------------------
     def create_context(self, context: int, flags: int, primary: bool, device: int = 0) -> None:

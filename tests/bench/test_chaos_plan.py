@@ -15,51 +15,51 @@ import pytest
 
 from bench.chaos import catalog, sockets, table
 from bench.chaos.disturb import Deed
-from bench.chaos.plan import DECK, FIRST, LAST, LASTING, STEPS, Blow, Plan, session_plan
+from bench.chaos.plan import DECK, FIRST, LAST, LASTING, STEPS, InjectedFault, Plan, session_plan
 from bench.chaos.running import Running, first_difference
 from bench.chaos.session import HUNG, SAME, WRONG, Case
 
 KINDS = [kind.name for kind in catalog.KINDS]
-BLOWS = 10
-MANY = [session_plan(seed, number, KINDS, BLOWS) for seed in range(4) for number in range(60)]
+FAULTS = 10
+MANY = [session_plan(seed, number, KINDS, FAULTS) for seed in range(4) for number in range(60)]
 
 
 # -- plans ------------------------------------------------------------------------------------
 def test_a_seed_is_a_schedule() -> None:
-    assert session_plan(7, 12, KINDS, BLOWS) == session_plan(7, 12, KINDS, BLOWS)
-    assert session_plan(7, 12, KINDS, BLOWS) != session_plan(8, 12, KINDS, BLOWS)
-    assert session_plan(7, 12, KINDS, BLOWS).blows != session_plan(7, 13, KINDS, BLOWS).blows
+    assert session_plan(7, 12, KINDS, FAULTS) == session_plan(7, 12, KINDS, FAULTS)
+    assert session_plan(7, 12, KINDS, FAULTS) != session_plan(8, 12, KINDS, FAULTS)
+    assert session_plan(7, 12, KINDS, FAULTS).faults != session_plan(7, 13, KINDS, FAULTS).faults
 
 
 def test_a_plan_does_not_depend_on_who_is_asked_for_before() -> None:
-    alone = session_plan(3, 41, KINDS, BLOWS)
-    assert [session_plan(3, number, KINDS, BLOWS) for number in range(42)][41] == alone
+    alone = session_plan(3, 41, KINDS, FAULTS)
+    assert [session_plan(3, number, KINDS, FAULTS) for number in range(42)][41] == alone
 
 
 def test_kinds_take_turns_and_no_disturbance_is_left_out() -> None:
-    plans = [session_plan(5, number, KINDS, BLOWS) for number in range(2 * len(KINDS))]
+    plans = [session_plan(5, number, KINDS, FAULTS) for number in range(2 * len(KINDS))]
     assert set(Counter(plan.kind for plan in plans).values()) == {2}
-    dealt = [blow.what for plan in plans for blow in plan.blows]
+    dealt = [fault.what for plan in plans for fault in plan.faults]
     whole = len(dealt) // sum(DECK.values())
     for what, count in DECK.items():
         assert whole * count <= dealt.count(what) <= (whole + 1) * count, what
 
 
-def test_every_plan_has_its_blows_in_their_order() -> None:
+def test_every_plan_has_its_faults_in_their_order() -> None:
     for plan in MANY:
-        own = [blow.at for blow in plan.blows if blow.after is None]
-        assert len(plan.blows) == BLOWS and plan.blows[0].after is None
+        own = [fault.at for fault in plan.faults if fault.after is None]
+        assert len(plan.faults) == FAULTS and plan.faults[0].after is None
         assert own == sorted(own) and FIRST <= own[0] and own[-1] <= LAST
 
 
 def test_what_comes_during_another_follows_one_that_lasts() -> None:
     during = together = 0
     for plan in MANY:
-        for before, blow in zip(plan.blows, plan.blows[1:], strict=False):
-            if blow.after:
+        for before, fault in zip(plan.faults, plan.faults[1:], strict=False):
+            if fault.after:
                 during += 1
-                assert before.what in LASTING and blow.at == before.at, plan
-            elif blow.after == 0.0:
+                assert before.what in LASTING and fault.at == before.at, plan
+            elif fault.after == 0.0:
                 together += 1
     assert during > len(MANY) and together > len(MANY) / 4, (during, together)
 
@@ -68,28 +68,29 @@ def test_no_worker_is_killed_three_times_in_one_place() -> None:
     """By rule such a session is given up: docs/developers/ownership.md, "Losses"."""
     for plan in MANY:
         kills = 0
-        for blow in plan.blows:
-            kills = (kills if blow.after is not None else 0) + (blow.what == "kill worker")
+        for fault in plan.faults:
+            kills = (kills if fault.after is not None else 0) + (fault.what == "kill worker")
             assert kills <= 2, plan
 
 
 def test_what_cannot_be_done_here_is_not_planned() -> None:
     can = [what for what in DECK if what != "full store"]
-    assert all(blow.what in can for number in range(40) for blow in session_plan(1, number, KINDS, BLOWS, can).blows)
+    assert all(fault.what in can for number in range(40) for fault in session_plan(1, number, KINDS, FAULTS,
+                                                                                   can).faults)
 
 
 def test_the_leader_dies_at_every_step() -> None:
-    steps = {blow.step.partition(", ")[0] for plan in MANY for blow in plan.blows if blow.step}
+    steps = {fault.step.partition(", ")[0] for plan in MANY for fault in plan.faults if fault.step}
     assert steps == set(STEPS)
 
 
 # -- verdicts ---------------------------------------------------------------------------------
 def case(verdict: str, kind: str = "prefetch", number: int = 4) -> Case:
     found = Case(Plan(9, number, kind, ()), verdict, "differs from step 30", 2.5, 31, 60.0)
-    found.deeds = [Deed(Blow("kill worker", 0.2), 20, 3.0, "done"),
-                   Deed(Blow("move by copy", 0.2, 0.4), 21, 3.4, "broken: unknown_outcome: no answer"),
-                   Deed(Blow("checkpoint", 0.5), 50, 9.0, "refused: refused: not now"),
-                   Deed(Blow("cut link", 0.9), 90, 12.0, "missed: the program was over")]
+    found.deeds = [Deed(InjectedFault("kill worker", 0.2), 20, 3.0, "done"),
+                   Deed(InjectedFault("move by copy", 0.2, 0.4), 21, 3.4, "broken: unknown_outcome: no answer"),
+                   Deed(InjectedFault("checkpoint", 0.5), 50, 9.0, "refused: refused: not now"),
+                   Deed(InjectedFault("cut link", 0.9), 90, 12.0, "missed: the program was over")]
     return found
 
 
@@ -189,6 +190,6 @@ def test_a_connection_of_another_process_is_cut() -> None:
 
 
 def test_half_of_the_killed_daemons_come_back_on_other_ports() -> None:
-    killed = [blow for plan in MANY for blow in plan.blows if blow.what == "kill daemon"]
-    assert 0.3 < sum(blow.elsewhere for blow in killed) / len(killed) < 0.7
-    assert not any(blow.elsewhere for plan in MANY for blow in plan.blows if blow.what != "kill daemon")
+    killed = [fault for plan in MANY for fault in plan.faults if fault.what == "kill daemon"]
+    assert 0.3 < sum(fault.elsewhere for fault in killed) / len(killed) < 0.7
+    assert not any(fault.elsewhere for plan in MANY for fault in plan.faults if fault.what != "kill daemon")

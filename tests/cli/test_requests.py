@@ -16,15 +16,15 @@ from rgpu.migrate.records.schema import Wants
 from rgpu.session.errors import UsageError
 
 
-def wishes(**values: Any) -> dict[str, Any]:
+def requested(**values: Any) -> dict[str, Any]:
     given = {"host": None, "gpus": None, "compute": None, "models": (), "priority": 0, "anti_affinity": None,
              "queue": False, **values}
-    return run.wishes(**given)
+    return run.requested(**given)
 
 
 def test_what_is_not_asked_for_is_not_sent() -> None:
-    assert wishes() == {} and wishes(host="a") == {"host": "a"}
-    asked = wishes(gpus="0.25", models=("H200", "B200"), priority=-1, anti_affinity="g", queue=True)
+    assert requested() == {} and requested(host="a") == {"host": "a"}
+    asked = requested(gpus="0.25", models=("H200", "B200"), priority=-1, anti_affinity="g", queue=True)
     assert asked == {"gpus": "0.25", "models": ["H200", "B200"], "priority": -1, "anti_affinity": "g", "queue": True}
     assert read_wants(asked) == (Wants(compute=25, models=["H200", "B200"], priority=-1, anti_affinity="g"), 25)
 
@@ -32,7 +32,7 @@ def test_what_is_not_asked_for_is_not_sent() -> None:
 @pytest.mark.parametrize("gpus", ["7", "1.5", "0", "many"])
 def test_what_cannot_be_had_is_refused_before_the_program_starts(gpus: str) -> None:
     with pytest.raises(UsageError):
-        wishes(gpus=gpus)
+        requested(gpus=gpus)
 
 
 def test_memory_that_nobody_set_is_left_to_the_pool() -> None:

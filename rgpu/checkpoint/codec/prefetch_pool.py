@@ -46,7 +46,7 @@ class Job(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a crew is to do, and with what."""
+    """What the pool is to do, and with what."""
 
     key: bytes
     wanted: Callable[[Array], Array]  #: the chunks' :data:`.filling.WANTED`
@@ -65,7 +65,7 @@ class _Hand:
     since: float = 0.0  #: that it was asked, or is copied
 
 
-class Crew:
+class PrefetchPool:
     """Of one restore; used once, by one thread. ``times``: seconds of filling and of copying, of all hands together."""
 
     def __init__(self, processes: Encoders, frames: FramePool, work: Work, times: dict[str, float]) -> None:

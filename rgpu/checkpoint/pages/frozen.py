@@ -221,7 +221,7 @@ class Listed(NamedTuple):
 def list_pages(view: MomentView, wanted: Wanted) -> Listed:
     """``wanted``: of the regions of ``view``, ascending in each.
 
-    A kernel copies whole pages of mapped memory; module variables, pinned shadows and short last pages it leaves.
+    A kernel copies whole pages of mapped memory; module variables, pinned mirrors and short last pages it leaves.
     """
     regions, found = view.regions(), view.found()
     if not regions:
@@ -257,7 +257,7 @@ def set_aside(view: MomentView, wanted: Sequence[Array], key: bytes, room: int) 
     ``wanted``: for each region of ``view`` the indices of its pages, ascending.
     Returns the cut and, for each region, the indices of wanted pages that are
     not in it and not zeros: the device had no room, or a kernel cannot copy
-    them (module variables, pinned shadows). Raises :class:`DeviceError` when
+    them (module variables, pinned mirrors). Raises :class:`DeviceError` when
     something ran.
     """
     pages, _, left = list_pages(view, Wanted.of(wanted))

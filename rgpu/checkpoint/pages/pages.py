@@ -2,7 +2,7 @@
 
 Pure bookkeeping over hashes (:mod:`.pagehash`). A region starts as what the
 other side gets without a page being sent: zeros for mapped memory and pinned
-shadows, unknown for module variables (their initial values are not zero).
+mirrors, unknown for module variables (their initial values are not zero).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ Writer = CheckpointWriter | RemoteWriter
 LOOKS = 3  #: before the pause, while memory comes and goes
 #: What changes until the pause: room for this share of what must be copied now is taken in addition, and so many pages.
 MORE, MORE_PAGES = 1 / 8, 1024
-BEGUN = 4  #: frames that may stay half empty: of mapped memory, of variables, of shadows, of short pages
+BEGUN = 4  #: frames that may stay half empty: of mapped memory, of variables, of mirrors, of short pages
 ASK_SECONDS = 0.5  #: between two looks whether the checkpoint was given up, while all frames are in use
 
 
@@ -66,7 +66,7 @@ class Taken:
     """What one checkpoint cost. Times in ms, sizes in bytes."""
 
     pause_ms: float = 0.0  #: the session stood still, its work drained
-    drain_ms: float = 0.0  #: from the wish until it stood still: its work came to an end
+    drain_ms: float = 0.0  #: from the request until it stood still: its work came to an end
     cut_bytes: int = 0  #: set aside on the device
     paused_bytes: int = 0  #: read while the session stood still
     prepare_ms: float = 0.0  #: before the pause: an estimate was made, and memory taken
@@ -263,7 +263,7 @@ class Checkpointing:
             at = end
 
     def _read_pinned(self, frame: Frame, ranges: list[list[int]]) -> None:
-        """Shadows are host memory already: no business of a copy engine."""
+        """Mirrors are host memory already: no business of a copy engine."""
         row, start = 0, frame.rows.shape[1] - PAGE
         for address, size in ranges:
             count = size // PAGE
@@ -284,18 +284,18 @@ class Checkpointing:
         return frame
 
     def _read_left(self, writer: Writer, view: MomentView, left: list[Array], held: Held) -> None:
-        """What is never set aside: module variables, pinned shadows, short last pages."""
+        """What is never set aside: module variables, pinned mirrors, short last pages."""
         variables: list[tuple[int, Any, Any]] = []
-        shadows: list[tuple[int, Any, Any]] = []
+        mirrors: list[tuple[int, Any, Any]] = []
         short: list[tuple[Region, int, Array]] = []
         for number, (region, found, some) in enumerate(zip(view.regions(), view.found(), left, strict=True)):
             if not len(some):
                 continue
             whole = some[some < region.size // PAGE] if region.size >= PAGE else some[:0]
-            (shadows if region.kind == "pinned" else variables).append((number, whole, found.hashes))
+            (mirrors if region.kind == "pinned" else variables).append((number, whole, found.hashes))
             short += [(region, index, found.hashes[index]) for index in some[len(whole):].tolist()]
         self._read_whole(writer, PageList.of(view.regions(), variables), held)
-        self._read_whole(writer, PageList.of(view.regions(), shadows), held, pinned=True)
+        self._read_whole(writer, PageList.of(view.regions(), mirrors), held, pinned=True)
         self._read_short(writer, short, held)
 
     def _read_short(self, writer: Writer, short: list[tuple[Region, int, Array]], held: Held) -> None:

@@ -102,7 +102,7 @@ def _places(places: list[tuple[int, int]]) -> str:
 def write_pages(device: Device, state: SessionState, pages: Iterable[tuple[int, int, bytes | None]]) -> int:
     """Write (region address, page index, bytes or None for zeros) …; returns how many.
 
-    Zero pages of mapped memory and shadows may be left out: they are zero already.
+    Zero pages of mapped memory and mirrors may be left out: they are zero already.
     """
     regions = {region.address: region.region() for region in state.regions}
     count = 0

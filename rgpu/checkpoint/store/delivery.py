@@ -31,7 +31,7 @@ from rgpu.checkpoint.blobs.base import read_into
 from rgpu.checkpoint.codec import chunk, filling
 from rgpu.checkpoint.codec.encoders import Encoders
 from rgpu.checkpoint.codec.frames import FRAME_BYTES, FRAME_PAGES, Frame
-from rgpu.checkpoint.codec.prefetch_pool import Crew, Job, Work
+from rgpu.checkpoint.codec.prefetch_pool import Job, PrefetchPool, Work
 from rgpu.checkpoint.device import PAGE, Device
 from rgpu.checkpoint.manifest import manifest
 from rgpu.checkpoint.native import blake3_native
@@ -80,7 +80,7 @@ class Delivery:
                 work = Work(self._checkpoint.key, self._wanted, self._checkpoint.pack_file, self._deliver)
                 pages = sum(int(np.count_nonzero(numbers != manifest.ZERO_PAGE))
                             for numbers in self._checkpoint.table.pages)
-                jobs = iter(Crew(self._processes, frames, work, self.times).run(jobs, -(-pages // frames.rows)))
+                jobs = iter(PrefetchPool(self._processes, frames, work, self.times).run(jobs, -(-pages // frames.rows)))
             self._by_threads(functools.partial(self._fill, job) for job in jobs)
             return count + self._by_threads(functools.partial(self._one_by_one, *some) for some in rest)
         finally:

@@ -25,7 +25,7 @@ from rgpu.session.errors import NotFound
 @click.option("--data-port", default=0, help="Port for calls and pages; 0: any free one.")
 @click.option("--advertise-data", default="", metavar="HOST:PORT",
               help="Where agents and nodes reach the data port, if not at --listen (NAT, a proxy).")
-@click.option("--spares", type=int, metavar="N",
+@click.option("--warm-workers", "--spares", "spares", type=int, metavar="N",
               help="Workers that stand ready for each device, so that sessions begin and come back sooner "
                    "(default: 1; RGPU_SPARES).")
 @click.option("--checkpoint-bandwidth", metavar="SIZE",

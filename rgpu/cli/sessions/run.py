@@ -71,7 +71,7 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
 
     settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
                                journal_dir=journal_dir, client_grace=client_grace)
-    options = wishes(host, gpus, compute, models, priority, anti_affinity, queue)
+    options = requested(host, gpus, compute, models, priority, anti_affinity, queue)
     if labels:
         options["labels"] = read_labels(labels)
     if settings.given("client_grace"):
@@ -85,7 +85,7 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
                  max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto", lazy=lazy))
 
 
-def wishes(host: str | None, gpus: str | None, compute: int | None, models: tuple[str, ...], priority: int,
+def requested(host: str | None, gpus: str | None, compute: int | None, models: tuple[str, ...], priority: int,
            anti_affinity: str | None, queue: bool) -> dict[str, Any]:
     """What the pool is asked for beside memory, as `options` of session.create. Raises :class:`UsageError`."""
     if gpus is not None:

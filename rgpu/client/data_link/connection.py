@@ -58,13 +58,13 @@ def decode_map(body: Any) -> dict[str, Any]:
 def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str, epoch: int, published: int,
            client: str, *, printed: int | None = None,
            connected: Callable[[socket.socket], bool] = lambda sock: True,
-           wishes: dict[str, Any] | None = None, told: Callable[[dict[str, Any]], None] = lambda answer: None
+           extra: dict[str, Any] | None = None, told: Callable[[dict[str, Any]], None] = lambda answer: None
            ) -> tuple[SealedConnection, int, int]:
     """Connect and attach: (connection, epoch, seq wanted next). Blocks; for a helper thread.
 
     ``printed``: bytes of what kernels print that the program has; None: it takes none.
     ``connected(socket)`` is asked before the first byte goes out; False ends
-    the attempt. ``wishes`` go with ATTACH, ``told`` hears what came with
+    the attempt. ``extra`` go with ATTACH, ``told`` hears what came with
     ATTACHED. Raises :class:`RgpuError` of any kind. A node that claims an epoch below
     ``epoch`` gets no ATTACH.
     """
@@ -77,7 +77,7 @@ def attach(address: tuple[str, int], ticket: bytes, secret: bytes, session: str,
         if connection.epoch < epoch:
             raise LinkError(f"{address[0]} still holds epoch {connection.epoch} of {session}; {epoch} was seen")
         request = {"session": session, "epoch": connection.epoch, "delivered": published, "client": client,
-                   "versions": versions.ours(), **(wishes or {})}
+                   "versions": versions.ours(), **(extra or {})}
         connection.send(ATTACH, _encode(request if printed is None else {**request, "printed": printed}))
         kind, body = connection.recv(ATTACH_TIMEOUT)
         if kind != ATTACHED:

@@ -78,7 +78,7 @@ class HostAsk:
         self.found = HostLink()
 
     @property
-    def wishes(self) -> dict[str, Any]:
+    def attach_fields(self) -> dict[str, Any]:
         return {"host": self._host} if self._host else {}
 
     def told(self, answer: dict[str, Any]) -> None:

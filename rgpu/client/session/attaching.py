@@ -51,7 +51,7 @@ class Attempt:
             connection, _, wanted = attach(self.owner.address, grant.ticket, grant.secret, identity.session,
                                            self.owner.epoch, published, identity.client, printed=printed,
                                            connected=self._connected, told=told,
-                                           wishes={**host.wishes, "usual": self._usual})
+                                           extra={**host.attach_fields, "usual": self._usual})
             link = DataLink(self.number, connection, host.found, LinkLanes(said.get("lanes")),
                             versions.data_of(said.get("versions")))
             self._post(self._opened, self, link, wanted, "")

@@ -187,16 +187,16 @@ class LocalPeer:
         if kind in _WITH_DESCRIPTOR and not self._fds:
             raise Corrupt(f"a message of type {kind} came without its descriptor", reason="descriptors")
         if kind == HELLO and len(body) >= HELLO_HEAD_LAYOUT.size + 2:
-            protocol, pid, ppid, wishes, starttime = HELLO_HEAD_LAYOUT.unpack_from(body)
+            protocol, pid, ppid, wanted, starttime = HELLO_HEAD_LAYOUT.unpack_from(body)
             _check_protocol(protocol)
             (length,) = struct.unpack_from("<H", body, HELLO_HEAD_LAYOUT.size)
             name = body[HELLO_HEAD_LAYOUT.size + 2:HELLO_HEAD_LAYOUT.size + 2 + length]
-            if wishes & WANTS_RING and len(self._fds) < 3:
+            if wanted & WANTS_RING and len(self._fds) < 3:
                 raise Corrupt("a shim wants an answer ring and sent no page for it", reason="descriptors")
             wake = self._fds.popleft()
-            ring = (self._fds.popleft(), self._fds.popleft()) if wishes & WANTS_RING else None
+            ring = (self._fds.popleft(), self._fds.popleft()) if wanted & WANTS_RING else None
             return Hello(pid, ppid, starttime, name.decode("utf-8", "replace"), wake, ring,
-                         bool(wishes & WANTS_TEXT), ring is not None and bool(wishes & WANTS_AREA))
+                         bool(wanted & WANTS_TEXT), ring is not None and bool(wanted & WANTS_AREA))
         if kind == SEGMENT and len(body) == SEGMENT_OFFER_LAYOUT.size:
             index, segment_kind, size = SEGMENT_OFFER_LAYOUT.unpack(body)
             return NewSegment(index, segment_kind, size, self._fds.popleft())

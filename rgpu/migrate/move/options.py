@@ -21,7 +21,8 @@ class MoveOptions:
     max_downtime: float = 10.0  #: seconds
     max_slowdown: float = 0.5
     on_timeout: str = ABORT  #: or freeze: the stop may last as long as it takes
-    #: Share of its pages that an earlier replay of the session got wrong: the leader's knowledge, not a wish.
+    #: Share of its pages that an earlier replay of the session got wrong: the leader's knowledge, not an option of the
+    #: user's.
     mismatched: float = 0.0
     #: auto: a destination on the same host pulls them out of the source's memory if it can; stream: never.
     pages: str = "auto"
@@ -65,5 +66,5 @@ class MoveOptions:
                 if name in found:
                     found[name] = float(found[name])
         except (TypeError, ValueError) as error:
-            raise UsageError(f"the wishes of a move cannot be read: {error}") from None
+            raise UsageError(f"the options of a move cannot be read: {error}") from None
         return MoveOptions(**found)

@@ -94,7 +94,7 @@ class Compared:
 class SourceRole(Role):
     """``running`` (the program goes on here) and ``forgotten`` are ends."""
 
-    wishes: MoveOptions = MoveOptions()
+    options: MoveOptions = MoveOptions()
     mode: str = "auto"  #: what is done: asked for, or chosen
     why: str = ""
     expected: Cost | None = None
@@ -134,11 +134,11 @@ class SourceRole(Role):
     @property
     def settled(self) -> bool:
         """Whether a replay is close, but for one that gets no closer."""
-        return self.lag <= self.wishes.limit / 4
+        return self.lag <= self.options.limit / 4
 
 
-def role_for(wishes: MoveOptions) -> SourceRole:
-    return SourceRole(wishes=wishes, mode=wishes.mode, why=f"{wishes.mode} was asked for")
+def role_for(options: MoveOptions) -> SourceRole:
+    return SourceRole(options=options, mode=options.mode, why=f"{options.mode} was asked for")
 
 
 def _note(role: SourceRole, event: Event) -> dict[str, object]:
@@ -157,7 +157,7 @@ def _note(role: SourceRole, event: Event) -> dict[str, object]:
         case "compared":
             return {"mismatched": found.pages, "copy_may_help": True}
         case "drained":
-            return {"paused_at": event.now, "deadline": event.now + role.wishes.limit}
+            return {"paused_at": event.now, "deadline": event.now + role.options.limit}
         case "failed":
             return {"copy_may_help": role.state in BY_REPLAY}
         case "verified" | "settle_resume":
@@ -179,10 +179,10 @@ def _round(role: SourceRole, found: Round) -> dict[str, object]:
 
 def _chosen(role: SourceRole, found: Measured) -> dict[str, object]:
     """Replay or copy; ``auto`` compares."""
-    wishes = role.wishes
-    measured = replace(found, mismatched=wishes.mismatched)
-    choice = forecast.choose(measured, max_downtime=wishes.max_downtime, max_slowdown=wishes.max_slowdown)
-    mode, why = (choice.mode, choice.reason) if wishes.mode == "auto" else (wishes.mode, role.why)
+    options = role.options
+    measured = replace(found, mismatched=options.mismatched)
+    choice = forecast.choose(measured, max_downtime=options.max_downtime, max_slowdown=options.max_slowdown)
+    mode, why = (choice.mode, choice.reason) if options.mode == "auto" else (options.mode, role.why)
     cost = choice.replay if mode == "replay" else choice.copy
     return {"measured": measured, "choice": choice, "mode": mode, "why": why, "expected": cost or choice.copy}
 
@@ -195,7 +195,7 @@ def _shipped(role: SourceRole, found: Shipped, now: float) -> dict[str, object]:
     if found.samples:
         values["sampled"] = found.samples[-1][0]
         cost = None if role.measured is None else forecast.replaying(
-            replace(role.measured, mismatched=found.samples[-1][0].share), role.wishes.max_slowdown)
+            replace(role.measured, mismatched=found.samples[-1][0].share), role.options.max_slowdown)
         if cost is not None:
             values["expected"] = replace(role.expected or cost, downtime=cost.downtime)
     if not role.sample_by and _close(replace(role, **values), found, now):  # type: ignore[arg-type]
@@ -208,16 +208,16 @@ def _shipped(role: SourceRole, found: Shipped, now: float) -> dict[str, object]:
 
 def _first_of_others(role: SourceRole, event: Event) -> bool:
     """The first round is over, and something else than copying may do."""
-    return role.rounds == 1 and role.wishes.mode != "copy"
+    return role.rounds == 1 and role.options.mode != "copy"
 
 
 def _unkept(role: SourceRole, event: Event) -> str:
     """Neither mode keeps what was promised, and a stop that lasts longer is not wanted."""
-    wishes, choice = role.wishes, role.choice
-    if choice is None or wishes.mode != "auto" or not wishes.abort_on_timeout \
-            or choice.cost.downtime <= wishes.max_downtime:
+    options, choice = role.options, role.choice
+    if choice is None or options.mode != "auto" or not options.abort_on_timeout \
+            or choice.cost.downtime <= options.max_downtime:
         return ""
-    return (f"the promised {wishes.max_downtime:.2f} s cannot be kept: {choice.reason}; the session runs on where it "
+    return (f"the promised {options.max_downtime:.2f} s cannot be kept: {choice.reason}; the session runs on where it "
             "was")
 
 
@@ -247,10 +247,10 @@ def _enough(role: SourceRole, event: Event) -> str:
 
 def _too_long(role: SourceRole, event: Event) -> str:
     """A stop that cannot be as short as was promised does not begin."""
-    if not _enough(role, event) or not role.wishes.abort_on_timeout or role.stop <= role.wishes.max_downtime:
+    if not _enough(role, event) or not role.options.abort_on_timeout or role.stop <= role.options.max_downtime:
         return ""
-    return (f"the stop would take about {role.stop:.2f} s, more than the {role.wishes.max_downtime:.2f} s allowed; the "
-            "session runs on where it was")
+    return (f"the stop would take about {role.stop:.2f} s, more than the {role.options.max_downtime:.2f} s allowed; "
+            "the session runs on where it was")
 
 
 def _useless(role: SourceRole, event: Event) -> str:
@@ -258,8 +258,8 @@ def _useless(role: SourceRole, event: Event) -> str:
     if role.measured is None:
         return ""
     for sampled, behind in event.found.samples:
-        why = forecast.given_up(role.measured, sampled, behind=behind, limit=role.wishes.limit,
-                                max_slowdown=role.wishes.max_slowdown, asked=role.wishes.mode == "replay")
+        why = forecast.given_up(role.measured, sampled, behind=behind, limit=role.options.limit,
+                                max_slowdown=role.options.max_slowdown, asked=role.options.mode == "replay")
         if why:
             return why
     return ""
@@ -298,21 +298,21 @@ def _too_many(role: SourceRole, event: Event) -> str:
     if forecast.repair_fits(found.pages, role.speed, found.left):
         return ""
     return (f"{found.pages} pages differ after the replay, more than can be sent in what is left of the promised "
-            f"{role.wishes.max_downtime:.2f} s")
+            f"{role.options.max_downtime:.2f} s")
 
 
 def _overrun(role: SourceRole, event: Event) -> str:
     """The pause has lasted for longer than was promised already."""
     if event.now < role.deadline:
         return ""
-    return (f"the stop took {event.now - role.paused_at:.2f} s, more than the {role.wishes.limit:.2f} s allowed; the "
+    return (f"the stop took {event.now - role.paused_at:.2f} s, more than the {role.options.limit:.2f} s allowed; the "
             "session runs on where it was")
 
 
 def _expired(role: SourceRole, event: Event) -> str:
     if event.now < role.deadline:
         return ""
-    return f"no commit came within the promised {role.wishes.limit:.2f} s"
+    return f"no commit came within the promised {role.options.limit:.2f} s"
 
 
 def _overdue(role: SourceRole, event: Event) -> bool:

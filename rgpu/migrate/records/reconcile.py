@@ -49,7 +49,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class Reconciled:
     """``epoch``: the one to serve at, for activate and resume."""
 
     action: Action
@@ -57,43 +57,43 @@ class Settlement:
     epoch: int = 0
 
 
-def settle(record: SessionRecord | None, holding: Holding) -> Settlement:
+def reconcile(record: SessionRecord | None, holding: Holding) -> Reconciled:
     """See the table above."""
     if holding.holds == "incoming":
         return _incoming(record, holding)
     if record is None:
-        return Settlement("forget", "the registry has no such session")
+        return Reconciled("forget", "the registry has no such session")
     if not record.live:
-        return Settlement("forget", f"the session is {record.state}: {record.reason}")
+        return Reconciled("forget", f"the session is {record.state}: {record.reason}")
     if record.epoch > holding.epoch:
-        return Settlement("forget", f"{record.owner} owns the session at epoch {record.epoch}; ours was "
+        return Reconciled("forget", f"{record.owner} owns the session at epoch {record.epoch}; ours was "
                                     f"{holding.epoch}")
     if record.epoch < holding.epoch:
         return _doubtful(holding, f"the registry went back: it says epoch {record.epoch}, ours is {holding.epoch}")
     if record.owner != holding.host:
-        return Settlement("stay paused", f"the registry says that {record.owner} owns our epoch {record.epoch}")
+        return Reconciled("stay paused", f"the registry says that {record.owner} owns our epoch {record.epoch}")
     if holding.holds == "running":
-        return Settlement("resume", "this host owns the session", record.epoch)
+        return Reconciled("resume", "this host owns the session", record.epoch)
     move = record.open_move
     if move is not None and (not holding.move or move.id == holding.move):
-        return Settlement("stay paused", f"move {move.id} is {move.state}: neither committed nor aborted")
-    return Settlement("resume", record.move.reason if record.move else "the move is off", record.epoch)
+        return Reconciled("stay paused", f"move {move.id} is {move.state}: neither committed nor aborted")
+    return Reconciled("resume", record.move.reason if record.move else "the move is off", record.epoch)
 
 
-def _incoming(record: SessionRecord | None, holding: Holding) -> Settlement:
+def _incoming(record: SessionRecord | None, holding: Holding) -> Reconciled:
     if record is None or record.move is None or record.move.id != holding.move:
-        return Settlement("discard", "the registry knows nothing of this move any more")
+        return Reconciled("discard", "the registry knows nothing of this move any more")
     move = record.move
     if move.state == "committed" and record.live \
             and (record.owner, record.incarnation) == (holding.host, holding.incarnation):
-        return Settlement("activate", move.reason or "the move was committed", record.epoch)
+        return Reconciled("activate", move.reason or "the move was committed", record.epoch)
     if record.open_move is not None:
-        return Settlement("stay paused", f"move {move.id} is {move.state}")
-    return Settlement("discard", f"move {move.id} is {move.state} and the session is {record.state}: {record.reason}")
+        return Reconciled("stay paused", f"move {move.id} is {move.state}")
+    return Reconciled("discard", f"move {move.id} is {move.state} and the session is {record.state}: {record.reason}")
 
 
-def _doubtful(holding: Holding, reason: str) -> Settlement:
+def _doubtful(holding: Holding, reason: str) -> Reconciled:
     """What runs goes on with the agent it has (OWNERSHIP 3, 10); what is paused does not start on a doubt."""
     if holding.holds == "running":
-        return Settlement("resume", reason, holding.epoch)
-    return Settlement("stay paused", reason)
+        return Reconciled("resume", reason, holding.epoch)
+    return Reconciled("stay paused", reason)

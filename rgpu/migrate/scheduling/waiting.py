@@ -135,11 +135,11 @@ def why_waits(snapshot: Snapshot, request: Request) -> str:
     """What is free in all for such a request, and the largest piece of it; or who is before it."""
     found = room(snapshot, request)
     if not found.ready:
-        return f"no device that would do is ready: {_wish(request)}"
+        return f"no device that would do is ready: {_wanted(request)}"
     if not found.open:
         others = " and others" if len(found.before) > 3 else ""
         return f"{', '.join(found.before[:3])}{others} wait before it for what it needs"
-    said = f"{_wish(request)} fits nowhere now: {mebibytes(found.bytes)} are free in all, the largest piece is " \
+    said = f"{_wanted(request)} fits nowhere now: {mebibytes(found.bytes)} are free in all, the largest piece is " \
            f"{mebibytes(found.most_bytes)}"
     if request.gpus > 1:
         said += f"; at most {found.most_devices} of one host have that much each"
@@ -150,7 +150,7 @@ def why_waits(snapshot: Snapshot, request: Request) -> str:
     return said
 
 
-def _wish(request: Request) -> str:
+def _wanted(request: Request) -> str:
     share = f" and {request.compute} % of one GPU" if request.compute else ""
     where = f" on {request.host}" if request.host else ""
     models = f" of {' or '.join(sorted(request.models))}" if request.models else ""

@@ -431,7 +431,7 @@ class _Round:
         sender.pace(busy)
 
     def _one_by_one(self, region: Region, indices: Sequence[int]) -> None:
-        """Module variables, pinned shadows, pages in host memory: few, short, or not to be copied by a kernel."""
+        """Module variables, pinned mirrors, pages in host memory: few, short, or not to be copied by a kernel."""
         for at in range(0, len(indices), FRAME_PAGES):
             pages = [read_page(self.sender.device, region, index, self.sender.table.key)
                      for index in indices[at:at + FRAME_PAGES]]

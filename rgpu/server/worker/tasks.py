@@ -85,7 +85,7 @@ class Tasks:
         runs on, and the error says why.
         """
         worker, runtime = self.worker, self.runtime
-        wishes = MoveOptions(**wanted)
+        options = MoveOptions(**wanted)
         if worker.state != "running":
             raise Fenced(f"the session is {worker.state} here")
         if runtime.executor.error:
@@ -104,7 +104,7 @@ class Tasks:
                 self._sending = True
             with phases.phase("end_image"):
                 self._end_checkpoint("a move of the session begins")
-            self.leaving = Departure(worker, move, connection, wishes, more, phases)
+            self.leaving = Departure(worker, move, connection, options, more, phases)
             statistics = self.leaving.run()
         except BaseException:
             self.leaving = None

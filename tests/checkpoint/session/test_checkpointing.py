@@ -35,7 +35,7 @@ def test_the_checkpoint_is_of_the_pause(tmp_path: Path, room: int) -> None:
     session, store = Session(room), DirectoryStore(tmp_path)
     checkpointing, counts = session.checkpoint(store, "first")
     assert checkpointing.taken.cut_bytes == min(room, 42) * PAGE
-    plain = 42 * PAGE + 100 + 70_000 + PAGE  # what is no zeros: the short page, the global and the shadow never fit
+    plain = 42 * PAGE + 100 + 70_000 + PAGE  # what is no zeros: the short page, the global and the mirror never fit
     assert checkpointing.taken.paused_bytes == plain - checkpointing.taken.cut_bytes
     assert counts["pages"] == 51 and counts["zero_pages"] == 3 + 2
     assert counts["cut_bytes"] == checkpointing.taken.cut_bytes and counts["pause_ms"] > 0

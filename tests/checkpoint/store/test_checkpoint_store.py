@@ -70,7 +70,7 @@ def test_statistics_compression_and_elision(tmp_path: Path) -> None:
     device = sample_device(pages=8)
     store = DirectoryStore(tmp_path / "s")
     facts = write_checkpoint(store, "i", device, taken(device), statistics={"why": "test"})  # type: ignore[arg-type]
-    # two random pages, one page of abcd (twice), one "same page" (twice), a shadow, a variable
+    # two random pages, one page of abcd (twice), one "same page" (twice), a mirror, a variable
     assert (facts["pages"], facts["new_chunks"], facts["reused_chunks"]) == (12, 6, 0)
     assert facts["unchanged_pages"] == 0
     assert facts["zero_pages"] == 2 + 2 and facts["why"] == "test"

@@ -242,7 +242,7 @@ def test_a_device_that_fails(tmp_path: Path) -> None:
     assert target.frames().take(0) is not None, "its frames came back"
 
 
-def test_variables_and_shadows_are_checked_as_they_are_read(tmp_path: Path) -> None:
+def test_variables_and_mirrors_are_checked_as_they_are_read(tmp_path: Path) -> None:
     store, device = DirectoryStore(tmp_path), sample_device(pages=40)
     checkpoint_of(store, "i", device)
     found = store.open("i")

@@ -125,7 +125,7 @@ class Rig:
             old.door.close()
         self.host, self.worker = host, Worker(host, self.reading, applied, self.shim.wire)
         ask = HostAsk("s", enabled)
-        found = host.invite(ask.wishes.get("host"))
+        found = host.invite(ask.attach_fields.get("host"))
         answer: dict[str, Any] = {"worker": host.worker}
         if isinstance(found, Door):
             found.start()

@@ -61,11 +61,11 @@ def test_hello_says_whether_text_is_wanted() -> None:
     ours, theirs = socket.socketpair()
     with theirs, open("/dev/null", "rb") as null:
         peer = local.LocalPeer(ours)
-        for wishes in (0, WANTS_TEXT):
-            body = struct.pack("<IIIIQH", VERSION, 1, 1, wishes, 1, 1) + b"x"
+        for wanted in (0, WANTS_TEXT):
+            body = struct.pack("<IIIIQH", VERSION, 1, 1, wanted, 1, 1) + b"x"
             socket.send_fds(theirs, [struct.pack("<II", len(body), HELLO) + body], [null.fileno()])
             (hello,) = peer.receive()
-            assert isinstance(hello, local.Hello) and hello.text is bool(wishes)
+            assert isinstance(hello, local.Hello) and hello.text is bool(wanted)
             hello.close()
         peer.close()
 

@@ -25,7 +25,7 @@ needs_recording = pytest.mark.skipif(
 
 #: ``section: call`` → why the answer differs on purpose. An entry that does not differ is an error.
 ON_PURPOSE: dict[str, str] = {
-    "pointers: held registered / device pointer": "registered memory has no shadow: kernels cannot reach it",
+    "pointers: held registered / device pointer": "registered memory has no mirror: kernels cannot reach it",
 }
 #: Deviations that are to be mended, not wanted: each stands in docs/users/limits.md.
 NOT_YET: dict[str, str] = {}

@@ -314,7 +314,7 @@ def _attached(book: Book) -> None:
     thread = threading.Thread(target=serve)
     thread.start()
     address = listener.getsockname()[:2]
-    attach(address, granted.ticket, granted.secret, "s", 3, 12, "c", printed=5, wishes={"usual": 4})[0].close()
+    attach(address, granted.ticket, granted.secret, "s", 3, 12, "c", printed=5, extra={"usual": 4})[0].close()
     lanes = link_lanes.LinkLanes({"key": bytes(16), "most": 1}, 1)
     grant = Grant(granted.ticket, granted.secret, granted.expires)
     for connection in lanes.open(1, Owner("n", address, 3), 3, grant, "s"):

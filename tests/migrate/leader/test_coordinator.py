@@ -292,7 +292,7 @@ def test_a_move_can_be_aborted_until_it_is_ready(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_fails_is_followed_by_a_copy(tmp_path: Path) -> None:
-    """Two moves on record: one aborted, one committed; the wishes are kept but for the mode."""
+    """Two moves on record: one aborted, one committed; the options are kept but for the mode."""
     async def test(w: World) -> None:
         await w.session("s")
         w.pool.nodes["a"].replay_fails = True

@@ -88,7 +88,7 @@ def test_repairs_fit_or_not() -> None:
     assert repair_fits(16, PAGE_BYTES * 16.0, 1.0) and not repair_fits(17, PAGE_BYTES * 16.0, 1.0)
 
 
-def test_wishes_are_checked() -> None:
+def test_options_are_checked() -> None:
     assert MoveOptions.from_options({}) == MoveOptions()
     assert MoveOptions.from_options({"max_downtime": "2"}).limit == 2.0
     assert "pages" not in MoveOptions().as_dict(), "a worker of an earlier version does not know it"

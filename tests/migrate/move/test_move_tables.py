@@ -50,7 +50,7 @@ def test_a_shell_decides_nothing(shell: type, machine: Machine[Any]) -> None:
                     node.subject if isinstance(node, ast.Match) else node.test]
                 looked_at = {found.attr for test in tests for found in ast.walk(test)
                              if isinstance(found, ast.Attribute)}
-                assert not looked_at & {"role", "wishes"}, f"{method.name} decides at line {node.lineno}"
+                assert not looked_at & {"role", "options"}, f"{method.name} decides at line {node.lineno}"
 
 
 @pytest.mark.parametrize(("shell", "machine"), SHELLS, ids=lambda value: getattr(value, "__name__", ""))
@@ -106,9 +106,9 @@ def test_a_stop_that_would_be_too_long_does_not_begin() -> None:
 
 def test_auto_chooses_and_says_why() -> None:
     busy = Measured(pages=100_000, differing=20_000, changed=((0.1, 15_000),), speed=SECOND, free_pages=100_000)
-    role = after(SourceRole(wishes=MoveOptions(max_downtime=0.5), rounds=1), "choosing", "measured", busy)
+    role = after(SourceRole(options=MoveOptions(max_downtime=0.5), rounds=1), "choosing", "measured", busy)
     assert (role.state, role.mode) == ("tapping", "replay") and "only the replay keeps" in role.reason
-    stuck = after(SourceRole(wishes=MoveOptions(max_downtime=0.5), rounds=1), "choosing", "measured",
+    stuck = after(SourceRole(options=MoveOptions(max_downtime=0.5), rounds=1), "choosing", "measured",
                   replace(busy, replay_refused="pinned memory"))
     assert stuck.state == "running" and "cannot be kept" in stuck.reason and "pinned memory" in stuck.reason
     asked = after(role_for(MoveOptions(mode="replay", max_downtime=0.5)), "choosing", "measured", busy)
@@ -117,7 +117,7 @@ def test_auto_chooses_and_says_why() -> None:
 
 def test_a_replay_is_followed_until_it_is_close_and_was_sampled() -> None:
     measured = Measured(pages=1000, differing=100, changed=((0.1, 10),), speed=SECOND, free_pages=1000)
-    role = SourceRole(wishes=MoveOptions(mode="replay", max_downtime=2.0), mode="replay", measured=measured, heard=1.0,
+    role = SourceRole(options=MoveOptions(mode="replay", max_downtime=2.0), mode="replay", measured=measured, heard=1.0,
                       better_at=1.0, began=1.0)
 
     def shipped(now: float, **values: Any) -> SourceRole:

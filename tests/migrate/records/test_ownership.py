@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rgpu.migrate.records import ownership
 from rgpu.migrate.records.losses import count_failure, next_place
 from rgpu.migrate.records.ownership import Decision, Held, Leader, Node, went_back
-from rgpu.migrate.records.reconcile import Holding, settle
+from rgpu.migrate.records.reconcile import Holding, reconcile
 from rgpu.migrate.records.schema import (
     LEADER,
     CheckpointName,
@@ -173,8 +173,8 @@ def test_recover_from_where() -> None:
 def test_a_recovery_ends_a_move() -> None:
     record = recover(moving("ready"), "c").record
     assert record.move is not None and record.move.state == "aborted" and record.open_move is None
-    assert settle(record, Holding("b", 1, "incoming", 2, "m")).action == "discard"
-    assert settle(record, Holding("a", 1, "paused", 1, "m")).action == "forget"
+    assert reconcile(record, Holding("b", 1, "incoming", 2, "m")).action == "discard"
+    assert reconcile(record, Holding("a", 1, "paused", 1, "m")).action == "forget"
 
 
 def imaged(position: int = 5) -> Held:
@@ -199,7 +199,7 @@ def test_a_parked_session_keeps_its_epoch_and_comes_back_at_the_next() -> None:
     assert record.parked is not None and (record.parked.host, record.parked.epoch) == ("a", 1)
     assert compared(decision) == {(session_key("s"), Target.MOD, 20), (LEADER, Target.CREATE, 3)}
     for holds in ("running", "paused"):
-        assert settle(record, Holding("a", 1, holds,
+        assert reconcile(record, Holding("a", 1, holds,
                                       1)).action == "forget", "whoever has it owns nothing"  # type: ignore[arg-type]
     back = resume(after(decision))
     assert (back.record.state, back.record.owner, back.record.epoch, back.record.parked) == ("recovering", "b", 2, None)
@@ -361,11 +361,11 @@ class Everything(RuleBasedStateMachine):
             for holds in ("running", "paused"):
                 move_id = old.record.move.id if old.record.move else ""
                 who = Holding(old.record.owner, 1, holds, old.record.epoch, move_id)  # type: ignore[arg-type]
-                if settle(record, who).action == "resume":
+                if reconcile(record, who).action == "resume":
                     told.add((who.host, who.epoch))
             move = old.record.move
             if move is not None:
-                answer = settle(record, Holding(move.destination, 1, "incoming", 0, move.id))
+                answer = reconcile(record, Holding(move.destination, 1, "incoming", 0, move.id))
                 if answer.action == "activate":
                     told.add((move.destination, answer.epoch))
         assert told <= {(record.owner, record.epoch)}, told
@@ -392,7 +392,7 @@ TestEverything.settings = settings(max_examples=60, stateful_step_count=25, dead
 @given(st.sampled_from(["running", "paused"]), st.integers(1, 5), st.integers(1, 5), st.sampled_from("ab"))
 def test_settle_never_lets_a_doubt_start_anything(holds: Any, ours: int, theirs: int, owner: str) -> None:
     record = running().record.replace(epoch=theirs, owner=owner)
-    action = settle(record, Holding("a", 1, holds, ours, "m")).action
+    action = reconcile(record, Holding("a", 1, holds, ours, "m")).action
     if theirs > ours:
         assert action == "forget"
     elif holds == "paused" and (theirs < ours or owner != "a"):
@@ -410,12 +410,12 @@ def test_settle_never_lets_a_doubt_start_anything(holds: Any, ours: int, theirs:
     (moving("ready").record, Holding("b", 1, "incoming", 2, "older"), "discard"),
 ])
 def test_settle_row_by_row(record: SessionRecord | None, holding: Holding, action: str) -> None:
-    assert settle(record, holding).action == action
+    assert reconcile(record, holding).action == action
 
 
 def test_a_restarted_destination_does_not_activate() -> None:
     committed = ownership.commit(moving("ready"), epoch=1, move="m", node=node("b"), leader=LEADERS, now=1.0,
                                  reason="x").record
-    assert settle(committed, Holding("b", 1, "incoming", 0, "m")).action == "activate"
-    assert settle(committed, Holding("b", 2, "incoming", 0, "m")).action == "discard"
-    assert settle(committed, Holding("a", 1, "paused", 1, "m")).action == "forget"
+    assert reconcile(committed, Holding("b", 1, "incoming", 0, "m")).action == "activate"
+    assert reconcile(committed, Holding("b", 2, "incoming", 0, "m")).action == "discard"
+    assert reconcile(committed, Holding("a", 1, "paused", 1, "m")).action == "forget"

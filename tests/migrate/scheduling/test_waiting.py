@@ -204,7 +204,7 @@ def test_the_planners_view_counts_moves_and_reserved_places_and_knows_who_stays(
 # -- records and requests ------------------------------------------------------------------------------------
 
 
-def test_old_records_have_no_wishes() -> None:
+def test_old_records_ask_for_nothing() -> None:
     import msgspec
 
     record = session("s", "a", 5)

@@ -29,7 +29,7 @@ from tests.support.registry.etcd_cluster import EtcdCluster, needs_etcd
 
 pytestmark = [needs_etcd, pytest.mark.timeout(1500)]
 
-#: Between two blows by which sessions are lost, s: they are brought back meanwhile.
+#: Between two faults by which sessions are lost, s: they are brought back meanwhile.
 CALM_BETWEEN = 32.0
 #: Decisions that mean that something was taken for lost.
 FAILOVERS = ("lost", "recover", "fail", "lose", "abort")

@@ -54,7 +54,7 @@ def left_behind(tmp_path: Path) -> list[str]:
 
 @pytest.mark.timeout(400)
 def test_a_minute_of_it(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path, "--seed", "1", "--sessions", "5", "--jobs", "2", "--pace", "10", "--blows",
+    done = subprocess.run(command(tmp_path, "--seed", "1", "--sessions", "5", "--jobs", "2", "--pace", "10", "--faults",
                                   "6", "--minutes", "4", "--patience", "60"),
                           env=environment(tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=390)
     said = done.stdout + done.stderr

@@ -3,7 +3,7 @@
 224 seeded points: who × what is under way × when in it. Whole in `make sweep`
 (a table of points and recovery times in bench/results/), 20 of them in `make
 test`. *Silence* is the longest time that the program printed nothing after the
-blow: detection, recovery and replay together, and the work itself.
+fault: detection, recovery and replay together, and the work itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DOWN = 0.5  #: seconds that a link stays cut
 
 
 @dataclass
-class Blow:
+class InjectedFault:
     """What a case did and what it cost, seconds."""
 
     case: str
@@ -125,59 +125,60 @@ def strike(pool: WatchedPool, actor: str, row: dict[str, object]) -> str:
     return target
 
 
-def watch(program: Program, blow: Blow, since: float) -> None:
+def watch(program: Program, fault: InjectedFault, since: float) -> None:
     """Until the program ends: the longest silence after ``since``."""
     seen, last = len(program.lines), since
     while program.process.poll() is None and time.monotonic() - since < 150:
         if len(program.lines) > seen:
             seen, now = len(program.lines), time.monotonic()
-            blow.silence, last = max(blow.silence, now - last), now
+            fault.silence, last = max(fault.silence, now - last), now
         time.sleep(0.002)
-    blow.silence = max(blow.silence, time.monotonic() - last)
+    fault.silence = max(fault.silence, time.monotonic() - last)
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", sample(CASES, 20, seed=5))
-def test_a_blow_at_any_moment(case: str, killed: WatchedPool, expected: str) -> None:
+def test_a_fault_at_any_moment(case: str, killed: WatchedPool, expected: str) -> None:
     actor, phase, number = case.split("/")
     chance = random.Random(case)
     settle(killed)
     name = case.replace("/", "-")
-    blow, revived = Blow(case), ""
+    fault, revived = InjectedFault(case), ""
     program = run(killed, name)
     at, when = chance.randrange(2, ROUNDS - 3), chance.random() * 0.15
     wait_line(program, "launch", 1)
     row = killed.wait_state(name, "running")
     asked: subprocess.Popen[str] | None = None
-    blow.line = wait_line(program, chance.choice(PHASES[:-1]) if phase == "checkpoint" else phase, at)
+    fault.line = wait_line(program, chance.choice(PHASES[:-1]) if phase == "checkpoint" else phase, at)
     if phase == "checkpoint":
         asked = subprocess.Popen([sys.executable, "-m", "rgpu.cli.main", "checkpoint", name], env=killed.environment,
                                  cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         when += chance.choice((0.4, 1.0,
                                1.6))  # it starts as a process of its own, and so does what writes the checkpoint
     time.sleep(when)
-    assert program.process.poll() is None, "the program was over before the blow"
+    assert program.process.poll() is None, "the program was over before the fault"
     began = time.monotonic()
     revived = strike(killed, actor, row)
     released(killed, name).touch()
     if revived:
         revive(killed, revived)
-    watch(program, blow, began)
-    assert program.finish(60) == expected, f"another digest after a blow at {blow.line}"
-    blow.total = time.monotonic() - began
+    watch(program, fault, began)
+    assert program.finish(60) == expected, f"another digest after a fault at {fault.line}"
+    fault.total = time.monotonic() - began
     with contextlib.suppress(VerbError):
-        blow.epoch = int(killed.session(name)["epoch"])
+        fault.epoch = int(killed.session(name)["epoch"])
     if actor == "worker":
-        assert blow.epoch > row["epoch"], "nothing was recovered"
+        assert fault.epoch > row["epoch"], "nothing was recovered"
     if asked is not None:
         _, said = asked.communicate(timeout=60)
         assert "Traceback" not in said, said
-    table(blow)
+    table(fault)
 
 
-def table(blow: Blow) -> None:
+def table(fault: InjectedFault) -> None:
     """A row of the sweep's table; the file keeps one for each case."""
-    text = f"{blow.case:24s} {blow.line:16s} epoch {blow.epoch} silence {blow.silence:6.2f} s end {blow.total:6.2f} s"
+    text = f"{fault.case:24s} {fault.line:16s} epoch {fault.epoch} silence {fault.silence:6.2f} s "\
+           f"end {fault.total:6.2f} s"
     print(text)
     if SWEEP:
         folder = Path(os.environ.get("RGPU_SWEEP_OUT", ROOT / "bench" / "results"))

@@ -14,7 +14,7 @@ BASE, PINNED, GLOBAL = 0x2000_0000_0000, 0x1800_0000_0000, 0x2700_0000_0000
 
 
 def sample_device(seed: int = 1, pages: int = 6) -> FakeDevice:
-    """Random, compressible, equal and zero pages, a short shadow and two variables."""
+    """Random, compressible, equal and zero pages, a short mirror and two variables."""
     chance = random.Random(seed)
     device = FakeDevice(now=123456, events={20: 1000, 21: None})
     device.add(BASE, pages * PAGE)

@@ -14,7 +14,7 @@ from rgpu.migrate.leader.nodes import Progress
 from rgpu.migrate.membership.election import current_leader
 from rgpu.migrate.records import ownership
 from rgpu.migrate.records.ownership import Held, Leader
-from rgpu.migrate.records.reconcile import Holding, settle
+from rgpu.migrate.records.reconcile import Holding, reconcile
 from rgpu.migrate.records.schema import (
     LEADER,
     HistoryRecord,
@@ -131,7 +131,7 @@ class FakeNode:
             worker = kind.get(session)
             if worker is None:
                 continue
-            decided = settle(record, Holding(self.host, self.record.incarnation, worker.holds, worker.epoch,  # type: ignore[arg-type]
+            decided = reconcile(record, Holding(self.host, self.record.incarnation, worker.holds, worker.epoch,  # type: ignore[arg-type]
                                              worker.move))
             done = decided.action
             if decided.action == "activate":

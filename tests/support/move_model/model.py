@@ -23,7 +23,7 @@ from rgpu.migrate.move.machine import Event, Machine
 from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.sampling import Sampled
 from rgpu.migrate.move.source import PROMISED, SOURCE, STANDING, Compared, Round, Shipped, SourceRole, role_for
-from rgpu.migrate.records.reconcile import EVENTS, Holding, settle
+from rgpu.migrate.records.reconcile import EVENTS, Holding, reconcile
 from rgpu.migrate.records.schema import MoveRecord, SessionRecord
 
 #: What is explored: a test may put another table in its place.
@@ -41,7 +41,7 @@ GOOD, BAD = Sampled(512, 0, MANY), Sampled(512, 512, 10**9)
 
 #: In these states, and in no others, the source holds these things when its commands are done.
 HOLDS = {"tap": {"pausing_for_cut", "cutting", "streaming", "replaying", "pausing_for_replay"},
-         "samples": {"streaming", "replaying"}, "brake": {"replaying"}, "cut": {"streaming"}}
+         "samples": {"streaming", "replaying"}, "throttle": {"replaying"}, "cut": {"streaming"}}
 #: What the source has its daemon do at once when it comes into a state.
 ASKED = {"withdrawing": "write_abort", "asking": "read_record"}
 #: What a leader writes in a state: that is what `rgpu migrate status` shows.
@@ -86,7 +86,7 @@ def _record(owner: str, epoch: int, state: str) -> SessionRecord:
 
 @cache
 def reading(registry: Registry, host: str, holds: str, epoch: int) -> str:
-    return settle(registry.record(), Holding(host, 7, holds, epoch, "m")).action  # type: ignore[arg-type]
+    return reconcile(registry.record(), Holding(host, 7, holds, epoch, "m")).action  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ def dead(side: Source | Destination | None) -> bool:
 
 def slim(role: SourceRole) -> SourceRole:
     """Times and figures distinguish no behaviour here beyond these."""
-    return SourceRole(state=role.state, wishes=role.wishes, mode=role.mode, objects=role.objects,
+    return SourceRole(state=role.state, options=role.options, mode=role.mode, objects=role.objects,
                       rounds=min(role.rounds, 2), pages=min(role.pages, MANY), before=10**9,
                       speed=role.speed if role.speed < SLOW else SourceRole().speed, measured=role.measured)
 
@@ -303,9 +303,9 @@ def obey_source(world: World, role: SourceRole, todo: tuple[str, ...]) -> World:
             need(source.pauses > 0, "the source resumes what runs")
             source = replace(source, pauses=source.pauses - 1)
         elif command in ("start_samples", "slow_down"):
-            source = replace(source, has=source.has | {"samples" if command == "start_samples" else "brake"})
+            source = replace(source, has=source.has | {"samples" if command == "start_samples" else "throttle"})
         elif command in ("stop_samples", "full_speed", "close_tap"):
-            source = replace(source, has=source.has - {{"stop_samples": "samples", "full_speed": "brake",
+            source = replace(source, has=source.has - {{"stop_samples": "samples", "full_speed": "throttle",
                                                         "close_tap": "tap"}[command]})
         elif command == "release_cut":
             need("cut" in source.has, "the source releases a cut that it has not")

@@ -1,6 +1,6 @@
 """A storm: sessions of a pool are moved, checkpointed, killed, frozen and cut off at random, and so is its etcd.
 
-Seeded: the same seed chooses the same blows, if not at the same instants of the
+Seeded: the same seed chooses the same faults, if not at the same instants of the
 programs. Whatever was broken is whole again when the storm ends.
 """
 
@@ -29,7 +29,7 @@ from tests.support.registry.etcd_cluster import EtcdCluster, Member
 
 TICKS = ROOT / "tests" / "scenarios" / "programs" / "ticks.py"
 SMALL = ("--memory", "64MiB")
-#: Between two blows by which a whole node is lost, seconds; in so many no more than two workers are killed. A session
+#: Between two faults by which a whole node is lost, seconds; in so many no more than two workers are killed. A session
 #: whose worker ends a third time in one place is given up, which is the rule (OWNERSHIP 9) and not what is looked for.
 CALM_BETWEEN = 20.0
 
@@ -86,18 +86,18 @@ class StormPool(LocalPool):
 
 
 class Storm:
-    """Blows at random until :meth:`calm`. ``counts``: what happened, by name."""
+    """Injects faults at random until :meth:`calm`. ``counts``: what happened, by name."""
 
     def __init__(self, pool: StormPool, sessions: list[str], seed: int) -> None:
         self.pool, self.sessions = pool, sessions
         self.counts: Counter[str] = Counter()
         self._chance = random.Random(seed)
-        self._heals: list[tuple[float, Callable[[], None]]] = []  #: (when, what undoes a blow)
+        self._heals: list[tuple[float, Callable[[], None]]] = []  #: (when, what undoes a fault)
         self._asking: list[threading.Thread] = []
         self._broken_member: Member | None = None
         self._node_lost = -CALM_BETWEEN  #: when a node was, last
         self._workers_killed: list[float] = []  #: when, in the last CALM_BETWEEN
-        self._blows: dict[str, tuple[int, Callable[[], None]]] = {
+        self._faults: dict[str, tuple[int, Callable[[], None]]] = {
             "move": (8, self._move), "checkpoint": (5, self._checkpoint), "kill worker": (3, self._kill_worker),
             "freeze worker": (2, self._freeze_worker), "kill daemon": (2, self._kill_daemon),
             "freeze daemon": (2, self._freeze_daemon), "kill node": (1, self._kill_node), "cut link": (3, self._cut),
@@ -105,14 +105,14 @@ class Storm:
             "cut off member": (2, lambda: self._member("cut"))}
 
     def rage(self, seconds: float, pause: tuple[float, float] = (0.3, 1.5)) -> None:
-        """One blow after the other, for so long; at least one of each kind that the seed chooses first."""
+        """One fault after the other, for so long; at least one of each kind that the seed chooses first."""
         until = time.monotonic() + seconds
-        names, weights = zip(*((name, weight) for name, (weight, _) in self._blows.items()), strict=True)
+        names, weights = zip(*((name, weight) for name, (weight, _) in self._faults.items()), strict=True)
         while time.monotonic() < until:
             self._heal(time.monotonic())
             name = self._chance.choices(names, weights)[0]
             with contextlib.suppress(ProcessLookupError):
-                self._blows[name][1]()
+                self._faults[name][1]()
             self._wait(min(until, time.monotonic() + self._chance.uniform(*pause)))
 
     def calm(self) -> None:

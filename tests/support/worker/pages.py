@@ -12,7 +12,7 @@ MAPPED = 48 * PAGE
 
 
 def filled(seed: int = 1) -> PlainDevice:
-    """Two mappings (random, half zeros), a variable of odd length, a pinned shadow."""
+    """Two mappings (random, half zeros), a variable of odd length, a pinned mirror."""
     random = np.random.default_rng(seed)
     device = PlainDevice()
     device.add(Region(BASE, MAPPED, "mapped"), random.integers(0, 256, MAPPED, np.uint8))

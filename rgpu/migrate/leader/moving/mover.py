@@ -333,6 +333,7 @@ class Mover:
             "total_ms": round((self.term.clock.monotonic() - self._began) * 1000, 3),
             **{key: int(found.get(key, 0)) for key in STATISTICS}, "verified": bool(found.get("verified", False)),
             "pages_by": str(found.get("pages_by") or "stream"), "pages_why": str(found.get("pages_why") or ""),
-            "spare": bool(self._receiver.get("spare")), "phases_ms": self._phases_ms(),
+            "warm_worker": bool(self._receiver.get("spare")), "spare": bool(self._receiver.get("spare")),
+            "phases_ms": self._phases_ms(),
             "page_rounds": list(found.get("page_rounds") or []),
         }

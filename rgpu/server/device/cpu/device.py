@@ -117,10 +117,10 @@ class CpuDevice:
     def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
         raise DeviceError("this device has no stream memory operations", 801)
 
-    def shadow_write(self, seq: int, stream: int, address: int, data: Any) -> None:
+    def mirror_write(self, seq: int, stream: int, address: int, data: Any) -> None:
         self.copy_in(seq, stream, address, len(data), len(data), 1, data)
 
-    def shadow_read(self, seq: int, stream: int, address: int, size: int, done: Done) -> None:
+    def mirror_read(self, seq: int, stream: int, address: int, size: int, done: Done) -> None:
         self.copy_out(seq, stream, address, size, size, 1, done)
 
     # -- objects ----------------------------------------------------------------------

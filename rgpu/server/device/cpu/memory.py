@@ -1,7 +1,7 @@
-"""The memory of a ``cpu`` device: mappings, allocations, globals, pinned shadows.
+"""The memory of a ``cpu`` device: mappings, allocations, globals, pinned mirrors.
 
 Four tables, one rule: nothing touches memory that :meth:`Memory.check` did
-not find valid. ``valid`` (allocations, globals, pinned shadows) is what
+not find valid. ``valid`` (allocations, globals, pinned mirrors) is what
 kernels and copies may use; a mapping alone is not.
 
 Module globals are bump-allocated in load order in their device's last 1 TiB and
@@ -162,7 +162,7 @@ class Memory:
             self.free(address)
 
     def host_allocate(self, address: int, size: int) -> None:
-        """A zeroed shadow, at any alignment: neighbours may share their first and last 4 KiB."""
+        """A zeroed mirror, at any alignment: neighbours may share their first and last 4 KiB."""
         low, high = addresses.PINNED_BASE, addresses.PINNED_BASE + addresses.PINNED_SIZE
         if size <= 0 or address < low or address + size > high:
             raise DeviceError(f"pinned range {address:#x}+{size:#x} is outside the pinned range", INVALID_VALUE)
@@ -268,7 +268,7 @@ class Memory:
             self.check(address, pitch * (height - 1) + width, what)
 
     def regions(self) -> list[Region]:
-        """All state, by address: whole mappings, each global, each shadow."""
+        """All state, by address: whole mappings, each global, each mirror."""
         with self._lock:
             found = [Region(a, s, "mapped") for a, s in self._mappings.items()]
             found += [Region(g.address, g.size, "global", g.module, g.name)

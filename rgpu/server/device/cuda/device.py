@@ -92,7 +92,7 @@ class CudaDevice:
             else None
         self._frames = CudaFrames(self._context, self._ring, self.hasher, self._fence)
         self._in_place = InPlace(self._gone)
-        self.shadows = pinned.Shadows()
+        self.mirrors = pinned.Mirrors()
         self._detail = ""
         self._lock = threading.RLock()
         self.completion = Completion(self.engine)
@@ -194,28 +194,28 @@ class CudaDevice:
 
     def host_allocate(self, address: int, size: int) -> None:
         self._use()
-        self.shadows.allocate(address, size)
+        self.mirrors.allocate(address, size)
         self.engine.add_range(address, size)
 
     def host_free(self, address: int) -> None:
         self._use()
         self.engine.remove_range(address)
-        self.shadows.free(address)
+        self.mirrors.free(address)
 
-    def shadow_write(self, seq: int, stream: int, address: int, data: Any) -> None:
+    def mirror_write(self, seq: int, stream: int, address: int, data: Any) -> None:
         self._use()
-        if not self.shadows.contains(address, len(data)):
-            raise DeviceError(f"0x{address:x} + {len(data)} is not in one shadow", CUDA_ERROR_INVALID_VALUE)
-        self._run(seq, stream, self.shadows.upload(address, data, self._stream(stream)), "write to a shadow")
+        if not self.mirrors.contains(address, len(data)):
+            raise DeviceError(f"0x{address:x} + {len(data)} is not in one mirror", CUDA_ERROR_INVALID_VALUE)
+        self._run(seq, stream, self.mirrors.upload(address, data, self._stream(stream)), "write to a mirror")
 
-    def shadow_read(self, seq: int, stream: int, address: int, size: int, done: Done) -> None:
+    def mirror_read(self, seq: int, stream: int, address: int, size: int, done: Done) -> None:
         self._use()
-        if not self.shadows.contains(address, size):
-            raise DeviceError(f"0x{address:x} + {size} is not in one shadow", CUDA_ERROR_INVALID_VALUE)
+        if not self.mirrors.contains(address, size):
+            raise DeviceError(f"0x{address:x} + {size} is not in one mirror", CUDA_ERROR_INVALID_VALUE)
         self._stream(stream)
 
         def reached(result: int) -> None:
-            done(result, None if result else self.shadows.read(address, size))
+            done(result, None if result else self.mirrors.read(address, size))
 
         self.completion.mark(stream, seq, reached)
 
@@ -503,23 +503,23 @@ class CudaDevice:
                  for address, (size, _) in sorted(gpu.memory.maps.items())]
         for number, module in sorted(self._modules.items()):
             found.extend(Region(g.address, g.size, "global", number, g.name) for g in module.table.globals)
-        found.extend(Region(address, size, "pinned") for address, size in sorted(self.shadows.ranges.items()))
+        found.extend(Region(address, size, "pinned") for address, size in sorted(self.mirrors.ranges.items()))
         return found
 
     def pins(self) -> list[str]:
         return sorted({pin for module in list(self._modules.values()) for pin in module.pins})
 
     def read(self, address: int, size: int) -> bytes:
-        if self.shadows.contains(address, size):
-            return self.shadows.read(address, size)
+        if self.mirrors.contains(address, size):
+            return self.mirrors.read(address, size)
         self._at(address)
         data = np.empty(size, np.uint8)
         check(driver.cuMemcpyDtoH(data.ctypes.data, address, size), "cuMemcpyDtoH")
         return data.tobytes()
 
     def write(self, address: int, data: Any) -> None:
-        if self.shadows.contains(address, len(data)):
-            self.shadows.write(address, data)
+        if self.mirrors.contains(address, len(data)):
+            self.mirrors.write(address, data)
             return
         self._at(address)
         source = np.frombuffer(data, np.uint8)
@@ -531,7 +531,7 @@ class CudaDevice:
 
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
         with self._in_place.reading(regions):
-            return hash_regions(self.hasher, self.shadows, regions, key)
+            return hash_regions(self.hasher, self.mirrors, regions, key)
 
     def _gone(self, regions: Sequence[Region]) -> Region | None:
         inside = [gpu.memory.inside() for gpu in self.gpus]
@@ -541,7 +541,7 @@ class CudaDevice:
             elif region.kind == "global":
                 there = not region.owner or region.owner in self._modules
             else:
-                there = self.shadows.contains(region.address, region.size)
+                there = self.mirrors.contains(region.address, region.size)
             if not there:
                 return region
         return None
@@ -558,8 +558,8 @@ class CudaDevice:
     def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
         on_device = []
         for address, size, data in runs:
-            if self.shadows.contains(address, size):
-                self.shadows.write(address, bytes(size) if data is None else data)
+            if self.mirrors.contains(address, size):
+                self.mirrors.write(address, bytes(size) if data is None else data)
             elif data is None and len(self.gpus) > 1:
                 self._clear(address, size)
             else:

@@ -14,7 +14,7 @@ import structlog
 from rgpu.link.faults import fault
 from rgpu.migrate.records import ownership
 from rgpu.migrate.records.ownership import Held
-from rgpu.migrate.records.reconcile import Holding, settle
+from rgpu.migrate.records.reconcile import Holding, reconcile
 from rgpu.migrate.records.schema import SessionRecord
 from rgpu.migrate.registry.base import txn_certain
 from rgpu.server.node.identity import Identity
@@ -58,7 +58,7 @@ class Reconciler:
             kind, epoch, held_for = held
             if record is not None and record.epoch < epoch and kind != "incoming":
                 await self.doubt(session, epoch, record.epoch)
-            found = settle(record, Holding(self._identity.host, self._identity.incarnation,
+            found = reconcile(record, Holding(self._identity.host, self._identity.incarnation,
                                            kind, epoch, held_for))  # type: ignore[arg-type]
             if kind == "paused" and found.action == "stay paused" and read is not None:
                 self._read[session] = read
@@ -147,7 +147,7 @@ class Reconciler:
         try:
             await self.reconcile(session=session, move=move)
         except RgpuError as error:
-            log.info("cannot settle yet", session=session, reason=error.message)
+            log.info("cannot reconcile yet", session=session, reason=error.message)
             self.watch(session, move)
 
     async def reconcile_all(self) -> None:

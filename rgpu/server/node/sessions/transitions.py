@@ -23,7 +23,7 @@ class Transitions:
         ``still_open``: the move that the record has open; whatever else the worker sends for is off.
         """
         held = self._held
-        log.info("settle", session=session, move=move, action=action, epoch=epoch)
+        log.info("reconcile", session=session, move=move, action=action, epoch=epoch)
         fault(f"daemon.{action}")
         if action == "activate":
             incoming = held.incoming[session]

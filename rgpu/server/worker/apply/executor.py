@@ -221,10 +221,10 @@ class Executor:
         self.device.host_free(args.address)
 
     def host_shadow_write(self, record: Record, args: Any) -> None:
-        self.device.shadow_write(record.seq, args.stream, args.address, record.payload)
+        self.device.mirror_write(record.seq, args.stream, args.address, record.payload)
 
     def host_shadow_read(self, record: Record, args: Any) -> None:
-        self.device.shadow_read(record.seq, args.stream, args.address, args.size, self._when_done(record))
+        self.device.mirror_read(record.seq, args.stream, args.address, args.size, self._when_done(record))
 
     # -- modules --------------------------------------------------------------
     def module_load(self, record: Record, args: Any) -> None:

@@ -102,10 +102,10 @@ class SourceWorker(Protocol):
 class Departure(RoleShell[SourceRole]):
     """One move of this worker's session. Make one for each; :meth:`run` it once."""
 
-    def __init__(self, worker: SourceWorker, move: str, connection: SealedConnection, wishes: MoveOptions,
+    def __init__(self, worker: SourceWorker, move: str, connection: SealedConnection, options: MoveOptions,
                  more: Callable[[], SealedConnection] | None = None, phases: Phases | None = None) -> None:
         """``more`` opens a further connection to the destination, for pages."""
-        super().__init__(SOURCE, role_for(wishes), worker.runtime.session, "source")
+        super().__init__(SOURCE, role_for(options), worker.runtime.session, "source")
         self.phases = phases or Phases()
         self.worker = worker
         self.runtime = worker.runtime
@@ -113,7 +113,7 @@ class Departure(RoleShell[SourceRole]):
         self.connection = connection
         self.called_off = ""  #: why, from outside, before anything was offered
         self.sender = PageSender(connection, self.runtime.device, self.runtime.hash_key, fault, more,
-                                 peer=wishes.pages != "stream")
+                                 peer=options.pages != "stream")
         self.result: dict[str, Any] | None = None  #: what was offered
         self.refusal: RgpuError | None = None  #: or why nothing was
         self.cut_pause = 0.0
@@ -266,7 +266,7 @@ class Departure(RoleShell[SourceRole]):
 
     def _stopped(self) -> None:
         fault("paused")
-        self.connection.sock.settimeout(max(0.5, self.role.wishes.limit))
+        self.connection.sock.settimeout(max(0.5, self.role.options.limit))
 
     def do_send_rest(self, command: Command) -> Event:
         self._stopped()
@@ -354,7 +354,7 @@ class Departure(RoleShell[SourceRole]):
 
     def do_slow_down(self, command: Command) -> None:
         self._since = time.monotonic()
-        self._throttle.share = self.role.wishes.max_slowdown
+        self._throttle.share = self.role.options.max_slowdown
         self._throttle.start()
 
     def do_full_speed(self, command: Command) -> None:

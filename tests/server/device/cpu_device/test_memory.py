@@ -1,4 +1,4 @@
-"""Memory of the cpu device: fixed addresses, range checks, copies, fills, pinned shadows, state."""
+"""Memory of the cpu device: fixed addresses, range checks, copies, fills, pinned mirrors, state."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_large_copies(client: Client) -> None:
     assert client.read(client.base + GRANULE, len(data)) == data
 
 
-def test_pinned_shadows(client: Client) -> None:
+def test_pinned_mirrors(client: Client) -> None:
     device = client.device
     device.host_allocate(PINNED_BASE, 5000)
     refused(1, device.host_allocate, PINNED_BASE + 4096, 4096)
@@ -165,7 +165,7 @@ def test_pinned_neighbours_share_a_page(client: Client) -> None:
         assert device.drain(WAIT)  # as the client does before it frees
         device.host_free(address)
         device.host_allocate(address, size)
-        assert client.read(address, size) == bytes(size), "a new shadow is zero"
+        assert client.read(address, size) == bytes(size), "a new mirror is zero"
         client.write(address, bytes([address >> 9 & 0xFF]) * size)
         for other, length in ranges:
             assert client.read(other, length) == bytes([other >> 9 & 0xFF]) * length

@@ -1,4 +1,4 @@
-"""The cuda device beside its hot path, on a real GPU: cubins, shadows, host functions, clusters, tensor maps.
+"""The cuda device beside its hot path, on a real GPU: cubins, mirrors, host functions, clusters, tensor maps.
 
 Run on a GPU host: ``python -m pytest -q -m gpu tests/server/device/cuda/test_breadth.py``.
 """
@@ -102,15 +102,15 @@ def test_a_binary_that_does_not_load_is_an_error_with_its_reason(device: Any) ->
     assert caught.value.result == 218 and "nonsense" in caught.value.message
 
 
-def test_a_shadow_is_seen_by_kernels_and_by_the_cpu(device: Any) -> None:
+def test_a_mirror_is_seen_by_kernels_and_by_the_cpu(device: Any) -> None:
     table, _ = device.load(16, compiled(device), b"", False)
     index = next(i for i, f in enumerate(table.functions) if f.name == "touch")
     device.host_allocate(PINNED_BASE, 1 << 20)
     before = np.arange(1 << 18, dtype=np.int32)
-    device.shadow_write(1, 17, PINNED_BASE, before.tobytes())
+    device.mirror_write(1, 17, PINNED_BASE, before.tobytes())
     device.launch(2, Launch(16, index, (1, 1, 1), (16, 1, 1), 0, 17, struct.pack("<Qi", PINNED_BASE, 100)))
     answer = Answer()
-    device.shadow_read(3, 17, PINNED_BASE, 1 << 20, answer)
+    device.mirror_read(3, 17, PINNED_BASE, 1 << 20, answer)
     after = np.frombuffer(answer.get(), np.int32)
     assert np.array_equal(after[:16], before[:16] + 100) and np.array_equal(after[16:], before[16:])
     assert [(r.address, r.size) for r in device.regions() if r.kind == "pinned"] == [(PINNED_BASE, 1 << 20)]
@@ -119,7 +119,7 @@ def test_a_shadow_is_seen_by_kernels_and_by_the_cpu(device: Any) -> None:
     assert device.drain(5)
     device.host_free(PINNED_BASE)
     device.host_allocate(PINNED_BASE, 1 << 16)
-    assert device.read(PINNED_BASE, 8) == bytes(8), "a new shadow holds zeros"
+    assert device.read(PINNED_BASE, 8) == bytes(8), "a new mirror holds zeros"
 
 
 def test_a_host_function_holds_its_stream_and_no_other(device: Any) -> None:

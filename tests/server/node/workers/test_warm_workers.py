@@ -1,4 +1,4 @@
-"""Spare workers: ready ahead, taken by sessions, replaced when killed, counted, gone with their daemon."""
+"""Warm workers: ready ahead, taken by sessions, replaced when killed, counted, gone with their daemon."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(work())  # type: ignore[arg-type]
 
 
-def test_a_session_takes_a_spare_and_another_takes_its_place(tmp_path: Path) -> None:
+def test_a_session_takes_a_warm_worker_and_another_takes_its_place(tmp_path: Path) -> None:
     async def work() -> None:
         warm = make(tmp_path)
         warm.start(["cpu:0"])
@@ -70,7 +70,7 @@ def test_a_session_takes_a_spare_and_another_takes_its_place(tmp_path: Path) -> 
     run(work)
 
 
-def test_a_killed_spare_is_replaced_and_none_is_needed(tmp_path: Path) -> None:
+def test_a_killed_warm_worker_is_replaced_and_none_is_needed(tmp_path: Path) -> None:
     async def work() -> None:
         warm = make(tmp_path)
         warm.start(["cpu:0"])
@@ -131,7 +131,7 @@ def test_nobody_waits_for_one_that_does_not_start(tmp_path: Path) -> None:
     run(work)
 
 
-def test_spares_end_with_their_daemon(tmp_path: Path) -> None:
+def test_warm_workers_end_with_their_daemon(tmp_path: Path) -> None:
     path = tmp_path / "one.sock"
     process = subprocess.Popen([sys.executable, "-m", "rgpu.server.worker.main", "--device", "cpu:0", "--socket",
                                 str(path), "--spare", ROOM], stderr=subprocess.DEVNULL)
@@ -154,7 +154,8 @@ def test_only_those_beyond_the_next_sessions_own_are_counted(tmp_path: Path) -> 
     assert warm.memory("cuda:0") == 0
 
 
-def test_a_daemon_that_never_comes_leaves_no_spare_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_never_comes_leaves_no_warm_worker_behind(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """It was killed while the process started: nobody would ever connect, and nobody would end it."""
     monkeypatch.setattr(warm_worker, "CONNECT_SECONDS", 0.05)
     with socket.socket(socket.AF_UNIX) as listener:

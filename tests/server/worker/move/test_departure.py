@@ -97,8 +97,8 @@ class Leaving:
             self.device.wait_complete(self.journal.seq, 10.0)  # as programs do that look at their results
             time.sleep(0.005)
 
-    def leave(self, **wishes: Any) -> tuple[Departure, dict[str, Any]]:
-        departure = Departure(self.worker, "m", self.connection, MoveOptions(**wishes))
+    def leave(self, **options: Any) -> tuple[Departure, dict[str, Any]]:
+        departure = Departure(self.worker, "m", self.connection, MoveOptions(**options))
         return departure, departure.run()
 
     def held(self) -> list[str]:

@@ -32,7 +32,7 @@ from cuda.bindings import driver
 from rgpu.checkpoint.device import PAGE, Region
 from rgpu.checkpoint.pages.pagehash import HashKey, PageHashes, Ranges, examine_pages, expand_key, page_count
 from rgpu.server.device.cuda.errors import check
-from rgpu.server.device.cuda.memory.pinned import Shadows
+from rgpu.server.device.cuda.memory.pinned import Mirrors
 from rgpu.session.errors import DeviceError
 
 KERNELS = Path(__file__).parents[1] / "kernels"
@@ -282,15 +282,15 @@ class PageHasher:
             driver.cuModuleUnload(self._module)
 
 
-def hash_regions(hasher: Hasher, shadows: Shadows, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
-    """Each region's pages: device memory on the device, all at once; shadows where they are, in host memory."""
+def hash_regions(hasher: Hasher, mirrors: Mirrors, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
+    """Each region's pages: device memory on the device, all at once; mirrors where they are, in host memory."""
     on_device = [region for region in regions if region.kind != "pinned"]
     together = hasher.hash([(region.address, region.size) for region in on_device], key)
     ends = np.cumsum([page_count(region.size) for region in on_device])
     parts = iter([PageHashes(together.hashes[end - page_count(region.size):end],
                              together.zero[end - page_count(region.size):end])
                   for region, end in zip(on_device, ends, strict=True)])
-    return [examine_pages(shadows.read(region.address, region.size), key) if region.kind == "pinned" else next(parts)
+    return [examine_pages(mirrors.read(region.address, region.size), key) if region.kind == "pinned" else next(parts)
             for region in regions]
 
 

@@ -34,7 +34,7 @@ from rgpu.session.errors import DeviceError
 
 log = structlog.get_logger(__name__)
 
-BASE = STAGING_BASE + SPAN  #: a wish; the driver may choose another place
+BASE = STAGING_BASE + SPAN  #: asked for; the driver may choose another place
 POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 INVALID_VALUE, NOT_SUPPORTED = 1, 801
 

@@ -1,12 +1,12 @@
-"""Shadows of the program's pinned memory, at the same addresses (SEMANTICS 7).
+"""Mirrors of the program's pinned memory, at the same addresses (SEMANTICS 7).
 
 The session's pinned range is reserved in this process when the device opens
-(before the driver looks for room of its own). A shadow is ordinary memory
+(before the driver looks for room of its own). A mirror is ordinary memory
 mapped there and registered with the driver, so that kernels reach it by the
 address that the program uses: on 64-bit Linux a registered range's device
 address is its host address, which is checked.
 
-What the program's CPU wrote goes into a shadow in stream order: into device
+What the program's CPU wrote goes into a mirror in stream order: into device
 memory first, from there by a copy that does not hold the caller up (copies
 between two host ranges do). What kernels wrote is read by the CPU, when the
 stream is known to have got there.
@@ -49,8 +49,8 @@ def reserve() -> None:
         _reserved = True
 
 
-class Shadows:
-    """The shadows of one session; methods that call the driver need its context current."""
+class Mirrors:
+    """The mirrors of one session; methods that call the driver need its context current."""
 
     def __init__(self) -> None:
         self.ranges: dict[int, int] = {}  #: address → bytes
@@ -59,13 +59,13 @@ class Shadows:
     def allocate(self, address: int, size: int) -> None:
         """Map and register [address, address+size), zeroed. Both multiples of PAGE. Raises :class:`DeviceError`."""
         if size <= 0 or address % PAGE or size % PAGE:
-            raise DeviceError(f"shadow of 0x{address:x} + {size}: not in pages", CUDA_ERROR_INVALID_VALUE)
+            raise DeviceError(f"mirror of 0x{address:x} + {size}: not in pages", CUDA_ERROR_INVALID_VALUE)
         if not PINNED_BASE <= address <= address + size <= PINNED_BASE + PINNED_SIZE:
-            raise DeviceError(f"shadow of 0x{address:x} + {size}: outside the pinned range", CUDA_ERROR_INVALID_VALUE)
+            raise DeviceError(f"mirror of 0x{address:x} + {size}: outside the pinned range", CUDA_ERROR_INVALID_VALUE)
         at = bisect.bisect_right(self._starts, address)
         if (at and self._starts[at - 1] + self.ranges[self._starts[at - 1]] > address) or (
                 at < len(self._starts) and self._starts[at] < address + size):
-            raise DeviceError(f"shadow of 0x{address:x} + {size}: overlaps another", CUDA_ERROR_INVALID_VALUE)
+            raise DeviceError(f"mirror of 0x{address:x} + {size}: overlaps another", CUDA_ERROR_INVALID_VALUE)
         _map(address, size, mapping.READ | mapping.WRITE, mapping.FIXED)
         try:
             flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
@@ -81,16 +81,16 @@ class Shadows:
         bisect.insort(self._starts, address)
 
     def free(self, address: int) -> None:
-        """No work uses it any more. Raises :class:`DeviceError` if no shadow begins there."""
+        """No work uses it any more. Raises :class:`DeviceError` if no mirror begins there."""
         size = self.ranges.pop(address, 0)
         if not size:
-            raise DeviceError(f"no shadow at 0x{address:x}", CUDA_ERROR_INVALID_VALUE)
+            raise DeviceError(f"no mirror at 0x{address:x}", CUDA_ERROR_INVALID_VALUE)
         self._starts.remove(address)
         check(driver.cuMemHostUnregister(address), "cuMemHostUnregister")
         _map(address, size, mapping.NONE, mapping.NORESERVE | mapping.FIXED)
 
     def contains(self, address: int, size: int) -> bool:
-        """Whether [address, address+size) lies in one shadow. Needs no context."""
+        """Whether [address, address+size) lies in one mirror. Needs no context."""
         at = bisect.bisect_right(self._starts, address) - 1
         return at >= 0 and address + size <= self._starts[at] + self.ranges[self._starts[at]]
 
@@ -111,19 +111,19 @@ class Shadows:
         return (driver.CUresult.CUDA_SUCCESS,)
 
     def read(self, address: int, size: int) -> bytes:
-        """The shadow's bytes as the CPU sees them. Raises :class:`DeviceError` outside a shadow."""
+        """The mirror's bytes as the CPU sees them. Raises :class:`DeviceError` outside a mirror."""
         self._check(address, size)
         return ctypes.string_at(address, size)
 
     def write(self, address: int, data: Any) -> None:
-        """Set bytes while no work runs. Raises :class:`DeviceError` outside a shadow."""
+        """Set bytes while no work runs. Raises :class:`DeviceError` outside a mirror."""
         source = bytes(data)
         self._check(address, len(source))
         ctypes.memmove(address, source, len(source))
 
     def _check(self, address: int, size: int) -> None:
         if not self.contains(address, size):
-            raise DeviceError(f"0x{address:x} + {size} is not in one shadow", CUDA_ERROR_INVALID_VALUE)
+            raise DeviceError(f"0x{address:x} + {size} is not in one mirror", CUDA_ERROR_INVALID_VALUE)
 
     def close(self) -> None:
         for address in list(self.ranges):

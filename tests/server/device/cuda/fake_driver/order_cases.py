@@ -65,7 +65,7 @@ def test_cut_anywhere(device: Any, journal: Journal, step: int) -> None:
 
 
 def test_cold_calls_keep_the_same_order(device: Any, journal: Journal) -> None:
-    """A shadow write between two hot calls of another stream: it waits for the first, the second one for it."""
+    """A mirror write between two hot calls of another stream: it waits for the first, the second one for it."""
     runtime, feed = started(device, journal)
     feed(journal("host_allocate", address=PINNED_BASE, size=1 << 16, flags=0))
     feed(slow(journal, 18) + journal("memcpy_d2d", destination=BASE, source=PINNED_BASE, size=4, stream=18)

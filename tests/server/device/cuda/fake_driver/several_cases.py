@@ -170,7 +170,7 @@ def test_host_functions_and_pinned_memory(two: CudaDevice, journal: Journal) -> 
     assert two.drain(5)
     reached = threading.Event()
     two.host_function(500, STREAMS[1], lambda result, data: reached.set())
-    two.shadow_write(501, STREAMS[1], PINNED_FIRST, b"\5\0\0\0")
+    two.mirror_write(501, STREAMS[1], PINNED_FIRST, b"\5\0\0\0")
     assert reached.wait(5) and not two.is_complete(501)
     two.host_function_done(500)
     assert two.drain(5) and two.read(PINNED_FIRST, 4) == b"\5\0\0\0"

@@ -112,7 +112,7 @@ def test_rates(device: Any) -> None:
 
 @pytest.mark.parametrize("room", [None, 0])
 def test_a_checkpoint_and_back(tmp_path: Path, room: int | None) -> None:
-    """Runs, scattered pages, zeros and a shadow, with and without room on the device."""
+    """Runs, scattered pages, zeros and a mirror, with and without room on the device."""
     device = opened()
     pages = filled(device)
     pages[100:164] = 0

@@ -138,15 +138,15 @@ def test_many_ranges_at_once(driver: EngineDriver, hasher: device_hash.PageHashe
     assert hasher.hash([], KEY).hashes.shape == (0, 2) and len(hasher.hash([(driver.give(parts[0]), 0)], KEY).zero) == 0
 
 
-def test_regions_and_shadows(driver: EngineDriver, hasher: device_hash.PageHasher) -> None:
-    class Shadows:
+def test_regions_and_mirrors(driver: EngineDriver, hasher: device_hash.PageHasher) -> None:
+    class Mirrors:
         def read(self, address: int, size: int) -> bytes:
             return bytes([address % 256]) * size
 
     parts = [aligned(PAGES[:2]), aligned(b"global"), aligned(PAGES[2:])]
     regions = [Region(driver.give(part), part.nbytes, "mapped") for part in parts]
     regions.insert(1, Region(7, PAGE + 1, "pinned"))
-    found = device_hash.hash_regions(hasher, Shadows(), regions, KEY)  # type: ignore[arg-type]
+    found = device_hash.hash_regions(hasher, Mirrors(), regions, KEY)  # type: ignore[arg-type]
     contents = [parts[0], np.full(PAGE + 1, 7, np.uint8), *parts[1:]]
     for one, content in zip(found, contents, strict=True):
         assert np.array_equal(one.hashes, ph.hash_pages(content, KEY)) and not one.zero.any()

@@ -29,7 +29,7 @@ class Registry:
         return SimpleNamespace(key=key, value=encode(self.record), mod_revision=1)
 
 
-def settle(record: SessionRecord, running: dict[str, Any], meanwhile: Any = lambda: None) -> tuple[str, list[Any]]:
+def reconciled(record: SessionRecord, running: dict[str, Any], meanwhile: Any = lambda: None) -> tuple[str, list[Any]]:
     """(what was done, deaths that were reported) at a node whose workers are ``running``, none of them holding it."""
     deaths: list[Any] = []
     records = PoolRecords(lambda record: None)
@@ -43,7 +43,7 @@ def settle(record: SessionRecord, running: dict[str, Any], meanwhile: Any = lamb
 
 def test_a_session_of_ours_without_a_worker_is_lost() -> None:
     """Its worker died after it was verified, before it was activated: nobody else knows."""
-    done, deaths = settle(OWNED, {})
+    done, deaths = reconciled(OWNED, {})
     assert done == "nothing is held here"
     assert deaths == [("s", 3, "its worker on node-a died in a move")]
 
@@ -52,10 +52,10 @@ def test_a_session_of_ours_without_a_worker_is_lost() -> None:
 def test_a_worker_that_has_just_ended_is_told_of_by_its_own_end(when: str) -> None:
     """With its reason and position, and after its device was examined; one that has just started has not ended."""
     running: dict[str, Any] = {"s": object()} if when == "before" else {}
-    done, deaths = settle(OWNED, running, lambda: running.update(s=object()))
+    done, deaths = reconciled(OWNED, running, lambda: running.update(s=object()))
     assert (done, deaths) == ("its worker is here, or has just ended", [])
 
 
 @pytest.mark.parametrize("other", [{"owner": "node-b"}, {"incarnation": 4}, {"state": "recovering"}])
 def test_what_is_not_ours_is_not_told_of(other: dict[str, Any]) -> None:
-    assert settle(msgspec.structs.replace(OWNED, **other), {}) == ("nothing is held here", [])
+    assert reconciled(msgspec.structs.replace(OWNED, **other), {}) == ("nothing is held here", [])

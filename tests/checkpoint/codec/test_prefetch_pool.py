@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from rgpu.checkpoint.codec import encoder, encoders
-from rgpu.checkpoint.codec import prefetch_pool as crew
+from rgpu.checkpoint.codec import encoder, encoders, prefetch_pool
 from rgpu.checkpoint.codec.encoders import Encoders, Process
 from rgpu.checkpoint.session import restore
 from rgpu.checkpoint.store.checkpoint_store import DirectoryStore
@@ -66,7 +65,7 @@ def test_what_processes_leave_is_done_by_threads(tmp_path: Path, monkeypatch: py
     with store.open("i") as found:
         assert same(filled_by(helpers, found, device), device), "they are there, and have compiled"
     asked, real = [0], Process.ask
-    monkeypatch.setattr(crew, "PATIENCE", 4.0 if way == "stopped" else 60)
+    monkeypatch.setattr(prefetch_pool, "PATIENCE", 4.0 if way == "stopped" else 60)
 
     def ask(self: Process, *given: Any) -> None:
         asked[0] += 1
@@ -158,7 +157,7 @@ def test_a_large_restore_starts_processes_and_ends_them(monkeypatch: pytest.Monk
         assert some is not None and some.count == 2
         started = some._started
     assert started is not None and started.wait(60) == 0
-    encoders.get_ready()  # as a spare does
+    encoders.get_ready()  # as a warm worker does
     with encoders.for_restore(1) as some:
         assert some is not None
         started = some._started
