@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from rgpu.link.data.frames import SealedConnection, server_preamble
+from rgpu.link.data.frames import SealedConnection
+from rgpu.link.data.opening import server_preamble
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME, Answer
 from rgpu.session.journal.record import HEADER, HEADER_SIZE, padded

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgpu.link.data import frames, tickets
-from rgpu.link.data.frames import Handover, SealedConnection, client_preamble, server_preamble
+from rgpu.link.data.frames import Handover, SealedConnection, client_preamble
+from rgpu.link.data.opening import server_preamble
 from rgpu.link.data.sealing import FRAME_LIMIT, LONG, MESSAGE_LIMIT, Opener, Sealer, derive_key
 from rgpu.link.messages.data import FROM_NODE, TO_NODE
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, NotFound, RgpuError, TimedOut, VersionMismatch

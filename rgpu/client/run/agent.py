@@ -36,6 +36,7 @@ from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
 from rgpu.client.shim_link.local import Hello, LocalPeer, NewSegment, Observe, listen
 from rgpu.client.shim_link.observe import Observer
 from rgpu.link import versions
+from rgpu.link.accepting import accept_next
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.session.errors import Corrupt, PoolUnavailable, Refused, RgpuError, StoreError, TimedOut, VersionMismatch
 from rgpu.session.facts import SessionFacts
@@ -150,10 +151,10 @@ class Agent:
     # -- one process after another ------------------------------------------------------
     def _accept(self) -> None:
         while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
+            found = accept_next(self._listener, lambda: self._closing, "the agent's socket")
+            if found is None:
                 return
+            sock = found[0]
             with self._lock:
                 if self._closing:
                     sock.close()

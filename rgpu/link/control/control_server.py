@@ -7,6 +7,7 @@ not authorized gets no further than CURVE's handshake (ZAP, RFC 27).
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,10 @@ import zmq.asyncio
 from zmq.utils import z85
 
 from rgpu.link.control.access import Actor, check
+from rgpu.link.control.front import Front
 from rgpu.link.control.verbs import VERBS
+from rgpu.link.gate.budget import Budget, budget_for
+from rgpu.link.gate.gate import Gate
 from rgpu.link.keys import AuthorizedKeys, KeyPair, PublicKey
 from rgpu.link.messages.control import Request as Message
 from rgpu.session.errors import AuthenticationFailed, LinkError, Refused, RgpuError
@@ -101,11 +105,13 @@ class CommandLog:
 class ControlServer:
     """Answers control messages on one port; see the module docstring."""
 
-    def __init__(self, keys: KeyPair, authorized: AuthorizedKeys, address: str) -> None:
-        """``address``: tcp://HOST:PORT, port 0 or ``*`` for any free one."""
+    def __init__(self, keys: KeyPair, authorized: AuthorizedKeys, address: str, budget: Budget | None = None) -> None:
+        """``address``: tcp://HOST:PORT, port 0 or ``*`` for any free one. ``budget``: of its connections."""
         self._keys = keys
         self._authorized = authorized
         self._wanted = address
+        self._budget = budget or budget_for(1024)
+        self._front: Front | None = None
         self._handlers: dict[str, Handler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.asyncio.Context()  # its own: the ZAP endpoint is one for each context
@@ -120,6 +126,17 @@ class ControlServer:
         #: Told of each peer that was not let in: (address, public key in Z85).
         self.stranger: Callable[[str, str], None] = lambda peer, public: None
 
+    @property
+    def bound(self) -> tuple[str, int]:
+        """(host, port) where it listens. For a server that was started."""
+        assert self._front is not None
+        return self._front.gate.bound
+
+    @property
+    def gate(self) -> Gate | None:
+        """What stands before the port; None before :meth:`start`."""
+        return self._front.gate if self._front else None
+
     def register(self, verb: str, handler: Handler) -> None:
         """Handler for a verb of the table. Raises :class:`ValueError` for an unknown verb."""
         if verb not in VERBS:
@@ -128,6 +145,8 @@ class ControlServer:
 
     async def start(self) -> None:
         """Bind and serve. Raises :class:`LinkError` when the address is not free."""
+        host, _, port = self._wanted.removeprefix("tcp://").rpartition(":")
+        front = self._front = Front((host, 0 if port == "*" else int(port)), self._budget)
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
         self._socket = self._context.socket(zmq.ROUTER)
@@ -137,14 +156,18 @@ class ControlServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.setsockopt(zmq.IPV6, 1 if "[" in self._wanted else 0)
+        self._socket.setsockopt(zmq.BACKLOG, 1024)
+        self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         heartbeat(self._socket)
         try:
-            self._socket.bind(self._wanted)
+            self._socket.bind(front.inside)
         except zmq.ZMQError as error:
+            front.finish(0)
             self._context.destroy(linger=0)
-            raise LinkError(f"cannot listen on {self._wanted}: {error}", address=self._wanted) from error
-        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            raise LinkError(f"cannot listen on {front.inside}: {error}", address=front.inside) from error
+        at, number = front.gate.bound
+        self.address = f"tcp://[{at}]:{number}" if ":" in at else f"tcp://{at}:{number}"
+        front.start()
         self._spawn(self._authenticate())
         self._spawn(self._serve())
 
@@ -154,6 +177,8 @@ class ControlServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._context.destroy(linger=200)
+        if self._front is not None:
+            await asyncio.to_thread(self._front.finish)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -170,7 +195,7 @@ class ControlServer:
                 if self._authorized.find(public.decode()):
                     status, text, user = b"200", b"OK", public
                 else:
-                    address = request[3].decode("ascii", "replace")
+                    address = self._front.at_the_door() if self._front else ""
                     log.warning("a peer with an unknown key was refused", peer=address)
                     self.stranger(address, public.decode())
             number = request[1] if len(request) > 1 else b""
@@ -182,10 +207,11 @@ class ControlServer:
             if len(frames) != 2 or len(self._tasks) > MAX_RUNNING:
                 continue  # not ours; or too busy, and the caller's timeout tells it so
             try:
-                public, address = frames[1].get("User-Id"), frames[1].get("Peer-Address")
+                public = frames[1].get("User-Id")
             except zmq.ZMQError:
                 continue
-            self._spawn(self._handle(frames[0].bytes, str(public), str(address), frames[1].bytes))
+            address = self._front.peer_of(frames[1].get(zmq.SRCFD)) if self._front else ""
+            self._spawn(self._handle(frames[0].bytes, str(public), address, frames[1].bytes))
 
     async def _handle(self, peer: bytes, public: str, address: str, body: bytes) -> None:
         try:

@@ -23,14 +23,11 @@ import msgspec
 from rgpu import __version__
 from rgpu.link import versions
 from rgpu.link.data.sealing import FRAME_LIMIT, OVERHEAD, Opener, Sealer, derive_key, frame_size
-from rgpu.link.data.tickets import LIMIT as TICKET_LIMIT
-from rgpu.link.data.tickets import Ticket, verify
 from rgpu.link.messages.data import (
     CLIENT_HEAD_LAYOUT,
     FROM_NODE,
     MAGIC,
     NODE_HEAD_LAYOUT,
-    PREAMBLE_REFUSED,
     PURPOSE_CALLS,
     PURPOSE_LANE,
     PURPOSE_PAGES,
@@ -41,7 +38,6 @@ from rgpu.link.messages.data import (
 from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut, VersionMismatch, from_dict
 
 PURPOSES = {PURPOSE_CALLS: "calls", PURPOSE_PAGES: "pages", PURPOSE_LANE: "lane"}
-TICKETS = {"lane": "calls"}  #: purposes that another one's ticket opens
 PURPOSE_NUMBERS = {name: number for number, name in PURPOSES.items()}
 PREAMBLE_TIMEOUT = 5.0  #: seconds for the whole preamble
 ERROR_LIMIT = 4096  #: longest error in a refusal, bytes
@@ -252,78 +248,34 @@ def client_preamble(sock: socket.socket, purpose: str, ticket: bytes, secret: by
     deadline = time.monotonic() + timeout
     salt = secrets.token_bytes(SALT)
     head = CLIENT_HEAD_LAYOUT.pack(MAGIC, VERSION, PURPOSE_NUMBERS[purpose], len(ticket))
-    _send_exact(sock, head + ticket + salt, deadline)
-    magic, version, status = NODE_HEAD_LAYOUT.unpack(_read_exact(sock, NODE_HEAD_LAYOUT.size, deadline))
+    send_exact(sock, head + ticket + salt, deadline)
+    magic, version, status = NODE_HEAD_LAYOUT.unpack(read_exact(sock, NODE_HEAD_LAYOUT.size, deadline))
     if magic != MAGIC:
         raise LinkError("the peer is no rgpu node", reason="magic")
     if not versions.fits(version, VERSION):
-        raise _mismatch("the node's", version)
+        raise mismatch("the node's", version)
     if status:
         raise _refusal(sock, deadline)
-    answer = _read_exact(sock, SALT + 8, deadline)
+    answer = read_exact(sock, SALT + 8, deadline)
     epoch = int.from_bytes(answer[SALT:], "little")
     keys = [derive_key(secret, salt, answer[:SALT], direction, session, epoch) for direction in (TO_NODE, FROM_NODE)]
     return Handover(keys[TO_NODE], keys[FROM_NODE], TO_NODE, session, epoch, purpose).connection(sock)
 
 
-def _mismatch(whose: str, version: int) -> VersionMismatch:
+def mismatch(whose: str, version: int) -> VersionMismatch:
+    """The error for a preamble of another version."""
     return VersionMismatch(f"{whose} data link speaks version {version}, this side is rgpu {__version__} and speaks "
                            f"{VERSION}: install the same version on both", theirs=version, ours=VERSION)
 
 
 def _refusal(sock: socket.socket, deadline: float) -> RgpuError:
-    (length,) = struct.unpack("<I", _read_exact(sock, 4, deadline))
+    (length,) = struct.unpack("<I", read_exact(sock, 4, deadline))
     if length > ERROR_LIMIT:
         return LinkError("the node refused, with an error too long to read", reason="length")
     try:
-        return from_dict(dict(json.loads(_read_exact(sock, length, deadline))))
+        return from_dict(dict(json.loads(read_exact(sock, length, deadline))))
     except (ValueError, TypeError):
         return LinkError("the node refused, with an error that cannot be read", reason="format")
-
-
-def server_preamble(sock: socket.socket, pool_secret: bytes, lookup: Callable[[Ticket], int], *,
-                    timeout: float = PREAMBLE_TIMEOUT) -> Handover:
-    """Answer a preamble: check the ticket, ask ``lookup`` for the epoch, and derive the keys.
-
-    ``lookup(ticket)`` returns the epoch at which this node holds the session,
-    or raises the :class:`RgpuError` that the peer shall be told. Returns with
-    the socket blocking again. Raises that error, :class:`AuthenticationFailed`,
-    :class:`LinkError`, :class:`TimedOut`; the caller then closes the socket.
-    """
-    deadline = time.monotonic() + timeout
-    magic, version, number, length = CLIENT_HEAD_LAYOUT.unpack(_read_exact(sock, CLIENT_HEAD_LAYOUT.size, deadline))
-    if magic != MAGIC:
-        raise LinkError("the peer does not speak rgpu's data link", reason="magic")  # and is not answered
-    try:
-        if not versions.fits(version, VERSION):
-            raise _mismatch("the peer's", version)
-        if number not in PURPOSES or length > TICKET_LIMIT:
-            raise Corrupt("the preamble has an unknown purpose or too long a ticket", reason="preamble")
-        rest = _read_exact(sock, length + SALT, deadline)
-        purpose = PURPOSES[number]
-        ticket = verify(pool_secret, rest[:length], TICKETS.get(purpose, purpose))
-        epoch = lookup(ticket)
-    except (TimedOut, LinkError):
-        raise
-    except RgpuError as error:
-        _refuse(sock, error, deadline)
-        raise
-    salt = secrets.token_bytes(SALT)
-    _send_exact(sock, NODE_HEAD_LAYOUT.pack(MAGIC, VERSION, 0) + salt + struct.pack("<Q", epoch), deadline)
-    keys = [derive_key(ticket.secret, rest[length:], salt, direction, ticket.session, epoch)
-            for direction in (TO_NODE, FROM_NODE)]
-    sock.setblocking(True)
-    return Handover(keys[FROM_NODE], keys[TO_NODE], FROM_NODE, ticket.session, epoch, purpose,
-                    ticket.agent, ticket.id)
-
-
-def _refuse(sock: socket.socket, error: RgpuError, deadline: float) -> None:
-    data = json.dumps({"error": error.code, "message": error.message[:1000]}).encode()[:ERROR_LIMIT]
-    try:
-        head = NODE_HEAD_LAYOUT.pack(MAGIC, VERSION, PREAMBLE_REFUSED)
-        _send_exact(sock, head + struct.pack("<I", len(data)) + data, deadline)
-    except RgpuError:
-        pass
 
 
 def tune(sock: socket.socket) -> None:
@@ -347,8 +299,11 @@ def _wait_readable(sock: socket.socket, deadline: float) -> None:
         raise TimedOut("the peer sent nothing in time")
 
 
-def _read_exact(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """``count`` bytes before ``deadline``: a peer that trickles bytes cannot hold the reader longer."""
+def read_exact(sock: socket.socket, count: int, deadline: float) -> bytes:
+    """``count`` bytes before ``deadline`` (monotonic s): a peer that trickles bytes cannot hold the reader longer.
+
+    Raises :class:`TimedOut`, :class:`LinkError`.
+    """
     data = bytearray(count)
     view, got = memoryview(data), 0
     while got < count:
@@ -367,7 +322,8 @@ def _read_exact(sock: socket.socket, count: int, deadline: float) -> bytes:
     return bytes(data)
 
 
-def _send_exact(sock: socket.socket, data: bytes, deadline: float) -> None:
+def send_exact(sock: socket.socket, data: bytes, deadline: float) -> None:
+    """Send all of it before ``deadline`` (monotonic s). Raises :class:`TimedOut`, :class:`LinkError`."""
     try:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         sock.sendall(data)

@@ -19,6 +19,7 @@ from rgpu.migrate.records.schema import (
     HistoryRecord,
     HostRecord,
     NodeRecord,
+    NodeState,
     decode,
     encode,
     host_key,
@@ -136,6 +137,14 @@ class Membership:
             pass
         self.kept, self._since = self._keeper.keep(NODE_SLOT, lease, self.ttl, asked), asked / NANOSECOND
         log.info("node registered", host=self.record.host, incarnation=self.record.incarnation, ttl=self.ttl)
+
+    async def decided(self) -> tuple[NodeState, str]:
+        """The state that operators decided for this host, and why; ready where they decided nothing."""
+        found = await self.registry.get(host_key(self.record.host))
+        if found is None:
+            return "ready", ""
+        wanted = decode(found.value, HostRecord, found.key)
+        return wanted.state, wanted.reason
 
     async def _put_record(self, key: str, lease: int) -> bool:
         """Make the record, in the state that operators decided for this host; False when they decided meanwhile.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 
@@ -20,6 +21,7 @@ from rgpu.checkpoint.store import retention
 from rgpu.link.control import ControlServer
 from rgpu.link.control.access import Actor
 from rgpu.link.description import update_endpoint
+from rgpu.link.gate.budget import budget_for
 from rgpu.link.keys import Endpoint
 from rgpu.link.logging import configure_logging
 from rgpu.migrate.membership.members import node_name
@@ -33,7 +35,6 @@ from rgpu.server.node.commands.fence import LeaderFence
 from rgpu.server.node.commands.moves import MoveCommands
 from rgpu.server.node.commands.starts import SessionStarts
 from rgpu.server.node.commands.workers import WorkerCommands
-from rgpu.server.node.data_port import DataPort
 from rgpu.server.node.devices.examining import Examining
 from rgpu.server.node.devices.look import device_records, device_slot
 from rgpu.server.node.devices.slots import DeviceSlots
@@ -57,11 +58,13 @@ from rgpu.server.node.pool.records import PoolRecords
 from rgpu.server.node.pool.registration import Registration
 from rgpu.server.node.pool.taking_back import TakingBack
 from rgpu.server.node.pool.trust import RegistryTrust
+from rgpu.server.node.ports.data_port import DataPort
+from rgpu.server.node.ports.port_watch import PortWatch
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.sessions.move_progress import MoveProgress
-from rgpu.server.node.state_file import hold_name, write_state
+from rgpu.server.node.state_file import Reserve, hold_name, write_state
 from rgpu.server.node.store.checkpoint_shares import CheckpointShares
 from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
 from rgpu.server.node.verbs.attachments import Attachments
@@ -86,6 +89,8 @@ from rgpu.session.errors import Refused, RgpuError
 log = structlog.get_logger(__name__)
 
 LEAVE_SECONDS = 5.0
+#: Descriptors that a daemon asks for, where its hard limit allows: each control connection costs three.
+MOST_DESCRIPTORS = 65536
 
 
 class Daemon:
@@ -98,9 +103,13 @@ class Daemon:
         self.identity = Identity(options.host, new_incarnation(), options.files.add_node(options.host), directory)
         self._name = hold_name(directory, options.host)  # kept open: the lock is the proof
         self.background = Background()
+        self.reserve = Reserve()
+        descriptors = raise_descriptor_limit()
+        self.budget = budget_for(descriptors)
         self.authorized = options.files.authorized
         self.control = ControlServer(self.identity.keys, self.authorized,
-                                     f"tcp://{options.listen}:{options.control_port or '*'}")
+                                     f"tcp://{options.listen}:{options.control_port or '*'}",
+                                     budget_for(descriptors, each=3))
         self.metrics = Metrics()
         self.audit = Audit(directory / "audit.jsonl", options.host)
         self.control.audit, self.control.stranger = self.audit.answered, self.audit.stranger
@@ -181,7 +190,8 @@ class Daemon:
         """What the leader commands of this node, and this node of others while it leads."""
         options, host = self.options, self.identity.host
         self.port = DataPort((options.listen, options.data_port), options.files.secret(), self.held, self.deadline,
-                             options.advertised)
+                             self.budget, options.advertised)
+        self.watch = PortWatch(self.port, lambda: self.control.bound, self._reached)
         self.adopting = AdoptCommands(self.identity, self.held, self.memory, self.trust, self.fence,
                                       self._believed_again)
         self.entrance = CommandEntrance(
@@ -269,9 +279,16 @@ class Daemon:
         await self._answer()
         self.port.start()
         if self.options.metrics:
-            state = NodeState(self.held, self.devices, self.fence, self.registration.in_time, self.local, self.records)
+            state = NodeState(self.held, self.devices, self.fence, self.registration.in_time, self.local, self.records,
+                              self._ports)
             self.metrics.serve(self.options.metrics, loop, state.read)
         await self.registration.join(self.records.registry, self.control.address, self.port.address, self._returned)
+
+    def _ports(self) -> dict[str, tuple[float, int, int]]:
+        """Of each port: 1 if it can be reached, connections that wait unproven, connections turned away."""
+        gates = {"data": self.port.gate, "control": self.control.gate}
+        return {name: (float(not self.watch.reach[f"{name} port"].why), gate.waiting, gate.turned_away)
+                for name, gate in gates.items() if gate is not None}
 
     def _returned(self) -> None:
         self.background.spawn(self.reconciler.reconcile_all())
@@ -284,6 +301,7 @@ class Daemon:
         spawn(self.keyring.run())
         spawn(Description(self.options.files, self.records, self.authorized).run())
         spawn(self.registration.refresh())
+        spawn(self.watch.run())
         spawn(self.taking_back.tell_agents(self.control.address, list(self.held.running.values())))
         self.warm.start(list(self.devices.slots))
         spawn(self.compute.run())
@@ -314,9 +332,17 @@ class Daemon:
             update_endpoint(self.options.files,
                             Endpoint(self.control.address, self.identity.keys.public, self.identity.host))
 
-    def _write_state(self, ready: bool) -> None:
+    async def _reached(self, why: str) -> None:
+        """A port of this node cannot be reached, or all can be again: its state file and its record say so."""
+        try:
+            with self.reserve.given():
+                self._write_state(ready=not why, reason=why)
+        finally:
+            await self.registration.stand_aside(why)
+
+    def _write_state(self, ready: bool, reason: str = "") -> None:
         write_state(self.options.files, self.identity.host, {
-            "ready": ready, "control": self.control.address, "data": address(self.port.address),
+            "ready": ready, "reason": reason, "control": self.control.address, "data": address(self.port.address),
             "devices": list(self.devices.slots), "metrics": self.metrics.port})
 
     async def _stop(self) -> None:
@@ -343,6 +369,16 @@ class Daemon:
 def address(pair: tuple[str, int]) -> str:
     """``host:port``."""
     return f"{pair[0]}:{pair[1]}"
+
+
+def raise_descriptor_limit() -> int:
+    """Have as many descriptors as the hard limit gives, within reason; how many these are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(MOST_DESCRIPTORS, hard if hard != resource.RLIM_INFINITY else MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return min(soft, MOST_DESCRIPTORS) if soft != resource.RLIM_INFINITY else MOST_DESCRIPTORS
 
 
 def run(options: Options) -> None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rgpu.session.errors import LinkError, UsageError
+from rgpu.server.node.ports.scrape_port import ScrapePort
+from rgpu.session.errors import UsageError
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +44,9 @@ class Spec:
 TABLE: tuple[Spec, ...] = (
     Spec("rgpu_node_info", "gauge", ("host", "version"), "1; who is being scraped."),
     Spec("rgpu_node_in_time", "gauge", (), "1 while the node may begin anything, 0 past its deadline."),
+    Spec("rgpu_port_reachable", "gauge", ("port",), "1 while the node's own daemon can reach the port: data, control."),
+    Spec("rgpu_port_waiting", "gauge", ("port",), "Connections whose peer has not proven who it is."),
+    Spec("rgpu_port_turned_away_total", "counter", ("port",), "Connections ended before their peer had proven it."),
     Spec("rgpu_leader", "gauge", (), "1 while this node is the pool's coordinator."),
     Spec("rgpu_leader_revision", "gauge", (), "Highest leader revision that this node obeyed."),
     Spec("rgpu_sessions", "gauge", ("state",), "Sessions on this node: running, paused (a move), incoming (a move)."),
@@ -99,7 +103,7 @@ class Metrics:
         self.port = 0  #: where it is served, once it is
         self._registry = CollectorRegistry()
         self._counters = {s.name: Counter(s.name, s.help, s.labels, registry=self._registry) for s in TABLE
-                          if s.kind == "counter" and not s.name.startswith("rgpu_session_")}
+                          if s.kind == "counter" and not s.name.startswith(("rgpu_session_", "rgpu_port_"))}
         self._histograms = {s.name: Histogram(s.name, s.help, s.labels, registry=self._registry, buckets=SECONDS)
                             for s in TABLE if s.kind == "histogram"}
         self._stop: Callable[[], None] = lambda: None
@@ -137,18 +141,9 @@ class Metrics:
         host, port = parse_address(address)
         self._registry.register(_State(state, loop))
         ProcessCollector(registry=self._registry)
-        try:
-            server, thread = start_http_server(port, host, registry=self._registry)
-        except OSError as error:
-            raise LinkError(f"--metrics cannot listen on {address}: {error}", address=address) from error
-        self.port = server.server_port
-
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join(5)
-
-        self._stop = stop
+        server = ScrapePort((host, port), self._registry)
+        self.port = server.port
+        self._stop = server.close
         log.info("metrics are served", address=f"http://{host}:{self.port}/metrics")
 
     def close(self) -> None:

@@ -18,12 +18,13 @@ from rgpu.server.node.sessions.held import HeldSessions
 
 
 class NodeState:
-    """``in_time``: whether this node may begin anything now."""
+    """``in_time``: whether this node may begin anything now. ``ports``: reachable, waiting, turned away, of each."""
 
     def __init__(self, held: HeldSessions, devices: DeviceSlots, fence: LeaderFence, in_time: Callable[[], bool],
-                 local: LocalLeader, records: PoolRecords) -> None:
+                 local: LocalLeader, records: PoolRecords, ports: Callable[[], dict[str, tuple[float, int, int]]]
+                 ) -> None:
         self._held, self._devices, self._fence, self._in_time = held, devices, fence, in_time
-        self._local, self._records = local, records
+        self._local, self._records, self._ports = local, records, ports
 
     async def read(self) -> dict[str, Samples]:
         """What the daemon holds, by metric; in its loop."""
@@ -40,6 +41,8 @@ class NodeState:
             "rgpu_device_promised_bytes": {(spec,): slot.memory - devices.free(spec)
                                            for spec, slot in devices.slots.items()},
             "rgpu_device_healthy": {(spec,): float(slot.healthy) for spec, slot in devices.slots.items()}}
+        for place, name in enumerate(("rgpu_port_reachable", "rgpu_port_waiting", "rgpu_port_turned_away_total")):
+            found[name] = {(port,): float(figures[place]) for port, figures in self._ports().items()}
         found.update(await self._sessions())
         if leading:
             found.update(await self._pool())

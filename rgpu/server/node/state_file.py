@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,27 @@ def _alive(pid: int, started: str) -> bool:
     return status != "Z"
 
 
+class Reserve:
+    """A descriptor kept for the moment when a daemon has no other left, and has to say so."""
+
+    def __init__(self) -> None:
+        self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    @contextlib.contextmanager
+    def given(self) -> Iterator[None]:
+        """Meanwhile one more descriptor can be opened; afterwards it is kept again, as soon as that is possible."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self._fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def write_state(files: PoolFiles, host: str, state: dict[str, Any]) -> None:
-    """What :func:`daemon_state` reads; written whole."""
+    """What :func:`daemon_state` reads; written whole. Raises OSError."""
     path = files.root / "nodes" / host / "server.json"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({**state, "host": host, "pid": os.getpid(), "started": process_start(os.getpid())}))

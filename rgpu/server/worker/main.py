@@ -28,6 +28,7 @@ import structlog
 from rgpu.checkpoint.codec import encoders
 from rgpu.checkpoint.device import Device
 from rgpu.link import effects
+from rgpu.link.accepting import accept_next
 from rgpu.link.local.channel import listen
 from rgpu.link.local.packets import Channel
 from rgpu.link.local.promptness import keep_prompt
@@ -109,12 +110,15 @@ class Worker:
         while not self._exit.is_set():
             listener.settimeout(1.0)
             try:
-                sock, _ = listener.accept()
+                found = accept_next(listener, self._exit.is_set, "the worker's socket")
             except TimeoutError:
                 if self._orphaned():
                     log.error("no daemon and no agent for too long: the worker ends", session=self.runtime.session)
                     return
                 continue
+            if found is None:
+                return
+            sock = found[0]
             sock.setblocking(True)
             channel = Channel(sock)
             if channel.peer()[1] != os.getuid():

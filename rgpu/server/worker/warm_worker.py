@@ -22,6 +22,7 @@ from rgpu.checkpoint.codec import encoders
 from rgpu.checkpoint.codec.encoding import prepare as prepare_native
 from rgpu.checkpoint.codec.frames import KEPT
 from rgpu.checkpoint.device import Device
+from rgpu.link.accepting import accept_next
 from rgpu.link.local.packets import Channel
 from rgpu.session.errors import LinkError, RgpuError
 
@@ -53,12 +54,15 @@ def wait(listener: socket.socket, device: Device) -> Assignment | None:
     """Until the daemon says what this worker is for; None when the daemon has gone."""
     listener.settimeout(CONNECT_SECONDS)
     try:
-        sock, _ = listener.accept()
+        came = accept_next(listener, lambda: False, "the warm worker's socket")
     except TimeoutError:
         log.info("warm worker ends", reason="its daemon never came: it died while this process started")
         return None
     finally:
         listener.settimeout(None)
+    if came is None:
+        return None
+    sock = came[0]
     channel = Channel(sock)
     try:
         if channel.peer()[1] != os.getuid():

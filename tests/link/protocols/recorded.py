@@ -41,7 +41,9 @@ from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
 from rgpu.client.shim_link.returns import Returns
 from rgpu.link.control.control_server import Message, encode
 from rgpu.link.data import frames
-from rgpu.link.data.frames import Handover, SealedConnection, client_preamble, server_preamble
+from rgpu.link.data import opening as opening_of_nodes
+from rgpu.link.data.frames import Handover, SealedConnection, client_preamble
+from rgpu.link.data.opening import server_preamble
 from rgpu.link.data.published import Issued, Ping, pong
 from rgpu.link.data.sealing import Sealer
 from rgpu.link.data.tickets import issue
@@ -375,7 +377,7 @@ def opening() -> dict[str, str]:
     def talk(lookup: Any) -> tuple[str, str]:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         sent: list[tuple[str, bytes]] = []
-        write = frames._send_exact
+        write = frames.send_exact
 
         def keep(sock: socket.socket, data: bytes, deadline: float) -> None:
             sent.append(("client" if sock is near else "node", data.replace(granted.ticket, b"TICKET")))
@@ -387,7 +389,7 @@ def opening() -> dict[str, str]:
             except RgpuError:
                 pass
 
-        with mock.patch.object(frames, "_send_exact", keep), \
+        with mock.patch.object(frames, "send_exact", keep), mock.patch.object(opening_of_nodes, "send_exact", keep), \
                 mock.patch.object(secrets, "token_bytes", lambda count: bytes(range(count))):
             thread = threading.Thread(target=serve)
             thread.start()

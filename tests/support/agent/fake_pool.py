@@ -15,7 +15,8 @@ import msgspec
 
 from rgpu.link.control import ControlServer, Request
 from rgpu.link.data import tickets
-from rgpu.link.data.frames import SealedConnection, server_preamble
+from rgpu.link.data.frames import SealedConnection
+from rgpu.link.data.opening import server_preamble
 from rgpu.link.data.published import Issued, Ping, pong
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.session.calls.wire import BY_ID, Answer

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from rgpu import __version__
 from rgpu.migrate.membership.leases import LeaseKeeper
 from rgpu.migrate.membership.registration import Membership
-from rgpu.migrate.records.schema import DeviceRecord, NodeRecord
+from rgpu.migrate.records.schema import MAX_TEXT, DeviceRecord, NodeRecord
 from rgpu.migrate.registry.base import Registry
 from rgpu.server.node.identity import Identity
 from rgpu.session.errors import RgpuError
 
 REFRESH_SECONDS = 2.0
+#: Begins the reason of a node that stands aside by itself.
+UNREACHABLE = "not reachable"
 
 
 class Registration:
@@ -59,6 +61,16 @@ class Registration:
         """The pool is told now that a device is not what it was. What it does not hear is told with the next look."""
         with contextlib.suppress(RgpuError):
             await self.membership.update(devices=self._devices())
+
+    async def stand_aside(self, why: str) -> None:
+        """Take no more sessions because of ``why``; with an empty one, be again what operators decided for this host.
+
+        Raises :class:`Conflict` while it is not registered, :class:`PoolUnavailable`.
+        """
+        state, reason = await self.membership.decided()
+        if why and state == "ready":
+            state, reason = "cordoned", f"{UNREACHABLE}: {why}"[:MAX_TEXT]
+        await self.membership.update(state=state, reason=reason)
 
     async def refresh(self) -> None:
         """Keep the free memory in the node's record, until cancelled: for people; placement counts promises."""

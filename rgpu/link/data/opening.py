@@ -1,0 +1,115 @@
+"""The node's side of a data link's preamble: without I/O (bytes in, the answer and the keys out), and blocking."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from rgpu.link import versions
+from rgpu.link.data.frames import (
+    ERROR_LIMIT,
+    PREAMBLE_TIMEOUT,
+    PURPOSES,
+    Handover,
+    mismatch,
+    read_exact,
+    send_exact,
+)
+from rgpu.link.data.sealing import derive_key
+from rgpu.link.data.tickets import LIMIT as TICKET_LIMIT
+from rgpu.link.data.tickets import Ticket, verify
+from rgpu.link.messages.data import (
+    CLIENT_HEAD_LAYOUT,
+    FROM_NODE,
+    MAGIC,
+    NODE_HEAD_LAYOUT,
+    PREAMBLE_REFUSED,
+    SALT,
+    TO_NODE,
+    VERSION,
+)
+from rgpu.session.errors import Corrupt, LinkError, RgpuError
+
+TICKETS = {"lane": "calls"}  #: purposes that another one's ticket opens
+
+
+class Opening:
+    """One preamble that a node answers.
+
+    Read ``needed`` bytes and :meth:`take` them, until ``needed`` is 0; then send ``answer``. With ``error`` set that
+    is a refusal, else ``handover`` is what the next process goes on with. A peer that does not speak the protocol
+    gets no answer.
+    """
+
+    def __init__(self, pool_secret: bytes, lookup: Callable[[Ticket], int]) -> None:
+        """``lookup(ticket)`` gives the epoch at which the session is held, or raises what the peer shall be told."""
+        self._secret, self._lookup = pool_secret, lookup
+        self.needed = CLIENT_HEAD_LAYOUT.size
+        self.answer = b""
+        self.error: RgpuError | None = None
+        self.handover: Handover | None = None
+        self._head: tuple[int, int] | None = None  #: purpose, length of the ticket
+
+    def take(self, data: bytes) -> None:
+        """The next ``needed`` bytes. Raises :class:`LinkError` for a peer that gets no answer."""
+        if self._head is None:
+            magic, version, number, length = CLIENT_HEAD_LAYOUT.unpack(data)
+            if magic != MAGIC:
+                raise LinkError("the peer does not speak rgpu's data link", reason="magic")
+            self._head = number, length
+            self.needed = length + SALT
+            if not versions.fits(version, VERSION):
+                self._refuse(mismatch("the peer's", version))
+            elif number not in PURPOSES or length > TICKET_LIMIT:
+                self._refuse(Corrupt("the preamble has an unknown purpose or too long a ticket", reason="preamble"))
+            return
+        self.needed = 0
+        try:
+            self._open(data, *self._head)
+        except RgpuError as error:
+            self._refuse(error)
+
+    def _open(self, data: bytes, number: int, length: int) -> None:
+        purpose = PURPOSES[number]
+        ticket = verify(self._secret, data[:length], TICKETS.get(purpose, purpose))
+        epoch = self._lookup(ticket)
+        salt = secrets.token_bytes(SALT)
+        keys = [derive_key(ticket.secret, data[length:], salt, direction, ticket.session, epoch)
+                for direction in (TO_NODE, FROM_NODE)]
+        self.answer = NODE_HEAD_LAYOUT.pack(MAGIC, VERSION, 0) + salt + struct.pack("<Q", epoch)
+        self.handover = Handover(keys[FROM_NODE], keys[TO_NODE], FROM_NODE, ticket.session, epoch, purpose,
+                                 ticket.agent, ticket.id)
+
+    def _refuse(self, error: RgpuError) -> None:
+        data = json.dumps({"error": error.code, "message": error.message[:1000]}).encode()[:ERROR_LIMIT]
+        self.needed, self.error = 0, error
+        self.answer = NODE_HEAD_LAYOUT.pack(MAGIC, VERSION, PREAMBLE_REFUSED) + struct.pack("<I", len(data)) + data
+
+
+def server_preamble(sock: socket.socket, pool_secret: bytes, lookup: Callable[[Ticket], int], *,
+                    timeout: float = PREAMBLE_TIMEOUT) -> Handover:
+    """Answer a preamble and wait for it: check the ticket, ask ``lookup`` for the epoch, and derive the keys.
+
+    ``lookup(ticket)`` returns the epoch at which this node holds the session,
+    or raises the :class:`RgpuError` that the peer shall be told. Returns with
+    the socket blocking again. Raises that error, :class:`AuthenticationFailed`,
+    :class:`LinkError`, :class:`TimedOut`; the caller then closes the socket.
+    """
+    deadline = time.monotonic() + timeout
+    opening = Opening(pool_secret, lookup)
+    while opening.needed:
+        opening.take(read_exact(sock, opening.needed, deadline))
+    if opening.error is not None:
+        try:
+            send_exact(sock, opening.answer, deadline)
+        except RgpuError:
+            pass
+        raise opening.error
+    send_exact(sock, opening.answer, deadline)
+    sock.setblocking(True)
+    assert opening.handover is not None
+    return opening.handover

@@ -1,0 +1,127 @@
+"""A node's own look at its ports, as a peer sees them: one that nobody can reach is not ready, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from rgpu.link.data.frames import read_exact, send_exact
+from rgpu.link.messages.data import CLIENT_HEAD_LAYOUT, MAGIC, NODE_HEAD_LAYOUT, PURPOSE_CALLS, SALT, VERSION
+from rgpu.server.node.ports.data_port import DataPort
+from rgpu.session.errors import LinkError, RgpuError, TimedOut
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 3.0
+ANSWER_SECONDS = 4.0  #: a port that takes longer than that for its own daemon cannot be reached
+ZMTP_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+FAILURES = 2  #: one after the other, before it is said
+
+#: (what cannot be reached and why, or "" once all can be)
+Tell = Callable[[str], Awaitable[None]]
+
+
+@dataclass
+class Reach:
+    """What is known of one port. Pure: :meth:`looked` is told each look, and says when the verdict changes."""
+
+    name: str
+    failures: int = 0
+    why: str = ""  #: why it counts as unreachable; empty while it does not
+
+    def looked(self, error: str) -> bool:
+        """One look, ``error`` empty where it succeeded; whether the verdict is another one now."""
+        self.failures = self.failures + 1 if error else 0
+        before = self.why
+        if not error:
+            self.why = ""
+        elif self.failures >= FAILURES:
+            self.why = before or f"its {self.name} cannot be reached: {error}"
+        return bool(before) != bool(self.why)
+
+
+class PortWatch:
+    """Looks at the data and the control port of this node every few seconds, and tells ``tell`` of a change."""
+
+    def __init__(self, port: DataPort, control: Callable[[], tuple[str, int]], tell: Tell) -> None:
+        """``control``: where the control port is bound."""
+        self._port, self._control, self._tell = port, control, tell
+        self.reach = {name: Reach(name) for name in ("data port", "control port")}
+
+    @property
+    def unreachable(self) -> str:
+        """What cannot be reached, and why; empty while everything can be."""
+        return "; ".join(one.why for one in self.reach.values() if one.why)
+
+    async def run(self) -> None:
+        """Look, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            errors = await asyncio.gather(asyncio.to_thread(self._look, self._data_port),
+                                          asyncio.to_thread(self._look, self._control_port))
+            changed = [one.looked(error) for one, error in zip(self.reach.values(), errors, strict=True)]
+            why = self.unreachable
+            if any(changed):
+                (log.error if why else log.info)("this node looked at its own ports", reason=why or "all answer")
+            if any(changed) or why:  # again while it lasts: an operator, or a lost lease, may have made it ready
+                with contextlib.suppress(RgpuError, OSError):
+                    await self._tell(why)
+
+    @staticmethod
+    def _look(probe: Callable[[], None]) -> str:
+        try:
+            probe()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the port was not reached
+            return str(error) or type(error).__name__
+        return ""
+
+    def _data_port(self) -> None:
+        """Begin a preamble without a ticket: the port must answer, with a refusal."""
+        with _connected(self._port.bound, self._port.own) as sock:
+            deadline = time.monotonic() + ANSWER_SECONDS
+            send_exact(sock, CLIENT_HEAD_LAYOUT.pack(MAGIC, VERSION, PURPOSE_CALLS, 0) + secrets.token_bytes(SALT),
+                       deadline)
+            magic, _, status = NODE_HEAD_LAYOUT.unpack(read_exact(sock, NODE_HEAD_LAYOUT.size, deadline))
+            if magic != MAGIC or not status:
+                raise LinkError(f"somebody else answers at {address_of(self._port.bound)}")
+
+    def _control_port(self) -> None:
+        """Begin as ZMTP does: ZeroMQ must answer, behind what stands before it.
+
+        No client of ZeroMQ is made for it: making one ends the process where descriptors are missing.
+        """
+        host, number = self._control()
+        with _connected((host, number)) as sock:
+            deadline = time.monotonic() + ANSWER_SECONDS
+            send_exact(sock, ZMTP_SIGNATURE, deadline)
+            if read_exact(sock, 1, deadline) != ZMTP_SIGNATURE[:1]:
+                raise LinkError(f"somebody else answers at {host}:{number}")
+
+
+@contextlib.contextmanager
+def _connected(bound: tuple[str, int], told: Callable[[str], contextlib.AbstractContextManager[None]] | None = None
+               ) -> Iterator[socket.socket]:
+    """A connection to a port of this host that is bound there; ``told`` hears its near end before it is made."""
+    host, number = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound[0], bound[0]), bound[1]
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        sock.settimeout(ANSWER_SECONDS)
+        sock.bind((host, 0))
+        with told(address_of(sock.getsockname())) if told else contextlib.nullcontext():
+            try:
+                sock.connect((host, number))
+            except TimeoutError:
+                raise TimedOut(f"no connection to {host}:{number} within {ANSWER_SECONDS:g} s") from None
+            yield sock
+
+
+def address_of(pair: tuple[Any, ...]) -> str:
+    """``host:port``."""
+    return f"{pair[0]}:{pair[1]}"

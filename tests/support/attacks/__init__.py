@@ -1,0 +1,1 @@
+"""What attacks a pool, each as a process of its own, and what measures beside it."""
