@@ -37,6 +37,15 @@ def parse_count(text: str | int) -> int:
 
 #: Of :mod:`rgpu.server.node.workers.compute`.
 POLICIES = ("shared", "always", "never")
+#: Of :mod:`rgpu.server.box.walls`.
+BOXES = ("auto", "off", "strict")
+
+
+def parse_box(text: str) -> str:
+    """Return the name of a kind of box. Raises :class:`UsageError`."""
+    if text not in BOXES:
+        raise UsageError(f"{text!r} is none of {', '.join(BOXES)}")
+    return text
 
 
 def parse_policy(text: str) -> str:
@@ -115,6 +124,9 @@ SETTINGS: tuple[Setting, ...] = (
             "0: no limit"),
     Setting("enforce_compute", lambda: "shared", parse_policy, "when a node holds sessions to their shares of a "
             "device's time: shared, always or never"),
+    Setting("box", lambda: "auto", parse_box, "walls around workers: auto (what the host allows), off, strict (all)"),
+    Setting("worker_uids", lambda: "", str, "FIRST-LAST: users that nobody else has, one for each worker of this host"),
+    Setting("worker_memory", lambda: 0, parse_size, "host memory that a worker may have; 0: nearly all of the host's"),
     Setting("client_grace", lambda: 600.0, parse_age, "how long a client's host may be silent before its session is "
             "checkpointed and ended; a node's: for sessions that say nothing"),
     Setting("timeout", lambda: 30.0, parse_seconds, "how long a command waits for the pool"),

@@ -9,25 +9,33 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-_SUFFIX = ".over"
+from rgpu.server.plain_file import read_plain
+
+SUFFIX = ".over"
+LIMIT = 4096  #: bytes of a reason
 
 
 def write(folder: Path | None, epoch: int, reason: str) -> None:
-    """In the folder of the session's workers. Raises nothing: a full disk must not stop what runs."""
+    """In the worker's folder. Raises nothing: a full disk must not stop what runs."""
     if folder is not None:
         with contextlib.suppress(OSError):
-            (folder / f"{epoch}{_SUFFIX}").write_text(reason)
+            (folder / f"{epoch}{SUFFIX}").write_text(reason)
 
 
 def clear(folder: Path) -> None:
-    for path in folder.glob(f"*{_SUFFIX}"):
+    """Remove the marks of a session's workers, and what they kept of the folders of those that have gone."""
+    for path in [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]:
         path.unlink(missing_ok=True)
+        if path.parent != folder:
+            with contextlib.suppress(OSError):  # its worker is still there
+                path.parent.resolve().rmdir()
+                path.parent.unlink(missing_ok=True)
 
 
 def read(workers: Path) -> dict[Path, str]:
     """Folder of a session's workers: why its program ended."""
     found = {}
-    for path in sorted(workers.glob(f"*/*{_SUFFIX}")):
+    for path in sorted([*workers.glob(f"*/*{SUFFIX}"), *workers.glob(f"*/*/*{SUFFIX}")]):
         with contextlib.suppress(OSError, ValueError):
-            found[path.parent] = path.read_text()
+            found[workers / path.relative_to(workers).parts[0]] = read_plain(path, LIMIT).decode(errors="replace")
     return found

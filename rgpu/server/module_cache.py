@@ -180,6 +180,7 @@ class ModuleCache:
         path = self.directory / f"{secrets.token_hex(8)}{_TEMPORARY}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            self._share(descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             os.ftruncate(descriptor, size)
         except OSError:
@@ -217,10 +218,17 @@ class ModuleCache:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            self._share(descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
+
+    def _share(self, descriptor: int) -> None:
+        """Let the folder's group use a file, where the folder is a group's: workers have users of their own then."""
+        if os.stat(self.directory).st_mode & stat.S_ISGID:
+            with contextlib.suppress(PermissionError):  # another user's: it did so
+                os.fchmod(descriptor, 0o660)
 
     def _complain(self, what: str, error: OSError) -> None:
         """Once for each kind: a full disk would fill the log as well."""

@@ -24,6 +24,8 @@ import struct
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from rgpu.server.plain_file import read_plain
+
 MAGIC = b"RGPUPOS2"
 _PAGE = struct.Struct("=8sQQQ")
 _EARLIER = struct.Struct("<8sQQ")  #: of version 0.1: magic "RGPUPOS1", position, its complement
@@ -99,8 +101,7 @@ def beside(socket: Path) -> Path:
 def read(path: Path) -> Reached | None:
     """What the file says; None where there is none, or it says nothing."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_PAGE.size + 1)
+        data = read_plain(path, _PAGE.size + 1)
     except OSError:
         return None
     if len(data) == _EARLIER.size and data[:8] == b"RGPUPOS1":

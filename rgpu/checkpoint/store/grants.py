@@ -18,6 +18,8 @@ from rgpu.checkpoint.store.checkpoint_store import CheckpointStore, user_prefix
 from rgpu.checkpoint.store.reader import StoredCheckpoint
 from rgpu.session.errors import Corrupt, NotFound
 
+GATHERED = 32 << 20  #: bytes of a pack at most, where a worker gathers it in memory to hand it over
+
 
 class _Values(msgspec.Struct, forbid_unknown_fields=True):
     tag: str
@@ -49,16 +51,17 @@ class UserCheckpoints:
 class Grant:
     """The daemon's side; a context manager: on leaving it, the worker's access ends."""
 
-    def __init__(self, blobs: Blobs, tag: str, key: bytes) -> None:
+    def __init__(self, blobs: Blobs, tag: str, key: bytes, *, direct: bool = True) -> None:
+        """``direct``: a worker may go into a directory itself; else it asks the daemon, as for an object store."""
         self._service: BlobService | None = None
         self.descriptors: tuple[int, ...] = ()
         self.values: dict[str, Any] = {"tag": tag, "key": key}
-        if isinstance(blobs, DirectoryBlobs):
+        if direct and isinstance(blobs, DirectoryBlobs):
             self.values["root"] = str(blobs.root)
         else:
             self._service = BlobService(blobs, user_prefix(tag), ("images/", "packs/"))
             self.descriptors = self._service.descriptors
-            self.values.update(pack_limit=blobs.pack_limit, shown=blobs.where(""))
+            self.values.update(pack_limit=min(blobs.pack_limit, GATHERED), shown=blobs.where(""))
 
     def __enter__(self) -> Grant:
         return self

@@ -48,7 +48,7 @@ def _show(findings: list[dict[str, Any]]) -> None:
 
 def _all(settings: Settings) -> Iterator[Finding]:
     checks: tuple[Callable[[], Finding], ...] = (_python, _shim, _addresses, _randomisation, _memfd, _boot_clock, _gpu,
-                                                 lambda: _registry(settings))
+                                                 _box, lambda: _registry(settings))
     for check in checks:
         try:
             yield check()
@@ -124,6 +124,19 @@ def _gpu() -> Finding:
         return Finding("gpu", True, f"none that a node here could serve: {driver.explain(error, 'cuda:0')}")
     return Finding("gpu", True, f"{found.name}, compute capability {'.'.join(map(str, found.compute_capability))}, "
                    f"driver {found.driver_version // 1000}.{found.driver_version % 1000 // 10}")
+
+
+def _box() -> Finding:
+    """Which walls a node here would put around its workers, and what is missing for the others."""
+    from rgpu.server.box import host
+    from rgpu.server.box.walls import Mode, decide
+
+    missing = host.missing()
+    stands = [one.wall.name for one in decide(Mode.AUTO, missing, users="root" not in missing) if one.stands]
+    lacking = "; ".join(f"{name}: {reason}" for name, reason in sorted(missing.items()))
+    users = "" if "root" in missing else " (those of namespaces with --worker-uids)"
+    return Finding("workers' box", True, f"walls to be had here: {', '.join(stands)}{users}"
+                   + (f"; missing: {lacking}" if lacking else ""))
 
 
 def _registry(settings: Settings) -> Finding:

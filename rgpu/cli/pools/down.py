@@ -64,7 +64,8 @@ def _end_sessions(settings: Settings) -> None:
 
 def _end_orphans(files: PoolFiles) -> None:
     """Workers whose daemon was killed wait for another one to adopt them: none will come any more."""
-    for path in (files.root / "nodes").glob("*/workers/*/*.sock"):
+    nodes = files.root / "nodes"
+    for path in [*nodes.glob("*/homes/*/*.sock"), *nodes.glob("*/workers/*/*.sock")]:
         try:
             channel = channel_to_worker(path, 0.0)
         except TimedOut:

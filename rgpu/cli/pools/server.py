@@ -8,7 +8,7 @@ import click
 
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files
-from rgpu.cli.settings import POLICIES, parse_size
+from rgpu.cli.settings import BOXES, POLICIES, parse_size
 from rgpu.session.errors import NotFound
 
 
@@ -34,6 +34,15 @@ from rgpu.session.errors import NotFound
 @click.option("--enforce-compute", type=click.Choice(POLICIES),
               help="Hold sessions to their shares of a device's time: while others are there too, always or never "
                    "(default: shared; RGPU_ENFORCE_COMPUTE).")
+@click.option("--box", type=click.Choice(BOXES),
+              help="Walls around each worker: what this host allows, none that could hinder, or all or no start "
+                   "(default: auto; RGPU_BOX; docs/operators/box.md).")
+@click.option("--worker-uids", metavar="FIRST-LAST", help="Users that nobody else has, one for each worker; with them "
+              "namespaces. Needs root (RGPU_WORKER_UIDS).")
+@click.option("--worker-memory", metavar="SIZE",
+              help="Host memory that a worker may have (default: nearly all; RGPU_WORKER_MEMORY).")
+@click.option("--cgroup", default="", metavar="DIR", help="A control group (v2) that this node may divide among its "
+              "workers (default: the daemon's own, where it may).")
 @click.option("--client-grace", metavar="AGE", help="How long a client's host may be silent before its session is "
               "checkpointed and ended, if `rgpu run` did not say (default: 10m; RGPU_CLIENT_GRACE). The same on all.")
 @click.option("--lease", default=5.0, show_default=True, help="Seconds after which this node, when silent, is dead.")
@@ -48,6 +57,7 @@ from rgpu.session.errors import NotFound
 def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, store: str | None,
             store_credentials: str | None, keep_images: str | None, listen: str, control_port: int, data_port: int,
             advertise_data: str, spares: int | None, checkpoint_bandwidth: str | None, enforce_compute: str | None,
+            box: str | None, worker_uids: str | None, worker_memory: str | None, cgroup: str,
             client_grace: str | None, lease: float, registry: str | None, coordinator: str, metrics: str,
             token: str | None, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
@@ -55,15 +65,18 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
     other nodes; killed, its workers live on and a restarted daemon adopts them.
     """
+    from rgpu.server.box.walls import Mode
     from rgpu.server.node import belonging
     from rgpu.server.node.daemon import run
     from rgpu.server.node.metrics import parse_address
     from rgpu.server.node.options import Options
+    from rgpu.server.node.workers.boxes import parse_users
 
     settings = common.settings(pool=pool, registry=registry, store=store, store_credentials=store_credentials,
                                keep_images=keep_images, spares=spares,
                                checkpoint_bandwidth=checkpoint_bandwidth, enforce_compute=enforce_compute,
-                               client_grace=client_grace)
+                               client_grace=client_grace, box=box, worker_uids=worker_uids,
+                               worker_memory=worker_memory)
     said = common.registry_address(settings)
     credentials = Path(settings.store_credentials).expanduser() if settings.store_credentials else None
     files = pool_files(settings)
@@ -87,4 +100,5 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
                 advertise_data=advertise_data, spares=settings.spares,
                 checkpoint_bandwidth=settings.checkpoint_bandwidth, enforce_compute=settings.enforce_compute,
                 module_cache_size=parse_size(module_cache_size), store=settings.store, store_credentials=credentials,
-                keep_images=settings.keep_images, client_grace=settings.client_grace))
+                keep_images=settings.keep_images, box=Mode(settings.box), worker_uids=parse_users(settings.worker_uids),
+                worker_memory=settings.worker_memory, cgroup=cgroup, client_grace=settings.client_grace))

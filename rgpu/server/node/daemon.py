@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+from pathlib import Path
 
 import structlog
 
@@ -26,6 +27,7 @@ from rgpu.link.keys import Endpoint
 from rgpu.link.logging import configure_logging
 from rgpu.migrate.membership.members import node_name
 from rgpu.migrate.membership.registration import new_incarnation
+from rgpu.server.box import privileges
 from rgpu.server.node import belonging
 from rgpu.server.node.background import Background
 from rgpu.server.node.commands.adopting import AdoptCommands
@@ -80,6 +82,7 @@ from rgpu.server.node.verbs.session_verbs import OwnerVerbs, SessionVerbs
 from rgpu.server.node.verbs.views import LastWords, NodeViews
 from rgpu.server.node.worker_events import WorkerDeaths, WorkerEvents
 from rgpu.server.node.workers import handles
+from rgpu.server.node.workers.boxes import Boxes, usual_memory
 from rgpu.server.node.workers.compute import ComputeShares
 from rgpu.server.node.workers.logs import WorkerLogs
 from rgpu.server.node.workers.starter import WorkerStarter
@@ -130,13 +133,21 @@ class Daemon:
         self.held = HeldSessions(host)
         self.devices = DeviceSlots(host, {slot.spec: slot for slot in slots}, self.held.handles,
                                    lambda spec: self.warm.memory(spec))
+        self.boxes = Boxes.of_node(directory, options.box, users=options.worker_uids, cgroup=options.cgroup,
+                                   memory=options.worker_memory or usual_memory(), devices=options.devices,
+                                   store=self._store_folder())
         self.warm = WarmWorkers(
-            directory, options.spares, spawn=handles.spawn, room=self.devices.free,
+            directory, options.spares, spawn=self.boxes.spawn, release=self.boxes.release, room=self.devices.free,
             options=handles.common_options(directory, options.log_level, options.module_cache_size))
         self.shares = CheckpointShares(options.checkpoint_bandwidth, self.devices.free)
         self.room = DeviceRoom(self.devices, self.held.leaving, self.shares)
         self.progress = MoveProgress()
         self.logs = WorkerLogs(host, directory)
+
+    def _store_folder(self) -> Path | None:
+        """Where images are, if that is a folder of this host."""
+        place = places.parse(self.options.store or str(self.options.files.root / "images"))
+        return Path(place.path) if place.is_directory else None
 
     def _make_pool(self) -> None:
         """The registry, the store, the other nodes, and this node's place among them."""
@@ -152,7 +163,7 @@ class Daemon:
             places.connect(places.parse(options.store or str(own)),
                            places.credentials(options.store_credentials, os.environ)),
             options.files.secret(), self.records.record, self.records.sessions,
-            retention.Policy(options.keep_images or None))
+            retention.Policy(options.keep_images or None), direct=self.boxes.store is not None)
         self.compute = ComputeShares(options.enforce_compute, lambda: list(self.held.running.values()),
                                      self.records.record)
         self.registration = Registration(self.identity, lambda: device_records(self.devices), options.lease,
@@ -180,7 +191,7 @@ class Daemon:
         self.reports = LeaderReports(self.identity.host, self.link.ask, self.background.stopping)
         self.reconciler = Reconciler(self.identity, self.records, self.held, self.trust, self.reports,
                                      self.background.spawn)
-        self.taking_back = TakingBack(self.identity, self.held, self.records, self.reconciler)
+        self.taking_back = TakingBack(self.identity, self.held, self.records, self.reconciler, self.boxes)
         self.examining = Examining(self.devices.slots, self.registration.tell_devices, self.background.spawn)
         self.endings = Endings(self.identity.directory, self.held, self.link.ask, self.memory.recall, self.background)
         deaths = WorkerDeaths(self.held, self.reports, self.background, self.metrics, self.examining)
@@ -205,7 +216,7 @@ class Daemon:
         """Each command of the leader, and what does it."""
         options, spawn = self.options, self.background.spawn
         starter = WorkerStarter(self.identity.directory, self.events.hear, options.log_level,
-                                options.module_cache_size, self.warm)
+                                options.module_cache_size, self.warm, self.boxes)
         starts = SessionStarts(self.held, self.room, starter, self.checkpoints, self.deadline, self.reconciler.watch,
                                lambda device, why: spawn(self.examining.suspect(device, why)))
         moves = MoveCommands(self.held, self.room, starter, self.deadline, self.reconciler.watch, self.port.admit)
@@ -243,6 +254,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
         try:
+            self.boxes.warn()
             await self.taking_back.connect(self.events.hear)
             await self._settle()
             await self.records.open(self.options.registry_address, self.identity.directory / "registry.json", stopping)
@@ -384,6 +396,7 @@ def raise_descriptor_limit() -> int:
 def run(options: Options) -> None:
     """The daemon's process, until SIGTERM."""
     configure_logging(level=options.log_level, host=options.host)
+    privileges.hide_memory()  # it holds the pool's secret
 
     async def main() -> None:
         await Daemon(options).run()

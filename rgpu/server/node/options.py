@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rgpu.link.keys import PoolFiles
 from rgpu.migrate.leader.silence import AGENT_GRACE
+from rgpu.server.box.walls import Mode
 from rgpu.server.module_cache import DEFAULT_SIZE
 from rgpu.session.errors import UsageError
 
@@ -35,6 +36,10 @@ class Options:
     spares: int = 0  #: workers that stand ready for each device
     advertise_data: str = ""  #: HOST:PORT under which the data port is reached, if not its own
     client_grace: float = AGENT_GRACE  #: s that a client's host may be silent, where its session does not say
+    box: Mode = Mode.AUTO  #: which walls stand around workers (:mod:`rgpu.server.box.walls`)
+    worker_uids: tuple[int, int] | None = None  #: users for workers, first and last; None: the daemon's
+    worker_memory: int = 0  #: bytes of host memory that a worker may have; 0: nearly all that the host has
+    cgroup: str = ""  #: a folder of cgroup v2 that may be divided among workers; "": the daemon's own, where it may
     metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
 
     @property

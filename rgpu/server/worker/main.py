@@ -38,6 +38,7 @@ from rgpu.migrate.membership.leases import NODE_SLOT
 from rgpu.migrate.records.reconcile import EVENTS
 from rgpu.server import ended_mark, position_page
 from rgpu.server.address_layout import ensure_fixed
+from rgpu.server.box import privileges
 from rgpu.server.device import hardware
 from rgpu.server.device.spec import lost, make_device, warm
 from rgpu.server.module_cache import ModuleCache
@@ -45,6 +46,7 @@ from rgpu.server.worker import warm_worker
 from rgpu.server.worker.agent.agent_link import AgentLink
 from rgpu.server.worker.agent.same_host import HostMemory
 from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.server.worker.entered_box import NO_BOX, SOCKET, EnteredBox
 from rgpu.server.worker.handed_over import adopt
 from rgpu.server.worker.limiter import Limiter
 from rgpu.server.worker.pulse import Pulse
@@ -59,6 +61,8 @@ log = structlog.get_logger(__name__)
 
 #: Why a worker is told to forget a session that lives on: its agent looks for the owner then.
 ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
+#: Requests that come with descriptors.
+WITH_DESCRIPTORS = frozenset({"attach", "lane", "receive", "deadline", "checkpoint", "restore", "send"})
 #: How long a worker without daemon and without agent keeps its session.
 ORPHAN_SECONDS = 60.0
 #: And how long once the program has ended: a restarting daemon may still want to hear of it.
@@ -75,9 +79,10 @@ class Worker:
     """The worker's control side; one thread for each long task."""
 
     def __init__(self, session: str, epoch: int, device: Device, state: str, spec: str = "", quota: int = 0,
-                 modules: ModuleCache | None = None, host: str = "", folder: Path | None = None) -> None:
-        """``folder``: of this session's workers on this host; a source may hand its memory over there."""
-        self.folder = folder
+                 modules: ModuleCache | None = None, host: str = "", folder: Path | None = None,
+                 box: EnteredBox | None = None) -> None:
+        """``folder``: this worker's own; a source may hand its memory over there."""
+        self.folder, self.box = folder, box or NO_BOX
         self.runtime = SessionRuntime(session, epoch, device)
         self.runtime.effects.log = effects.open_log("worker", session, host)
         self.runtime.effect(Kind.BEGUN, state)
@@ -121,7 +126,7 @@ class Worker:
             sock = found[0]
             sock.setblocking(True)
             channel = Channel(sock)
-            if channel.peer()[1] != os.getuid():
+            if not self.box.admits(channel):
                 channel.close()
                 continue
             self.channel = channel
@@ -150,7 +155,7 @@ class Worker:
         try:
             if handler is None:
                 raise Refused(f"a worker does not know {name!r}")
-            sockets = [fds] if name in ("attach", "lane", "receive", "deadline", "checkpoint", "restore") else []
+            sockets = [fds] if name in WITH_DESCRIPTORS else []
             reply = {"id": number, "ok": handler(*sockets, **message) or {}}
         except RgpuError as error:
             reply = {"id": number, "error": error.as_dict()}
@@ -276,7 +281,7 @@ class Worker:
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
                 "move": self.progress, "catch_up": runtime.order.describe(),
-                "modules": self.modules.statistics(), "gpu": self.limiter.describe()}
+                "modules": self.modules.statistics(), "gpu": self.limiter.describe(), "box": list(self.box.walls)}
 
     def do_limit(self, share: float) -> None:
         """The share (0 to 1) of the device's time that the session may have from now on; 0: any."""
@@ -411,12 +416,14 @@ def main() -> None:
     parser.add_argument("--quota", type=int, default=0)
     parser.add_argument("--spare", metavar="ROOM", help="wait for a session; ROOM is overwritten with its name")
     parser.add_argument("--host", default="")
-    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--socket", type=Path, required=True, help="where the daemon connects to")
+    parser.add_argument("--home", type=Path, help="this worker's own folder, where it listens; --socket leads there")
     parser.add_argument("--state", default="empty")
     parser.add_argument("--module-cache", type=Path, default=Path(os.devnull))
     parser.add_argument("--module-cache-size", type=int, default=0)
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args()
+    box = EnteredBox.from_environment(os.environ)
     fixed = ensure_fixed("rgpu.server.worker.main", sys.argv[1:])
     configure_logging(level=options.log_level)
     faulthandler.enable()  # a driver that crashes leaves every thread's stack in the worker's log
@@ -424,23 +431,25 @@ def main() -> None:
     if not fixed:
         log.warning("address randomisation cannot be switched off here: module addresses may differ after a move")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    listener = listen(options.socket)
+    privileges.hide_memory()
+    home = options.home or options.socket.parent
+    listener = listen(options.home / SOCKET if options.home else options.socket)
     began = time.monotonic()
     device = make_device(options.device, options.quota, options.host, own_stdout=True)
     device_ms = round((time.monotonic() - began) * 1000)
     keep_prompt()
     if options.spare:
         warm(options.device)
-        found = warm_worker.wait(listener, device)
+        found = warm_worker.wait(listener, device, box)
         if found is None:
             os._exit(0)
         options.session, options.epoch, options.quota, options.state = (found.session, found.epoch, found.quota,
                                                                         found.state)
-        options.socket = Path(found.socket)
     structlog.contextvars.bind_contextvars(session=options.session)
     worker = Worker(options.session, options.epoch, device, options.state, options.device, options.quota,
-                    ModuleCache(options.module_cache, options.module_cache_size), options.host, options.socket.parent)
-    worker.runtime.keep_place(position_page.PositionPage(position_page.beside(options.socket)))
+                    ModuleCache(options.module_cache, options.module_cache_size), options.host, home, box)
+    worker.runtime.keep_place(position_page.PositionPage(position_page.beside(
+        home / SOCKET if options.home else options.socket)))
     log.info("worker started", device=options.device, quota=options.quota, epoch=options.epoch,
              spare=bool(options.spare), device_ms=device_ms, since_exec_ms=since_exec_ms())
     worker.serve(listener)

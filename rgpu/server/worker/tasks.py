@@ -28,6 +28,7 @@ from rgpu.checkpoint.store.pace import Pace
 from rgpu.checkpoint.store.writer import STAGING
 from rgpu.link.data.frames import SealedConnection, client_preamble, connect
 from rgpu.link.faults import fault
+from rgpu.link.local.dialing import Dialed
 from rgpu.migrate.move import forecast
 from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.records.reconcile import EVENTS
@@ -76,16 +77,26 @@ class Tasks:
         return self.give_way("the session needs the device's memory") > 0
 
     # -- a move, as the source ------------------------------------------------------
-    def do_send(self, move: str, address: list[Any], ticket: bytes, secret: bytes, **wanted: Any) -> dict[str, Any]:
+    def do_send(self, fds: list[int], move: str, address: list[Any], ticket: bytes, secret: bytes,
+                **wanted: Any) -> dict[str, Any]:
         """Copy or replay while running, pause, send the rest; on return the other side has verified every page.
 
+        ``fds``: of a dialer (:mod:`rgpu.link.local.dialing`) to that address; without one it is connected to from here.
         ``wanted``: the fields of :class:`~rgpu.migrate.move.options.MoveOptions`.
 
         The session stays paused for ``resume`` or ``forget``. On an error it
         runs on, and the error says why.
         """
+        dialed = Dialed(fds[0]) if fds else None
+        try:
+            return self._send(dialed, move, address, ticket, secret, MoveOptions(**wanted))
+        finally:
+            if dialed is not None:
+                dialed.close()
+
+    def _send(self, dialed: Dialed | None, move: str, address: list[Any], ticket: bytes, secret: bytes,
+              options: MoveOptions) -> dict[str, Any]:
         worker, runtime = self.worker, self.runtime
-        options = MoveOptions(**wanted)
         if worker.state != "running":
             raise Fenced(f"the session is {worker.state} here")
         if runtime.executor.error:
@@ -93,7 +104,7 @@ class Tasks:
         began = time.monotonic()
 
         def more() -> SealedConnection:
-            sock = connect((str(address[0]), int(address[1])))
+            sock = dialed.connection() if dialed is not None else connect((str(address[0]), int(address[1])))
             return client_preamble(sock, "pages", ticket, secret, runtime.session)
 
         phases = Phases()

@@ -12,6 +12,7 @@ import ctypes
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rgpu.checkpoint.codec.frames import KEPT
 from rgpu.checkpoint.device import Device
 from rgpu.link.accepting import accept_next
 from rgpu.link.local.packets import Channel
+from rgpu.server.worker.entered_box import NO_BOX, EnteredBox
 from rgpu.session.errors import LinkError, RgpuError
 
 log = structlog.get_logger(__name__)
@@ -38,19 +40,16 @@ CONNECT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a warm worker becomes. ``quota``: bytes; ``log``: the session's log file; ``socket``: where it
-    listens now.
-    """
+    """What a warm worker becomes. ``quota``: bytes; ``socket``: by which path its daemon finds it now."""
 
     session: str
     epoch: int
     quota: int
     state: str
-    log: str
     socket: str
 
 
-def wait(listener: socket.socket, device: Device) -> Assignment | None:
+def wait(listener: socket.socket, device: Device, box: EnteredBox = NO_BOX) -> Assignment | None:
     """Until the daemon says what this worker is for; None when the daemon has gone."""
     listener.settimeout(CONNECT_SECONDS)
     try:
@@ -65,16 +64,16 @@ def wait(listener: socket.socket, device: Device) -> Assignment | None:
     sock = came[0]
     channel = Channel(sock)
     try:
-        if channel.peer()[1] != os.getuid():
+        if not box.admits(channel):
             return None
         device.frames().prepare(KEPT)  # a restore begins with them, and with what is compiled
         prepare_native()
         encoders.get_ready()
         channel.send({"event": "ready"})
-        message, _ = channel.receive()
+        message, fds = channel.receive()
         found = Assignment(str(message["session"]), int(message["epoch"]), int(message["quota"]),
-                           str(message["state"]), str(message["log"]), str(message["socket"]))
-        _prepare(found, device)
+                           str(message["state"]), str(message["socket"]))
+        _prepare(found, device, fds)
         channel.send({"ok": True})
         return found
     except (RgpuError, KeyError, TypeError, ValueError, OSError) as error:
@@ -84,13 +83,13 @@ def wait(listener: socket.socket, device: Device) -> Assignment | None:
         channel.close()
 
 
-def _prepare(found: Assignment, device: Device) -> None:
-    """Log to the session's file from now on, bear its name, and know its memory."""
-    fd = os.open(found.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def _prepare(found: Assignment, device: Device, logs: Sequence[int]) -> None:
+    """Log to the session's file (``logs``) from now on, bear its name, and know its memory."""
     text = getattr(device, "text", None)
-    for standard in (2,) if text is not None and text.holds_stdout else (1, 2):
-        os.dup2(fd, standard)
-    os.close(fd)
+    for fd in logs:
+        for standard in (2,) if text is not None and text.holds_stdout else (1, 2):
+            os.dup2(fd, standard)
+        os.close(fd)
     resize = getattr(device, "resize", None)
     if resize is not None:
         resize(found.quota)
@@ -121,9 +120,16 @@ def connect(channel: Channel) -> None:
         raise LinkError(f"a warm worker said {message!r:.80}")
 
 
-def assign(channel: Channel, assignment: Assignment) -> None:
-    """The daemon's side: make the warm worker a session's worker. Raises :class:`LinkError`, :class:`Corrupt`."""
+def assign(channel: Channel, assignment: Assignment, log_path: Path) -> None:
+    """The daemon's side: make the warm worker a session's worker, logging to ``log_path``.
+
+    Raises :class:`LinkError`, :class:`Corrupt`, OSError.
+    """
     values: dict[str, Any] = {name: getattr(assignment, name) for name in Assignment.__dataclass_fields__}
-    channel.send({"do": "become", **values})
+    fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        channel.send({"do": "become", **values}, (fd,))
+    finally:
+        os.close(fd)
     channel.receive()
     channel.close()

@@ -190,7 +190,7 @@ class Connection:
 
 
 def send(running: Running) -> None:
-    running.worker.tasks.do_send("m", ["127.0.0.1", 1], b"t", b"s")
+    running.worker.tasks.do_send([], "m", ["127.0.0.1", 1], b"t", b"s")
 
 
 @pytest.fixture

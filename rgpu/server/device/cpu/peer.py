@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rgpu.checkpoint.peer import Imported
+from rgpu.server.box import privileges
 from rgpu.server.device.cpu.memory import Memory
 from rgpu.session.errors import DeviceError
 
@@ -38,7 +39,11 @@ class CpuPeer:
         if serial is None:
             raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
         try:
-            return serial, os.open(MEMORY, os.O_RDONLY | os.O_CLOEXEC)
+            privileges.show_memory()  # the kernel lets nobody else, and only a process that shows itself, open it
+            try:
+                return serial, os.open(MEMORY, os.O_RDONLY | os.O_CLOEXEC)
+            finally:
+                privileges.hide_memory()
         except OSError as error:
             raise DeviceError(f"{MEMORY}: {error.strerror}", NOT_SUPPORTED) from error
 

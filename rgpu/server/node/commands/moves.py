@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rgpu.checkpoint.phases import Phases
+from rgpu.link.data.frames import connect
 from rgpu.link.faults import fault
+from rgpu.link.local.dialing import Dialer
 from rgpu.migrate.leader.nodes import MOVE_SECONDS
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
@@ -66,8 +68,9 @@ class MoveCommands:
         fault("daemon.send")
         handle = self._held.owned(session)
         asked = asyncio.get_running_loop().time()
-        result = await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
-                                      timeout=MOVE_SECONDS, **(wishes or {}))
+        with Dialer(lambda: connect((str(address[0]), int(address[1])))) as dialer:  # a worker reaches no network
+            result = await handle.request("send", move=move, address=list(address), ticket=ticket, secret=secret,
+                                          fds=(dialer.descriptor,), timeout=MOVE_SECONDS, **(wishes or {}))
         self._held.paused[session] = move
         self._watch(session, move)
         return {**result, "send_ms": (asyncio.get_running_loop().time() - asked) * 1000}

@@ -17,6 +17,7 @@ from rgpu.server.node.pool.records import PoolRecords
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.sessions.transitions import Transitions
 from rgpu.server.node.workers import handles
+from rgpu.server.node.workers.boxes import Boxes
 from rgpu.server.node.workers.handles import OnEvent, WorkerHandle
 from rgpu.session.errors import PoolUnavailable, RgpuError, UnknownOutcome
 
@@ -28,12 +29,14 @@ AGAIN_SECONDS = 0.5
 class TakingBack:
     """What a daemon that starts does with the workers that it finds, before it registers itself."""
 
-    def __init__(self, identity: Identity, held: HeldSessions, records: PoolRecords, reconciler: Reconciler) -> None:
+    def __init__(self, identity: Identity, held: HeldSessions, records: PoolRecords, reconciler: Reconciler,
+                 boxes: Boxes | None = None) -> None:
         self._identity, self._held, self._records, self._reconciler = identity, held, records, reconciler
+        self._boxes = boxes
 
     async def connect(self, on_event: OnEvent) -> None:
         """Hold the workers that are running; the registry decides about each later (:meth:`take_back`)."""
-        for handle in await handles.adopt(self._identity.directory, on_event):
+        for handle in await handles.adopt(self._identity.directory, on_event, self._boxes):
             view = handle.view
             handle.device, handle.quota = view.get("device", ""), int(view.get("quota", 0))
             if view["state"] in ("running", "paused"):

@@ -33,9 +33,11 @@ class NodeCheckpoints:
     """``records``: every session's record. ``named`` checkpoints are those that a record names, or named before."""
 
     def __init__(self, blobs: Blobs, pool_secret: bytes, record: Callable[[str], Awaitable[SessionRecord]],
-                 records: Callable[[], Awaitable[list[SessionRecord]]], keep: retention.Policy) -> None:
+                 records: Callable[[], Awaitable[list[SessionRecord]]], keep: retention.Policy, *,
+                 direct: bool = True) -> None:
+        """``direct``: workers go into a folder of images themselves."""
         self.blobs = blobs
-        self._secret = pool_secret
+        self._secret, self._direct = pool_secret, direct
         self._record, self._records = record, records
         self.keep = keep
         self._collected: dict[str, float] = {}
@@ -70,7 +72,7 @@ class NodeCheckpoints:
     async def grant(self, session: str) -> Grant:
         """What the session's worker needs for one task; close it after."""
         tag = user_tag((await self._record(session)).agent)
-        return Grant(self.blobs, tag, user_key(self._secret, tag))
+        return Grant(self.blobs, tag, user_key(self._secret, tag), direct=self._direct)
 
     # -- which --------------------------------------------------------------------
     async def candidates(self, session: str, checkpoint: str) -> list[str]:

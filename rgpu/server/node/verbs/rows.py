@@ -65,7 +65,7 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "held_seconds": gpu.get("held_s"), "catch_up": catch_up.get("state"),
             "catch_ups": catch_up.get("catch_ups"), "catch_up_stalls": catch_up.get("stalls"),
             "priority": record.wants.priority, "position": line.get("position") if line else None,
-            "silent_since": since or None, "ends_at": ends or None,
+            "box": _names(view.get("box")), "silent_since": since or None, "ends_at": ends or None,
             "labels": record.wants.labels, "created": record.created, **_end(record),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
 

@@ -8,11 +8,11 @@ restarted under it (DESIGN, "What each failure does").
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,12 +20,14 @@ from typing import Any
 
 import structlog
 
-from rgpu.checkpoint.blobs.places import without_credentials
 from rgpu.link.local.channel import connect
 from rgpu.link.local.packets import Channel
 from rgpu.server import ended_mark, position_page
-from rgpu.server.address_layout import fixed_in_children
+from rgpu.server.node.workers import homes
+from rgpu.server.node.workers.boxes import Boxes, basic
+from rgpu.server.node.workers.homes import Home, reach
 from rgpu.server.node.workers.warm_workers import WarmWorkers
+from rgpu.server.worker.entered_box import SOCKET
 from rgpu.server.worker.warm_worker import Assignment
 from rgpu.session.errors import LinkError, RgpuError, TimedOut, from_dict
 
@@ -40,10 +42,11 @@ OnEvent = Callable[[str, str, dict[str, Any]], Awaitable[None]]
 class WorkerHandle:
     """One worker as the daemon sees it. ``closed`` is set when its process or channel has gone."""
 
-    def __init__(self, session: str, channel: Channel, on_event: OnEvent, log_path: Path, position: Path) -> None:
-        """``position``: the file where the worker keeps its position."""
+    def __init__(self, session: str, channel: Channel, on_event: OnEvent, log_path: Path, position: Path,
+                 home: Home | None = None, boxes: Boxes | None = None) -> None:
+        """``position``: the file where the worker keeps its position. ``boxes`` take its ``home`` down at its end."""
         self.session = session
-        self._position = position
+        self._position, self._home, self._boxes = position, home, boxes
         self.channel = channel
         self.pid = channel.peer()[0]
         self.log_path = log_path
@@ -95,6 +98,7 @@ class WorkerHandle:
         number = message.get("id")
         if number is None:
             event = str(message.pop("event", ""))
+            self._as_seen_here(message)
             if "worker_pid" in message:
                 self.view = message
             self._events.put_nowait((event, message))
@@ -104,7 +108,14 @@ class WorkerHandle:
             if "error" in message:
                 future.set_exception(from_dict(message["error"]))
             else:
-                future.set_result(message.get("ok") or {})
+                future.set_result(self._as_seen_here(message.get("ok") or {}))
+
+    def _as_seen_here(self, said: dict[str, Any]) -> dict[str, Any]:
+        """A worker in a process namespace of its own knows another number of itself."""
+        for name in ("worker_pid", "pid"):
+            if name in said:
+                said[name] = self.pid
+        return said
 
     async def _dispatch(self) -> None:
         event = ""
@@ -129,7 +140,18 @@ class WorkerHandle:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(LinkError(f"the worker of {self.session} has ended"))
-        self._events.put_nowait(("died", {"pid": self.pid, **self._last_place()}))
+        self._events.put_nowait(("died", {"pid": self.pid, **self._last_place(), **self._why()}))
+        if self._boxes is not None and self._home is not None:
+            threading.Thread(target=self._boxes.release, args=(self._home, self.log_path.parent), name="release",
+                             daemon=True).start()
+
+    def _why(self) -> dict[str, str]:
+        """Why it ended, where the kernel says so."""
+        if self._boxes is None or self._home is None or not self._boxes.killed_for_memory(self._home):
+            return {}
+        log.error("a worker had all the memory that it may have and was ended", session=self.session, pid=self.pid,
+                  limit=self._boxes.memory)
+        return {"why": f"the worker had all the memory that it may have ({self._boxes.memory >> 20} MiB)"}
 
     def _last_place(self) -> dict[str, int | None]:
         """How far its work came, as it wrote last; where that says nothing, what it said last."""
@@ -141,6 +163,11 @@ class WorkerHandle:
         if found is None:
             return {"position": None}
         return {"position": found.applied, "begun": found.begun, "complete": found.complete}
+
+    @property
+    def home(self) -> Home | None:
+        """The worker's own folder; None for one of the previous version."""
+        return self._home
 
     async def give_deadline(self, fd: int) -> None:
         """Hand over the page that says until when this node may begin anything."""
@@ -179,36 +206,41 @@ class WorkerHandle:
 
 async def start(directory: Path, session: str, *, epoch: int, device: str, quota: int, state: str,
                 on_event: OnEvent, log_level: str = "info", module_cache_size: int = 0,
-                warm: WarmWorkers | None = None) -> WorkerHandle:
-    """Start a worker process, or take a warm one, and connect to it.
+                warm: WarmWorkers | None = None, boxes: Boxes | None = None) -> WorkerHandle:
+    """Start a worker process, or take a warm one, and connect to it. ``boxes``: None: those that need nothing.
 
     Raises :class:`TimedOut` with the end of its log.
     """
+    boxes = boxes or basic(directory)
     folder = worker_folder(directory, session)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     ended_mark.clear(folder)  # of an earlier program of that name
-    socket_path, log_path = folder / f"{epoch}.sock", folder / "worker.log"
-    process = None
+    link, log_path = folder / str(epoch), folder / "worker.log"
+    found = None
     if warm is not None:
-        process = await warm.become(device, Assignment(session, epoch, quota, state, str(log_path),
-                                                           str(socket_path)), socket_path)
-    ready = process is not None
-    if process is None:
-        # A worker that is on its way out listens there until it is gone: nobody must reach it instead of the new one.
-        socket_path.unlink(missing_ok=True)
-        process = spawn(["--session", session, "--epoch", str(epoch), "--device", device, "--quota", str(quota),
-                         "--socket", str(socket_path), "--state", state,
-                         *common_options(directory, log_level, module_cache_size)], log_path)
+        found = await warm.become(device, Assignment(session, epoch, quota, state, str(link / SOCKET)), log_path)
+    ready = found is not None
+    if found is None:
+        home = homes.make(directory)
+        found = boxes.spawn(
+            ["--session", session, "--epoch", str(epoch), "--device", device, "--quota", str(quota), "--socket",
+             str(link / SOCKET), "--state", state, *common_options(directory, log_level, module_cache_size)],
+            home, log_path), home
+    process, home = found
     try:
-        channel = await _connect(socket_path, process)
+        # A worker that is on its way out listens at its own home: nobody reaches it instead of the new one.
+        homes.link(home, folder, epoch)
+        channel = await _connect(home, process)
     except RgpuError as error:
         process.kill()
+        boxes.release(home)
         raise TimedOut(f"the worker of {session} did not start: {error.message}; its log ends: "
                        f"{_tail(log_path)}") from error
     except BaseException:  # the daemon stops meanwhile: nobody else knows of this process
         process.kill()
+        boxes.release(home)
         raise
-    handle = WorkerHandle(session, channel, on_event, log_path, position_page.beside(socket_path))
+    handle = WorkerHandle(session, channel, on_event, log_path, position_page.beside(home.socket), home, boxes)
     handle.device, handle.quota, handle.warm = device, quota, ready
     return handle
 
@@ -219,22 +251,11 @@ def common_options(directory: Path, log_level: str, module_cache_size: int) -> t
             "--module-cache-size", str(module_cache_size))
 
 
-def spawn(arguments: list[str], log_path: Path) -> subprocess.Popen[bytes]:
-    """A worker process of its own session, logging to ``log_path``. Raises OSError."""
-    with open(log_path, "ab") as output, fixed_in_children():
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rgpu.server.worker.main", *arguments],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True,
-            env=without_credentials(os.environ))
-    threading.Thread(target=process.wait, name="reap", daemon=True).start()  # no zombie is left
-    return process
-
-
-async def _connect(path: Path, process: subprocess.Popen[bytes]) -> Channel:
+async def _connect(home: Home, process: subprocess.Popen[bytes]) -> Channel:
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while True:
         try:
-            return await asyncio.to_thread(connect, path, 0.0)
+            return await asyncio.to_thread(reach, home, 0.0)
         except TimedOut:
             if process.poll() is not None:
                 raise LinkError(f"it ended with status {process.returncode}") from None
@@ -243,26 +264,58 @@ async def _connect(path: Path, process: subprocess.Popen[bytes]) -> Channel:
             await asyncio.sleep(0.01)
 
 
-async def adopt(directory: Path, on_event: OnEvent) -> list[WorkerHandle]:
-    """Connect to every worker that an earlier daemon of this node left running."""
+async def adopt(directory: Path, on_event: OnEvent, boxes: Boxes | None = None) -> list[WorkerHandle]:
+    """Connect to every worker that an earlier daemon of this node left running, and clear what others left behind."""
+    boxes = boxes or basic(directory)
     found = []
-    for path in sorted((directory / "workers").glob("*/*.sock")):
-        try:
-            channel = await asyncio.to_thread(connect, path, 0.2)
-        except TimedOut:
-            path.unlink(missing_ok=True)
-            position_page.beside(path).unlink(missing_ok=True)
+    for path in sorted((directory / "workers").glob("*/*")):
+        if path.is_symlink():
+            home: Home | None = Home(path.resolve())
+        elif path.suffix == ".sock":  # of a worker of the previous version
+            home = None
+        else:
             continue
-        handle = WorkerHandle("", channel, on_event, path.parent / "worker.log", position_page.beside(path))
-        try:
-            view = await handle.request("describe", timeout=5.0)
-        except RgpuError as error:
-            log.warning("a worker does not answer and is ended", socket=str(path), reason=error.message)
-            handle.kill()
-            continue
-        handle.session, handle.view = view["session"], view
-        found.append(handle)
+        handle = await _adopt(path, home, on_event, boxes)
+        if handle is not None:
+            found.append(handle)
+    await _clear(directory, {handle.home for handle in found}, boxes)
     return found
+
+
+async def _adopt(path: Path, home: Home | None, on_event: OnEvent, boxes: Boxes) -> WorkerHandle | None:
+    """One worker that was left running; None where nobody listens, or it does not answer and is ended."""
+    socket = path if home is None else home.socket
+    position = position_page.beside(socket)
+    try:
+        channel = await (asyncio.to_thread(connect, path, 0.2) if home is None else asyncio.to_thread(reach, home, 0.2))
+    except TimedOut:
+        if home is None:
+            path.unlink(missing_ok=True)
+        position.unlink(missing_ok=True)
+        return None
+    handle = WorkerHandle("", channel, on_event, path.parent / "worker.log", position, home, boxes)
+    try:
+        view = await handle.request("describe", timeout=5.0)
+    except RgpuError as error:
+        log.warning("a worker does not answer and is ended", socket=str(socket), reason=error.message)
+        handle.kill()
+        return None
+    handle.session, handle.view = view["session"], view
+    return handle
+
+
+async def _clear(directory: Path, held: set[Home | None], boxes: Boxes) -> None:
+    """End warm workers of a daemon that has gone, and take down what dead workers left."""
+    for home in homes.all_of(directory):
+        if home in held:
+            continue
+        with contextlib.suppress(TimedOut, ProcessLookupError):
+            channel = await asyncio.to_thread(connect, home.socket, 0.0)
+            os.kill(channel.peer()[0], signal.SIGKILL)
+            channel.close()
+        await asyncio.to_thread(boxes.release, home)
+    for folder in (directory / "workers").glob("*"):
+        homes.prune(folder)
 
 
 def worker_folder(directory: Path, session: str) -> Path:

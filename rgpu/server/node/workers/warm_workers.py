@@ -9,16 +9,17 @@ it. Nothing depends on them: without one a worker is started as ever.
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from rgpu.link.local.channel import connect
 from rgpu.link.local.packets import Channel
+from rgpu.server.node.workers import homes
+from rgpu.server.node.workers.homes import Home, reach
 from rgpu.server.worker import warm_worker
 from rgpu.server.worker.warm_worker import Assignment
 from rgpu.session.errors import RgpuError
@@ -31,25 +32,28 @@ START_SECONDS = 60.0
 REPLACE_SECONDS = 1.0  #: after one was taken: its session is just beginning and needs the processors
 RETRY_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)  #: after one that did not start, or died
 
-#: (arguments behind the module's name, log file) → the process
-Spawn = Callable[[list[str], Path], subprocess.Popen[bytes]]
+#: (arguments behind the module's name, the worker's folder, log file) → the process
+Spawn = Callable[[list[str], Home, Path], subprocess.Popen[bytes]]
 
 
 @dataclass(slots=True)
 class _WarmWorker:
     device: str
     process: subprocess.Popen[bytes]
-    socket: Path
+    home: Home
     channel: Channel
 
 
 class WarmWorkers:
     """See the module docstring. All methods run in the daemon's loop."""
 
-    def __init__(self, directory: Path, wanted: int, *, spawn: Spawn, room: Callable[[str], int],
-                 options: tuple[str, ...] = ()) -> None:
-        """``wanted``: for each device. ``room(device)``: bytes of it that are free. ``options``: of each worker."""
-        self._folder = directory / "spares"
+    def __init__(self, directory: Path, wanted: int, *, spawn: Spawn, release: Callable[[Home], None],
+                 room: Callable[[str], int], options: tuple[str, ...] = ()) -> None:
+        """``wanted``: for each device. ``room(device)``: bytes of it that are free. ``options``: of each worker.
+
+        ``release``: takes down what was made for one that ended without a session.
+        """
+        self._directory, self._folder, self._release = directory, directory / "spares", release
         self._wanted, self._spawn, self._room, self._options = wanted, spawn, room, options
         self._ready: dict[str, list[_WarmWorker]] = {}
         self._starting: dict[str, int] = {}
@@ -57,7 +61,6 @@ class WarmWorkers:
         self._begun: dict[str, int] = {}  #: processes that are on their way
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}  #: who would take the next of them
         self._tasks: set[asyncio.Task[None]] = set()
-        self._number = 0
         self._closed = False
         self.used = 0  #: sessions that got one
         self.missed = 0  #: and those for which none was ready
@@ -67,8 +70,6 @@ class WarmWorkers:
         if self._wanted <= 0:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in self._folder.glob("*.sock"):
-            path.unlink(missing_ok=True)  # of an earlier daemon: its warm workers ended with it
         for device in devices:
             self._ready[device], self._starting[device] = [], 0
             self._fill(device)
@@ -90,12 +91,13 @@ class WarmWorkers:
         """Of those that stand ready."""
         return [item.process.pid for items in self._ready.values() for item in items]
 
-    async def become(self, device: str, assignment: Assignment, socket: Path) -> subprocess.Popen[bytes] | None:
-        """A warm worker as the session's worker, listening at ``socket``; None when there is none to be had."""
+    async def become(self, device: str, assignment: Assignment, log_path: Path
+                     ) -> tuple[subprocess.Popen[bytes], Home] | None:
+        """A warm worker as the session's worker, logging to ``log_path``; None when there is none to be had."""
         for again in (True, False):
-            process = await self._take(device, assignment, socket)
-            if process is not None:
-                return process
+            found = await self._take(device, assignment, log_path)
+            if found is not None:
+                return found
             if again and not await self._soon(device):
                 break
         self.missed += bool(self._wanted)
@@ -110,23 +112,22 @@ class WarmWorkers:
         await waiter
         return True
 
-    async def _take(self, device: str, assignment: Assignment, socket: Path) -> subprocess.Popen[bytes] | None:
+    async def _take(self, device: str, assignment: Assignment, log_path: Path
+                    ) -> tuple[subprocess.Popen[bytes], Home] | None:
         while items := self._ready.get(device):
             item = items.pop(0)
             self._unwatch(item)
             self._fill(device, REPLACE_SECONDS)
             try:
-                os.rename(item.socket, socket)
-                await asyncio.wait_for(asyncio.to_thread(warm_worker.assign, item.channel, assignment), 5.0)
+                await asyncio.wait_for(asyncio.to_thread(warm_worker.assign, item.channel, assignment, log_path), 5.0)
             except (RgpuError, OSError, TimeoutError) as error:
                 log.warning("a warm worker was of no use", device=device, pid=item.process.pid, reason=str(error))
                 self._end(item)
-                socket.unlink(missing_ok=True)  # nobody shall connect to what is just being ended
                 continue
             self.used += 1
             log.info("a warm worker takes the session", session=assignment.session, device=device,
                      pid=item.process.pid)
-            return item.process
+            return item.process, item.home
         return None
 
     def close(self) -> None:
@@ -184,17 +185,21 @@ class WarmWorkers:
         self._fill(device, RETRY_SECONDS[min(count, len(RETRY_SECONDS)) - 1])
 
     async def _make(self, device: str) -> _WarmWorker:
-        self._number += 1
-        path = self._folder / f"{os.getpid()}-{self._number}.sock"
-        process = await asyncio.to_thread(
-            self._spawn, ["--device", device, "--socket", str(path), "--spare", warm_worker.ROOM, *self._options],
-            self._folder / "spare.log")
+        home = await asyncio.to_thread(homes.make, self._directory)
         try:
-            channel = await asyncio.to_thread(_reach, path, process)
+            process = await asyncio.to_thread(
+                self._spawn, ["--device", device, "--socket", str(home.socket), "--spare", warm_worker.ROOM,
+                              *self._options], home, self._folder / "spare.log")
+        except BaseException:
+            self._release(home)
+            raise
+        try:
+            channel = await asyncio.to_thread(_reach, home, process)
         except BaseException:
             process.kill()
+            self._release(home)
             raise
-        return _WarmWorker(device, process, path, channel)
+        return _WarmWorker(device, process, home, channel)
 
     def _gone(self, item: _WarmWorker) -> None:
         """A warm worker says nothing while it waits: what can be read is its end."""
@@ -211,17 +216,17 @@ class WarmWorkers:
     def _end(self, item: _WarmWorker) -> None:
         item.channel.close()
         item.process.kill()
-        item.socket.unlink(missing_ok=True)
+        threading.Thread(target=self._release, args=(item.home,), name="release").start()
 
 
-def _reach(path: Path, process: subprocess.Popen[bytes]) -> Channel:
+def _reach(home: Home, process: subprocess.Popen[bytes]) -> Channel:
     """Wait until a new warm worker is ready. Raises :class:`TimedOut`, :class:`LinkError`, OSError."""
     deadline = START_SECONDS
     while True:
         if process.poll() is not None:
             raise OSError(f"it ended with status {process.returncode}; its log is spares/spare.log")
         try:
-            channel = connect(path, 0.5)
+            channel = reach(home, 0.5)
         except RgpuError:
             deadline -= 0.5
             if deadline <= 0:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rgpu.server.node.workers import handles as workers
+from rgpu.server.node.workers.boxes import basic
 from rgpu.server.node.workers.warm_workers import CONTEXT_MEMORY, WarmWorkers
 from rgpu.server.worker import warm_worker
 from rgpu.server.worker.warm_worker import ROOM
@@ -26,7 +27,8 @@ async def nobody(session: str, event: str, values: dict[str, Any]) -> None:
 
 
 def make(folder: Path, wanted: int = 1) -> WarmWorkers:
-    return WarmWorkers(folder, wanted, spawn=workers.spawn, room=lambda device: 1 << 40,
+    boxes = basic(folder)
+    return WarmWorkers(folder, wanted, spawn=boxes.spawn, release=boxes.release, room=lambda device: 1 << 40,
                   options=workers.common_options(folder, "info", 0))
 
 

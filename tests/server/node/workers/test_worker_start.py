@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from rgpu.link.local.channel import listen
 from rgpu.server.node.workers import handles as workers
+from rgpu.server.node.workers import homes
 
 LISTENS = """
 import sys, time
@@ -24,26 +24,29 @@ time.sleep(60)
 """
 
 
-def test_the_new_worker_is_reached_not_one_that_is_on_its_way_out(tmp_path: Path,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_new_worker_is_reached_not_one_that_is_on_its_way_out(tmp_path: Path) -> None:
     folder = workers.worker_folder(tmp_path, "s")
     folder.mkdir(parents=True)
-    leaving = listen(folder / "2.sock")  # this process: it accepts nobody any more
+    earlier = homes.make(tmp_path)
+    homes.link(earlier, folder, 2)
+    leaving = listen(earlier.socket)  # this process: it accepts nobody any more
     made: list[subprocess.Popen[bytes]] = []
 
-    def spawn(arguments: list[str], log_path: Path) -> subprocess.Popen[bytes]:
-        path = arguments[arguments.index("--socket") + 1]
-        made.append(subprocess.Popen([sys.executable, "-c", LISTENS, path]))
+    def spawn(arguments: list[str], home: homes.Home, log_path: Path) -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen([sys.executable, "-c", LISTENS, str(home.socket)]))
         return made[-1]
+
+    boxes: Any = SimpleNamespace(spawn=spawn, release=lambda home: None)
 
     async def event(*values: Any) -> None: ...
 
     async def test() -> None:
-        handle = await workers.start(tmp_path, "s", epoch=2, device="cpu:0", quota=1, state="empty", on_event=event)
+        handle = await workers.start(tmp_path, "s", epoch=2, device="cpu:0", quota=1, state="empty", on_event=event,
+                                     boxes=boxes)
         assert handle.pid == made[0].pid != os.getpid()
+        assert (folder / "2" / homes.SOCKET).samefile(handle.home.socket if handle.home else "")
         handle.leave()
 
-    monkeypatch.setattr(workers, "spawn", spawn)
     try:
         asyncio.run(test())
     finally:

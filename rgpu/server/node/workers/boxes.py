@@ -1,0 +1,200 @@
+"""The boxes of a node's workers: what stands around each, made when it is started and taken down when it has gone.
+
+Nothing is remembered here: a home's owner is its worker's user, and its name that of the worker's control group. So a
+daemon that is started again finds all of it where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from rgpu.server.address_layout import fixed_in_children
+from rgpu.server.box import host, launch, mounts
+from rgpu.server.box.cgroups import Cgroups, Group
+from rgpu.server.box.environment import worker_environment
+from rgpu.server.box.places import worker_places
+from rgpu.server.box.walls import Mode, Standing, check, decide
+from rgpu.server.node.workers.homes import Home, all_of, prune
+from rgpu.server.worker.entered_box import TOKEN
+from rgpu.session.errors import Refused, UsageError
+
+log = structlog.get_logger(__name__)
+
+_LAUNCH = str(Path(launch.__file__))
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """See the module docstring. ``directory``: the node's; ``users``: (first, last) for workers, None: the daemon's.
+
+    ``memory``: bytes that a worker may have, 0: no bound. ``store``: where images are, if workers go there themselves;
+    None: through the daemon.
+    """
+
+    directory: Path
+    standing: Sequence[Standing]
+    devices: tuple[str, ...] = ()
+    store: Path | None = None
+    cgroups: Cgroups = field(default_factory=lambda: Cgroups({}, "not asked for"))
+    memory: int = 0
+    users: tuple[int, int] | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    driver_cache: bool = True
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of_node(cls, directory: Path, mode: Mode, *, users: tuple[int, int] | None = None, cgroup: str = "",
+                memory: int = 0, devices: tuple[str, ...] = (), store: Path | None = None) -> Boxes:
+        """Look at this host, and decide. Raises :class:`Refused` for what ``strict`` cannot have, :class:`UsageError`.
+        """
+        cgroups = Cgroups.find(cgroup) if mode != Mode.OFF else Cgroups({}, "not asked for")
+        cgroups.prepare()
+        missing = host.missing(cgroups)
+        if users and "root" in missing:
+            raise UsageError(f"--worker-uids needs more rights: {missing['root']}")
+        standing = decide(mode, missing, users=users is not None)
+        check(mode, standing)
+        apart = mode == Mode.STRICT or users is not None  # workers share nothing that one could spoil for others
+        return cls(directory, standing, devices, None if apart else store, cgroups, memory, users,
+                   driver_cache=not apart)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the walls that stand."""
+        return [one.wall.name for one in self.standing if one.stands]
+
+    def warn(self) -> None:
+        """Say once what does not stand, and why."""
+        lacking = {one.wall.name: one.reason for one in self.standing if not one.stands}
+        if lacking:
+            log.warning("workers have no wall of some kinds", stands=self.names, lacking=lacking,
+                        advice="docs/operators/box.md; `rgpu doctor` says what is missing")
+
+    def spawn(self, arguments: Sequence[str], home: Home, log_path: Path) -> subprocess.Popen[bytes]:
+        """Start a worker in its box, in a session of its own, logging to ``log_path``. Raises OSError."""
+        return self.execute([sys.executable, "-m", "rgpu.server.worker.main", "--home", str(home.path), *arguments],
+                            home, log_path)
+
+    def execute(self, command: Sequence[str], home: Home, log_path: Path) -> subprocess.Popen[bytes]:
+        """Start a program as a worker is started; see :meth:`spawn`."""
+        walls = self.names
+        environ = worker_environment(self.environ, home.path, driver_cache=self.driver_cache)
+        uid = gid = os.getuid()
+        if "user" in walls:
+            uid, gid = self._take_user(home)
+        group = self._make_group(home) if "memory" in walls else Group()
+        plan = {"walls": walls, "joins": group.joins(), "uid": uid, "gid": gid, "owner": os.getuid(),
+                "argv": list(command),
+                "places": worker_places(home.path, devices=self.devices, environ=environ, writable=self._shared(gid),
+                                        driver_cache=self.driver_cache)}
+        environ |= {launch.PLAN: json.dumps(plan), TOKEN: home.token()}
+        with open(log_path, "ab") as output:
+            process = _start([sys.executable, "-E", "-S", _LAUNCH], environ, output.fileno(),
+                             own_processes="processes" in walls)
+        threading.Thread(target=process.wait, name="reap", daemon=True).start()  # no zombie is left
+        return process
+
+    def release(self, home: Home, session_folder: Path | None = None) -> None:
+        """Take down what was made for a worker that has gone: its group, its folder, its user. Raises nothing."""
+        self._group(home).remove()
+        home.clear()
+        if session_folder is not None:
+            prune(session_folder)
+
+    def killed_for_memory(self, home: Home) -> bool:
+        """Whether the kernel ended the worker, or a part of it, because it had all the memory that it may have."""
+        return self._group(home).killed() > 0
+
+    # -- parts --------------------------------------------------------------------
+    def _take_user(self, home: Home) -> tuple[int, int]:
+        """A user that no other worker of this node has. Raises :class:`Refused`."""
+        assert self.users is not None
+        first, last = self.users
+        # Nodes of this pool on this host may share the range.
+        with self._lock, open(self.directory.parent.parent / "worker-users.lock", "a") as others:
+            fcntl.flock(others, fcntl.LOCK_EX)
+            taken = {one.path.stat().st_uid for node in self.directory.parent.iterdir() for one in all_of(node)}
+            free = next((uid for uid in range(first, last + 1) if uid not in taken), None)
+            if free is None:
+                raise Refused(f"all users of --worker-uids {first}-{last} have a worker")
+            os.chown(home.path, free, first)
+        return free, first
+
+    def _shared(self, gid: int) -> list[Path]:
+        """The folders that workers write to beside their own; their group's, where they have one."""
+        modules = self.directory / "modules"
+        with contextlib.suppress(OSError):  # a full disk: there is no cache then
+            modules.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if gid != os.getgid():
+                os.chown(modules, -1, gid)
+                modules.chmod(0o2770)
+        if self.store is not None:
+            with contextlib.suppress(OSError):  # whoever writes there says what is wrong
+                self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return [modules, *([self.store] if self.store is not None else [])]
+
+    def _group_name(self, home: Home) -> str:
+        return f"rgpu-{self.directory.name}-{home.name}"
+
+    def _group(self, home: Home) -> Group:
+        return Group({name: parent / self._group_name(home) for name, parent in self.cgroups.parents.items()})
+
+    def _make_group(self, home: Home) -> Group:
+        return self.cgroups.make(self._group_name(home), self.memory)
+
+
+def usual_memory() -> int:
+    """Return the bytes that a worker may have where nobody said: what the host has, less what its daemon needs."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(max(total // 2, total - max(1 << 30, total // 20)))
+
+
+def basic(directory: Path) -> Boxes:
+    """Return the boxes of a node that asked for none: what needs nothing and hinders nobody."""
+    return Boxes(directory, decide(Mode.OFF, {}, users=False))
+
+
+def _start(command: list[str], environ: Mapping[str, str], output: int, *, own_processes: bool
+           ) -> subprocess.Popen[bytes]:
+    """Start it from a thread of its own: what a thread leaves, its children begin without."""
+    done: list[subprocess.Popen[bytes] | BaseException] = []
+
+    def run() -> None:
+        try:
+            if own_processes:
+                mounts.leave_processes()
+            with fixed_in_children():
+                done.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                             start_new_session=True, close_fds=True, env=dict(environ)))
+        except BaseException as error:  # noqa: BLE001 - for the caller
+            done.append(error)
+
+    thread = threading.Thread(target=run, name="start-worker")
+    thread.start()
+    thread.join()
+    if isinstance(done[0], BaseException):
+        raise done[0]
+    return done[0]
+
+
+def parse_users(text: str) -> tuple[int, int] | None:
+    """Return (first, last) of ``FIRST-LAST``; None for an empty text. Raises :class:`UsageError`."""
+    if not text:
+        return None
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 2**32 - 1):
+        raise UsageError(f"{text!r} is no range of users: FIRST-LAST, neither of them root")
+    return int(first), int(last)
+
+

@@ -1,0 +1,106 @@
+"""The folders of a node's workers: one for each process, its own and nobody else's.
+
+``homes/ID`` holds the socket (``w.sock``), the position page, the mark of an ended program and temporary files.
+``homes/ID.token`` is what a daemon of this node proves itself with on that socket: the folder's worker was told it
+when it was started, and no worker can read the file. ``workers/SESSION/EPOCH`` is a link to the home of the worker
+that has the session; a warm worker has a home and no link yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from rgpu.link.local.channel import connect
+from rgpu.link.local.packets import Channel
+from rgpu.server.ended_mark import SUFFIX as ENDED
+from rgpu.server.worker.entered_box import SOCKET
+
+_TOKEN_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """One worker's folder. ``path`` is the same for the worker and for its daemon, whatever the session."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """What it is called; other things of the same worker bear the name, too."""
+        return self.path.name
+
+    @property
+    def socket(self) -> Path:
+        """Where the worker listens."""
+        return self.path / SOCKET
+
+    def token(self) -> str:
+        """What the daemon says first; empty for a worker that was started without one."""
+        try:
+            return self._token.read_text()
+        except OSError:
+            return ""
+
+    @property
+    def _token(self) -> Path:
+        return self.path.with_suffix(".token")
+
+    def clear(self) -> None:
+        """Remove it; the mark of an ended program stays until the leader was told (:mod:`rgpu.server.ended_mark`)."""
+        self._token.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for path in list(self.path.iterdir()):
+                if path.suffix == ENDED:
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+def make(directory: Path) -> Home:
+    """Make a home. ``directory``: the node's. Raises OSError."""
+    folder = directory / "homes"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home = Home(folder / secrets.token_hex(8))
+    home.path.mkdir(mode=0o700)
+    descriptor = os.open(home._token, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(_TOKEN_BYTES))
+    return home
+
+
+def reach(home: Home, timeout: float) -> Channel:
+    """Connect to the worker of a home, and prove to be its daemon. Raises :class:`TimedOut`, :class:`LinkError`."""
+    channel = connect(home.socket, timeout)
+    if token := home.token():
+        channel.send({"do": "hello", "token": token})
+    return channel
+
+
+def all_of(directory: Path) -> list[Home]:
+    """Return every home of the node."""
+    return [Home(path) for path in sorted((directory / "homes").glob("*")) if path.is_dir()]
+
+
+def link(home: Home, session_folder: Path, epoch: int) -> Path:
+    """Give the session's folder the worker's home at ``epoch``; the link, in place of an earlier one of that epoch."""
+    name = session_folder / str(epoch)
+    fresh = session_folder / f".{epoch}.{home.name}"
+    os.symlink(os.path.relpath(home.path, session_folder), fresh)
+    os.replace(fresh, name)
+    return name
+
+
+def prune(session_folder: Path) -> None:
+    """Remove a session's links whose homes have gone."""
+    for path in session_folder.glob("*"):
+        if path.is_symlink() and not path.exists():
+            path.unlink(missing_ok=True)
