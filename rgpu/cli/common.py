@@ -28,8 +28,30 @@ def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pool_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("--pool", metavar="DIR", help="The pool's directory (default: RGPU_POOL, or the local pool).")(
-        command)
+    """``--pool DIR`` and ``--context NAME``: the pool to talk to. The latter is read by :func:`settings`."""
+    command = click.option("--context", metavar="NAME", expose_value=False, is_eager=True, callback=_noted(CONTEXT),
+                           help="The pool of this context (default: RGPU_CONTEXT, or the current one: `rgpu context "
+                                "ls`).")(command)
+    return click.option("--pool", metavar="DIR", help="The pool's directory (default: RGPU_POOL, or the context's, or "
+                        "the local pool's).")(command)
+
+
+def local_pool_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--pool DIR`` of verbs that make or run a pool on this machine: no context is meant."""
+    return click.option("--pool", metavar="DIR", callback=_noted(HERE), help="The pool's directory (default: "
+                        "RGPU_POOL, or the local pool's).")(command)
+
+
+CONTEXT, HERE = "rgpu.context", "rgpu.here"
+
+
+def _noted(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback of an option that leaves word for :func:`settings`."""
+    def note(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        context.meta[key] = True if key == HERE else value
+        return value
+
+    return note
 
 
 def operator_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,4 +179,7 @@ def moment(when: float) -> str:
 
 
 def settings(**options: Any) -> Settings:
-    return Settings(options)
+    """The settings of the verb that runs: its options, and what its command line said of the pool."""
+    current = click.get_current_context(silent=True)
+    said = current.meta if current is not None else {}
+    return Settings({"context": said.get(CONTEXT), **options}, contexts=not said.get(HERE))

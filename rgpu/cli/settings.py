@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rgpu.cli.contexts import LOCAL, Contexts
 from rgpu.session.errors import UsageError
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -106,6 +107,7 @@ def journal_limit() -> int:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("pool", lambda: str(_state_home() / "pool"), str, "the pool's directory (addresses and keys)"),
+    Setting("context", lambda: "", str, "the context whose pool is meant (`rgpu context ls`)"),
     Setting("registry", lambda: "embedded", str, "the pool's registry: etcd://HOST:PORT,…/PREFIX?…, or embedded"),
     Setting("memory", lambda: 1 << 30, parse_size, "device memory of a session (its quota)"),
     Setting("recover", lambda: True, parse_flag, "keep the journal since the last checkpoint, to outlive a server"),
@@ -144,12 +146,19 @@ class Value:
 class Settings:
     """All settings, resolved once for a command."""
 
-    def __init__(self, options: dict[str, Any] | None = None, environ: dict[str, str] | None = None) -> None:
+    def __init__(self, options: dict[str, Any] | None = None, environ: dict[str, str] | None = None, *,
+                 contexts: bool = True) -> None:
+        """``contexts``: a context may name the pool; False for what is done to a pool of this machine.
+
+        Raises :class:`UsageError`, and :class:`NotFound` for a context that is not there.
+        """
         environ = dict(os.environ) if environ is None else environ
         self.file, content = _read_file(environ)
         self._values: dict[str, Value] = {}
         for setting in SETTINGS:
             self._values[setting.name] = _resolve(setting, options or {}, environ, self.file, content)
+        if contexts:
+            self._values["pool"] = _pool(self._values["pool"], self._values["context"], environ)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -183,6 +192,25 @@ def _read_file(environ: dict[str, str]) -> tuple[Path | None, dict[str, Any]]:
     if unknown:
         raise UsageError(f"{path}: unknown setting {sorted(unknown)[0]!r}; `rgpu config explain` lists them")
     return path, content
+
+
+def _pool(directory: Value, context: Value, environ: dict[str, str]) -> Value:
+    """The pool that is meant: the directory or the context that was named closest by, else the current context.
+
+    Raises :class:`UsageError` where both were named in one place, :class:`NotFound`.
+    """
+    places = ("option", "environment", "file", "default")
+    named, meant = (places.index(value.source.split()[0]) for value in (directory, context))
+    known = Contexts(environ)
+    if named == meant and directory.source != "default":
+        raise UsageError(f"the pool's directory and a context are both named ({directory.source}, {context.source}): "
+                         "name one of them")
+    if meant < named:
+        return Value(str(known.existing(context.value).root), f"context {context.value} ({context.source})") \
+            if context.value != LOCAL else directory
+    if directory.source == "default" and (current := known.current()):
+        return Value(str(known.existing(current).root), f"context {current} (current)")
+    return directory
 
 
 def _resolve(setting: Setting, options: dict[str, Any], environ: dict[str, str], path: Path | None,

@@ -1,8 +1,8 @@
-"""Invitations: how a host without any key of the pool gets in, once (OWNERSHIP 8).
+"""Invitations: how a host or a user without any key of the pool gets in, once (OWNERSHIP 8).
 
-An invitation is a CURVE key pair of the role ``invited``, which may ask one
-thing only: ``pool.join``. Its public half, its end and the host it is for stand
-in the pool's registry; the secret half, the pool's addresses and their keys
+An invitation is a CURVE key pair of the role ``invited``, which may ask two
+things only: ``pool.join`` and ``pool.login``, as its record says. Its public half,
+its end and whom it is for stand in the pool's registry; the secret half, the pool's addresses and their keys
 make up the *token*, which the operator carries over. The token is as good as a
 key until it is used or has expired: hand it over as one.
 """
@@ -25,7 +25,7 @@ MAX_PLAIN = 64 * 1024  #: bytes
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """``expires``: Unix time, s; for messages only, the pool's own record decides."""
+    """``expires``: Unix time, s; for messages only, as ``role`` and ``member``: the pool's own record decides."""
 
     pool: str
     name: str
@@ -34,6 +34,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: list[Endpoint]
     expires: float
     v: int = 1
+    role: str = "node"
+    member: str = ""
 
     def __repr__(self) -> str:
         return f"Token(pool={self.pool!r}, name={self.name!r})"

@@ -240,6 +240,13 @@ class PoolFiles:
     def key_path(self, role: str) -> Path:
         return self.root / "keys" / f"{role}.key"
 
+    def key_for(self, role: str) -> Path:
+        """The key to ask with as ``role``; an operator who has no user's key may do what users may with their own."""
+        path = self.key_path(role)
+        if role == "user" and not path.exists() and self.key_path("operator").exists():
+            return self.key_path("operator")
+        return path
+
     def node_directory(self, host: str) -> Path:
         return self.root / "nodes" / check_name(host, "host")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import time
+import zlib
 
+import msgspec
 import pytest
 
 from rgpu.link.control.access import check
@@ -45,11 +48,24 @@ def test_what_is_no_invitation(text: str) -> None:
         decode(text)
 
 
-def test_the_invited_may_do_one_thing() -> None:
-    assert check("pool.join", "invited").name == "pool.join"
+def test_one_for_a_user_says_so_and_one_of_before_is_for_a_host() -> None:
+    made = token()
+    assert (made.role, made.member) == ("node", "")
+    ours = msgspec.structs.replace(made, role="operator", member="anna")
+    assert decode(encode(ours)) == ours
+    old = msgspec.to_builtins(made)
+    del old["role"], old["member"]
+    plain = msgspec.msgpack.encode(old)
+    packed = zlib.crc32(plain).to_bytes(4, "big") + zlib.compress(plain, 9)
+    assert decode(PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")) == made
+
+
+def test_the_invited_may_join_and_nothing_else() -> None:
+    assert {check(verb, "invited").name for verb in ("pool.join", "pool.login")} == {"pool.join", "pool.login"}
     for verb in ("pool.ping", "node.list", "session.list", "node.command", "pool.stop", "keys.invite"):
         with pytest.raises(AuthenticationFailed):
             check(verb, "invited")
     for role in ("user", "node", "operator"):
-        with pytest.raises(RgpuError):
-            check("pool.join", role)
+        for verb in ("pool.join", "pool.login"):
+            with pytest.raises(RgpuError):
+                check(verb, role)

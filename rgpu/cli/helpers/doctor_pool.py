@@ -29,7 +29,8 @@ def findings(settings: Settings) -> Iterator[Finding]:
     """All checks that have to do with the pool."""
     files = pool_files(settings)
     if not files.description_path.exists():
-        yield Finding("pool", True, f"none in {files.root}; `rgpu up` makes one, `rgpu server --join` joins one")
+        yield Finding("pool", True, f"none in {files.root}; `rgpu up` makes one, `rgpu login` or `rgpu server "
+                      "--join` joins one")
         return
     yield keys(files)
     yield room(files)
@@ -42,7 +43,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
         return
     nodes = listed["nodes"]
     yield from judge_pool(status, nodes, listed.get("lost", []))
-    seen = {str(e["host"]): ask(KeyPair.load(files.key_path("user")), Endpoint(e["address"], e["public"], e["host"]))
+    seen = {str(e["host"]): ask(KeyPair.load(files.key_for("user")), Endpoint(e["address"], e["public"], e["host"]))
             for e in endpoints}
     yield judge_reach(seen)
     yield judge_clocks({host: answer for host, answer in seen.items() if isinstance(answer, dict)})

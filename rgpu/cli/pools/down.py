@@ -24,7 +24,7 @@ ORPHAN_SECONDS = 2.0  #: for a worker without daemon to go when it is asked to
 
 @click.command("down")
 @click.option("--purge", is_flag=True, help="Also delete the pool's directory: keys, registry, checkpoints.")
-@common.pool_option
+@common.local_pool_option
 @common.output_option
 @common.verb
 def command(purge: bool, pool: str | None, output: str) -> None:

@@ -8,9 +8,10 @@ import click
 
 from rgpu.cli import common
 from rgpu.cli.pool import connect, pool_files
-from rgpu.cli.settings import parse_seconds
+from rgpu.cli.settings import parse_age
+from rgpu.link.description import MOST
 from rgpu.link.keys import Endpoint, KeyPair
-from rgpu.session.errors import NotFound, PoolUnavailable
+from rgpu.session.errors import NotFound, PoolUnavailable, UsageError, VersionMismatch
 
 
 @click.group("keys")
@@ -19,7 +20,7 @@ def command() -> None:
 
 
 @command.command("init")
-@common.pool_option
+@common.local_pool_option
 @common.output_option
 @common.verb
 def init(pool: str | None, output: str) -> None:
@@ -34,7 +35,7 @@ def init(pool: str | None, output: str) -> None:
 @click.option("--role", type=click.Choice(["user", "operator"]), required=True)
 @click.option("--user", default="", metavar="USER", help="Whose key it is (default: of the user called NAME).")
 @click.argument("name")
-@common.pool_option
+@common.local_pool_option
 @common.output_option
 @common.verb
 def create(role: str, user: str, name: str, pool: str | None, output: str) -> None:
@@ -50,28 +51,40 @@ def create(role: str, user: str, name: str, pool: str | None, output: str) -> No
 
 
 @command.command("invite")
-@click.option("--host", default="", metavar="HOST", help="Only a host of this name may use it (default: any).")
-@click.option("--expires", default="60m", show_default=True, metavar="TIME", help="How long it may be used.")
+@click.option("--host", default="", metavar="HOST", help="For a host; only one of this name may use it (default: any).")
+@click.option("--user", default="", metavar="NAME", help="For a user, who will be called NAME in the pool.")
+@click.option("--role", type=click.Choice(["user", "operator"]), default="user", show_default=True,
+              help="With --user: what NAME may do.")
+@click.option("--expires", default="60m", show_default=True, metavar="TIME", help="How long it may be used: 90s, 60m, "
+              "24h, 7d at most.")
 @common.pool_option
 @common.output_option
 @common.verb
-def invite(host: str, expires: str, pool: str | None, output: str) -> None:
-    """Print an invitation by which one host may join: `rgpu server --join TOKEN`.
+def invite(host: str, user: str, role: str, expires: str, pool: str | None, output: str) -> None:
+    """Print an invitation: by it one host may join (`rgpu server --join`), or one user (`rgpu login`).
 
-    It works once. Whoever has it can become a node of the pool: hand it over as you
-    would a key (RGPU_JOIN keeps it off command lines).
+    It works once. Whoever has it can become a node of the pool, or that user: hand it
+    over as you would a key (RGPU_JOIN keeps it off command lines).
     """
     from rgpu.link import invitations
 
-    pair, seconds = invitations.new_pair(), parse_seconds(expires)
+    if host and user:
+        raise UsageError("an invitation is for a host or for a user: give --host or --user")
+    if role != "user" and not user:
+        raise UsageError("--role goes with --user NAME")
+    pair, seconds, role = invitations.new_pair(), parse_age(expires), role if user else "node"
     with connect(common.settings(pool=pool), role="operator") as client:
-        made = client.call("keys.invite", {"name": pair.name, "public": pair.public, "host": host, "seconds": seconds})
+        made = client.call("keys.invite", {"name": pair.name, "public": pair.public, "host": host, "seconds": seconds,
+                                           "role": role, "member": user})
+        if user and (made.get("role"), made.get("member")) != (role, user):
+            raise VersionMismatch("the pool's coordinator is older and invites hosts only; the invitation that it made "
+                                  f"was not printed and expires within {expires}: upgrade the nodes first")
         known = client.call("pool.ping", {})["endpoints"]
     token = invitations.encode(invitations.Token(
         pool=made["pool"], name=pair.name, public=pair.public, secret=pair.secret, expires=made["expires"],
-        endpoints=[Endpoint(e["address"], e["public"], e["host"]) for e in known]))
-    common.emit({"token": token, "name": pair.name, "host": host, "expires": made["expires"]}, output,
-                lambda v: common.out.print(v["token"], markup=False))
+        endpoints=[Endpoint(e["address"], e["public"], e["host"]) for e in known][:MOST], role=role, member=user))
+    common.emit({"token": token, "name": pair.name, "host": host, "expires": made["expires"], "user": user,
+                 "role": role}, output, lambda v: common.out.print(v["token"], markup=False))
 
 
 @command.command("list")

@@ -52,7 +52,7 @@ from rgpu.session.errors import NotFound
 @click.option("--metrics", default="", metavar="HOST:PORT", help="Answer Prometheus there (docs/operators/metrics.md).")
 @click.option("--join", "token", metavar="TOKEN", envvar="RGPU_JOIN", show_envvar=True,
               help="Join a pool by the invitation that `rgpu keys invite` printed; afterwards it is not needed.")
-@common.pool_option
+@common.local_pool_option
 @common.verb
 def command(host: str, devices: tuple[str, ...], device_memory: str, module_cache_size: str, store: str | None,
             store_credentials: str | None, keep_images: str | None, listen: str, control_port: int, data_port: int,

@@ -31,7 +31,7 @@ from rgpu.session.errors import AlreadyExists, PoolUnavailable
 @common.store_options
 @click.option("--lease", "lease", default=5.0, show_default=True, help="Seconds after which a silent node is dead.")
 @click.option("--detach", is_flag=True, help="Leave the pool running and return.")
-@common.pool_option
+@common.local_pool_option
 @common.output_option
 @common.verb
 def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cache_size: str,

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from rgpu.cli import common
-from rgpu.cli.pool import pool_files
+from rgpu.cli.pool import pool_files, require_pool
 from rgpu.cli.selecting import read_labels
 from rgpu.cli.settings import Settings
 from rgpu.session.devices import MAX_GPUS
-from rgpu.session.errors import NotFound, UsageError
+from rgpu.session.errors import UsageError
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -108,7 +108,5 @@ def _log_file(settings: Settings) -> Path:
 def _pool(settings: Settings) -> Path:
     """The pool's directory. Raises :class:`NotFound` with what to do when there is none."""
     files = pool_files(settings)
-    if not files.description_path.exists():
-        raise NotFound(f"there is no pool in {files.root}: start one with `rgpu up`, or name one with --pool or "
-                       "RGPU_POOL")
+    require_pool(files)
     return files.root

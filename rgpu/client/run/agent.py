@@ -71,10 +71,12 @@ class Agent:
 
     def __init__(self, options: Options, keys: KeyPair, endpoints: list[Endpoint], *, desk: Desk | None = None,
                  complain: Callable[[str], None] = lambda line: None,
-                 described: Callable[[], list[Endpoint]] | None = None) -> None:
-        """``complain(line)``: tells the user why a process got no session. ``described``: as for :class:`Desk`."""
+                 described: Callable[[], list[Endpoint]] | None = None,
+                 learned: Callable[[list[Endpoint]], None] | None = None) -> None:
+        """``complain(line)``: tells the user why a process got no session. ``described``, ``learned``: as for
+        :class:`Desk`."""
         self.options = options
-        self.desk = desk or Desk(keys, endpoints, described=described)
+        self.desk = desk or Desk(keys, endpoints, described=described, learned=learned)
         self._client = keys.public
         self._complain = complain
         self._directory = Path(tempfile.mkdtemp(prefix="rgpu-"))  # mode 0700

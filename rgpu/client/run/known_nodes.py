@@ -22,7 +22,8 @@ from typing import Any
 
 import structlog
 
-from rgpu.link.keys import Endpoint, check_public
+from rgpu.link.description import named
+from rgpu.link.keys import Endpoint
 from rgpu.session.errors import RgpuError
 
 log = structlog.get_logger(__name__)
@@ -40,9 +41,14 @@ def _nothing() -> list[Endpoint]:
 class KnownNodes:
     """See the module docstring; every method from any thread. ``now``: monotonic seconds."""
 
-    def __init__(self, endpoints: Iterable[Endpoint], described: Described = _nothing, now: float = 0.0) -> None:
-        """``described()``: the endpoints of the pool's description as it is now; may raise RgpuError or OSError."""
-        self._described = described
+    def __init__(self, endpoints: Iterable[Endpoint], described: Described = _nothing, now: float = 0.0,
+                 learned: Callable[[list[Endpoint]], None] | None = None) -> None:
+        """``described()``: the endpoints of the pool's description as it is now; may raise RgpuError or OSError.
+
+        ``learned(endpoints)``: called with those that a reply named, when they are others than the last one's.
+        """
+        self._described, self._learned = described, learned
+        self._last: list[Endpoint] = []
         self._lock = threading.Lock()
         self._endpoints = list(endpoints)
         self._vain: list[Endpoint] = []  #: of the description, which did not answer either
@@ -57,11 +63,14 @@ class KnownNodes:
 
     def named(self, raw: Any, now: float) -> None:
         """Take the endpoints that a reply named; what is not one is left out. A reply without any changes nothing."""
-        fresh = [found for item in (raw if isinstance(raw, list) else []) if (found := _endpoint(item)) is not None]
+        fresh = named(raw)
         if fresh:
             with self._lock:
                 self._take(fresh, LEAST)
                 self._refresh_at = now + _spread(REFRESH_SECONDS)
+                news, self._last = sorted(fresh, key=_address) != self._last, sorted(fresh, key=_address)
+            if news and self._learned is not None:
+                self._learned(fresh)
 
     def told(self, address: Any, public: Any) -> bool:
         """Take a node's new address from the worker; False for a node whose key is not known."""
@@ -118,16 +127,8 @@ class KnownNodes:
         self._endpoints = list(dict.fromkeys(fresh + older[:max(0, count - len(fresh))]))
 
 
-def _endpoint(item: Any) -> Endpoint | None:
-    if not isinstance(item, dict):
-        return None
-    address, public = item.get("address"), item.get("public")
-    if not isinstance(address, str) or not isinstance(public, str):
-        return None
-    try:
-        return Endpoint(address, check_public(public), str(item.get("host") or ""))
-    except RgpuError:
-        return None
+def _address(endpoint: Endpoint) -> str:
+    return endpoint.address
 
 
 def _spread(seconds: float) -> float:

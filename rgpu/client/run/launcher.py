@@ -22,6 +22,7 @@ import structlog
 from rgpu.client.run.agent import Agent, Options
 from rgpu.link import versions
 from rgpu.link.control import ControlClient
+from rgpu.link.description import MOST, named, remember
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.link.local.promptness import keep_prompt
 from rgpu.session.errors import AlreadyExists, NotFound, PoolUnavailable, Refused, RgpuError, UsageError
@@ -97,8 +98,11 @@ def default_name(command: Sequence[str]) -> str:
     return f"{clean or 'session'}-{secrets.token_hex(2)}"
 
 
-def check_pool(keys: KeyPair, endpoints: Sequence[Endpoint], name: str) -> None:
+def check_pool(keys: KeyPair, endpoints: Sequence[Endpoint], name: str,
+               learned: Callable[[list[Endpoint]], None] = lambda living: None) -> None:
     """Before the program is started: is the pool there, does it know us, is the name free?
+
+    ``learned`` is given where the nodes answer now.
 
     Raises :class:`PoolUnavailable`, :class:`AuthenticationFailed`, :class:`AlreadyExists`,
     :class:`VersionMismatch`.
@@ -106,7 +110,9 @@ def check_pool(keys: KeyPair, endpoints: Sequence[Endpoint], name: str) -> None:
     if not endpoints:
         raise PoolUnavailable("the pool has no node: start one with 'rgpu up'")
     with ControlClient(keys, endpoints) as client:
-        versions.check(client.call("pool.ping", timeout=5.0).get("versions"), "the pool")
+        reply = client.call("pool.ping", timeout=5.0)
+        versions.check(reply.get("versions"), "the pool")
+        learned(named(reply.get("endpoints")))
         try:
             found = client.call("session.owner", {"session": name}, timeout=5.0)
         except RgpuError:
@@ -122,6 +128,15 @@ def described(files: PoolFiles, pool: str) -> list[Endpoint]:
     if found.id != pool:
         raise NotFound(f"{files.description_path} describes another pool by now", path=str(files.description_path))
     return found.endpoints
+
+
+def write_down(files: PoolFiles, pool: str, living: list[Endpoint]) -> None:
+    """Where nodes answer now, into the description of that pool; a folder of somebody else's stays as it is."""
+    try:
+        if living and files.read_description().id == pool:
+            remember(files, living, most=None if (files.root / "nodes").exists() else MOST)
+    except (OSError, RgpuError) as error:
+        log.info("the pool's addresses are not written down", path=str(files.description_path), reason=str(error))
 
 
 def run(command: Sequence[str], *, name: str | None = None, memory: int | None = None, pool: Path,
@@ -141,19 +156,23 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
     if not command:
         raise UsageError("nothing to run: rgpu run [options] -- COMMAND …")
     files = PoolFiles(pool)
-    keys = KeyPair.load(files.key_path("user"))
+    keys = KeyPair.load(files.key_for("user"))
     description = files.read_description()
     endpoints = description.endpoints
     library = shim_directory()
     if not lazy and (cannot := _cannot_start(command[0])):
         return cannot
     name = name or default_name(command)
-    check_pool(keys, endpoints, name)
+
+    def learned(living: list[Endpoint]) -> None:
+        write_down(files, description.id, living)
+
+    check_pool(keys, endpoints, name, learned)
     options = Options(name, memory, recover, journal_limit, journal_dir, on_full, extra or {}, record,
                       checkpoint_every, max_replay, divergence, same_host)
     keep_prompt()
     agent = Agent(options, keys, endpoints, complain=lambda line: print(line, file=sys.stderr, flush=True),
-                  described=lambda: described(files, description.id))
+                  described=lambda: described(files, description.id), learned=learned)
     try:
         agent.start()
         status = 0 if lazy else _place(agent, shutil.which(command[0]) or command[0])

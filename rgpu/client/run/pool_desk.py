@@ -19,6 +19,7 @@ import structlog
 from rgpu.client.run.known_nodes import KnownNodes
 from rgpu.client.session.attachment import Event, Owner, OwnerGone, OwnerKnown, OwnerUnknown
 from rgpu.link.control import ControlClient
+from rgpu.link.data.tickets import LIFETIME
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.session.errors import AuthenticationFailed, Fenced, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
 
@@ -43,11 +44,13 @@ class Desk:
 
     def __init__(self, keys: KeyPair, endpoints: list[Endpoint],
                  make: Callable[[KeyPair, list[Endpoint]], Any] = ControlClient,
-                 described: Callable[[], list[Endpoint]] | None = None) -> None:
-        """``described()``: the endpoints that the pool's description names now."""
+                 described: Callable[[], list[Endpoint]] | None = None,
+                 learned: Callable[[list[Endpoint]], None] | None = None) -> None:
+        """``described()``: the endpoints that the pool's description names now. ``learned(endpoints)``: called with
+        those that a reply named, when they are others than before."""
         self._keys = keys
         self._make = make
-        self.nodes = KnownNodes(endpoints, described or (lambda: []), time.monotonic())
+        self.nodes = KnownNodes(endpoints, described or (lambda: []), time.monotonic(), learned)
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="control")
         self._closed = False
@@ -153,4 +156,6 @@ def owner(reply: dict[str, Any]) -> Owner:
 
 
 def grant(reply: dict[str, Any]) -> Grant:
-    return Grant(bytes(reply["ticket"]), bytes(reply["secret"]), float(reply.get("expires") or time.time() + 3600))
+    # By this clock: one that is an hour behind the pool's would take the ticket for good an hour too long.
+    latest = time.time() + LIFETIME
+    return Grant(bytes(reply["ticket"]), bytes(reply["secret"]), min(float(reply.get("expires") or latest), latest))

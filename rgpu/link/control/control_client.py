@@ -74,6 +74,8 @@ class ControlClient:
     time may not suffice for all of them. One that is dead costs :data:`HEAD_START` while another one is not.
     """
 
+    advice = "is the pool running? ('rgpu up')"  #: what to do when nobody answers
+
     def __init__(self, keys: KeyPair, endpoints: Sequence[Endpoint], connect_timeout: float = CONNECT_SECONDS) -> None:
         self._keys = keys
         self._endpoints = list(endpoints)
@@ -130,7 +132,7 @@ class ControlClient:
             if refused is not None:
                 raise AuthenticationFailed(refused.message, **refused.detail)
             where = ", ".join(endpoint.address for endpoint in self._endpoints) or "no address known"
-            raise PoolUnavailable(f"no node of the pool answers ({where}): is the pool running? ('rgpu up')", verb=verb)
+            raise PoolUnavailable(f"no node of the pool answers ({where}): {self.advice}", verb=verb)
 
     def _order(self, deadline: float) -> list[Endpoint]:
         """The endpoints as they are to be asked: before all others the first one that has connected.

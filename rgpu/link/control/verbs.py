@@ -80,7 +80,11 @@ TABLE: tuple[Verb, ...] = (
     Verb("pool.join", INVITED, LEADER, True,
          "{host, public} → {pool, secret, registry, cluster, endpoints}: a host joins by its invitation.",
          changes=True),
-    Verb("keys.invite", OPERATOR, LEADER, False, "{name, public, host, seconds} → {name, expires, pool}", changes=True),
+    Verb("pool.login", INVITED, LEADER, True,
+         "{public} → {pool, name, role, endpoints}: a user's machine joins by its invitation.", changes=True),
+    Verb("keys.invite", OPERATOR, LEADER, False,
+         "{name, public, host, seconds, role, member} → {name, expires, pool, role, member}: of a host, or with `role` "
+         "user or operator of `member`.", changes=True),
     Verb("keys.list", USER, ANY, True, "{} → {keys: [{name, role, user, public}]}: whom that node lets in."),
     Verb("keys.revoke", OPERATOR, LEADER, True, "{name}: no node lets that key in any more.", changes=True),
     Verb("session.create", USER, LEADER, False,

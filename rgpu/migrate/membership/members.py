@@ -7,6 +7,9 @@ that a joining host whose answer was lost may ask again, and nobody else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from rgpu.link.keys import check_name
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records.schema import (
@@ -28,6 +31,7 @@ from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Conflict, N
 
 TRIES = 5
 LONGEST_INVITATION = 7 * 86400.0  #: seconds
+RESERVED = ("node-", "invited-")  #: how names of other keys begin
 
 
 def node_name(host: str) -> str:
@@ -41,50 +45,95 @@ class Members:
     def __init__(self, registry: Registry, term: Term, records: PoolRecords) -> None:
         self._registry, self.term, self.records = registry, term, records
 
-    async def invite(self, name: str, public: str, *, host: str = "", seconds: float = 3600.0) -> InvitationRecord:
-        """An invitation for ``host`` (any, if empty). Raises :class:`UsageError`, :class:`AlreadyExists`."""
+    async def invite(self, name: str, public: str, *, host: str = "", role: str = "node", member: str = "",
+                     seconds: float = 3600.0) -> InvitationRecord:
+        """An invitation for ``host`` (any, if empty), or with another ``role`` for the user called ``member``.
+
+        Raises :class:`UsageError`, :class:`AlreadyExists`.
+        """
         if host:
             check_host_name(host)
+        if role != "node":
+            await self._check_user(role, member)
         if not 0 < seconds <= LONGEST_INVITATION:
             raise UsageError(f"an invitation holds for up to {LONGEST_INVITATION:.0f} s, not {seconds:g}")
         now = self.term.clock.wall()
-        record = InvitationRecord(name=name, public=public, host=host, created=now, expires=now + seconds)
+        record = InvitationRecord(name=name, public=public, host=host, created=now, expires=now + seconds,
+                                  role=role, member=member)  # type: ignore[arg-type]
         key = invitation_key(name)
         story = HistoryRecord(when=now, decision="invite", **self.term.signature(), reason=(
-            f"{host or 'a host'} may join within {seconds:.0f} s by {name}"))
+            f"{member or host or 'a host'} may join{'' if role == 'node' else f' as {role}'} within {seconds:.0f} s by "
+            f"{name}"))
         if not await self.term.write(OF_POOL, story, [absent(key)], [Put(key, encode(record))]):
             raise AlreadyExists(f"there is an invitation {name} already")
         return record
 
+    async def _check_user(self, role: str, member: str) -> None:
+        if role not in ("user", "operator"):
+            raise UsageError(f"an invitation is for a node, a user or an operator, not for {role!r}")
+        check_name(member, "user")
+        if member.startswith(RESERVED):
+            raise UsageError(f"{member!r} is what a host's key is called: choose another name")
+        if await self._registry.get(member_key(member)) is not None:
+            raise AlreadyExists(f"a key called {member} is let in already: choose another name, or `rgpu keys revoke "
+                                f"{member}` first", name=member)
+
     async def join(self, invited: str, host: str, public: str) -> KeyRecord:
         """Let ``host`` in by the invitation whose public key is ``invited``; again with the same key is no error.
 
-        Raises :class:`AuthenticationFailed` (unknown, used, expired, for another host), :class:`AlreadyExists`
-        while another node has the name.
+        Raises :class:`AuthenticationFailed` (unknown, used, expired, for another host or for a user),
+        :class:`AlreadyExists` while another node has the name.
         """
-        registry, now = self._registry, self.term.clock.wall()
         check_host_name(host)
+
+        def who(invitation: InvitationRecord) -> KeyRecord:
+            if invitation.role != "node":
+                raise AuthenticationFailed(f"this invitation is for the {invitation.role} {invitation.member}, who "
+                                           "uses it by `rgpu login`, not for a host")
+            if invitation.host not in ("", host):
+                raise AuthenticationFailed(f"this invitation is for {invitation.host}, not for {host}")
+            return KeyRecord(name=node_name(host), role="node", public=public)
+
+        return await self._admit(invited, public, who, host)
+
+    async def login(self, invited: str, public: str) -> KeyRecord:
+        """Let the user in whom the invitation names, by a key made on the user's machine; as :meth:`join`."""
+
+        def who(invitation: InvitationRecord) -> KeyRecord:
+            if invitation.role == "node":
+                raise AuthenticationFailed("this invitation is for a host, which uses it by `rgpu server --join`; a "
+                                           "user's is made by `rgpu keys invite --user NAME`")
+            return KeyRecord(name=invitation.member, role=invitation.role, public=public)
+
+        return await self._admit(invited, public, who)
+
+    async def _admit(self, invited: str, public: str, who: Callable[[InvitationRecord], KeyRecord],
+                     host: str = "") -> KeyRecord:
+        registry, now = self._registry, self.term.clock.wall()
         for _ in range(TRIES):
             entry = await self._invitation(invited)
             invitation = decode(entry.value, InvitationRecord, entry.key)
+            record = who(invitation)
+            kind = "host" if record.role == "node" else "login"
             if invitation.used_by not in ("", public):
-                raise AuthenticationFailed("this invitation was used already: it is good for one host")
+                raise AuthenticationFailed(f"this invitation was used already: it is good for one {kind}")
             if now > invitation.expires:
                 raise AuthenticationFailed("this invitation has expired: ask for another one (`rgpu keys invite`)")
-            if invitation.host not in ("", host):
-                raise AuthenticationFailed(f"this invitation is for {invitation.host}, not for {host}")
-            key = member_key(node_name(host))
+            key = member_key(record.name)
             known = await registry.get(key)
             if known is not None and decode(known.value, KeyRecord, key).public != public:
-                raise AlreadyExists(f"a node called {host} belongs to the pool already, with another key; "
-                                    f"`rgpu leave {host}` removes it", host=host)
-            record = KeyRecord(name=node_name(host), role="node", public=public)
-            story = HistoryRecord(when=now, host=host, decision="admit", **self.term.signature(),
-                                  reason=f"{host} joined by {invitation.name}")
+                raise AlreadyExists(
+                    f"a node called {host} belongs to the pool already, with another key; `rgpu leave {host}` removes "
+                    "it" if host else f"a key called {record.name} is let in already, another one: ask for an "
+                    "invitation under another name", name=record.name)
+            story = HistoryRecord(
+                when=now, host=host, decision="admit", **self.term.signature(),
+                reason=f"{host} joined by {invitation.name}" if host else
+                f"the {record.role} {record.name} logged in by {invitation.name}")
             operations: list[Operation] = [Put(entry.key, encode(invitation.replace(used_by=public))),
                                            Put(key, encode(record))]
             compares = [unchanged(entry.key, entry.mod_revision), unchanged(key, known.mod_revision if known else 0)]
-            if await self.term.write(OF_HOST + host, story, compares, operations):
+            if await self.term.write(OF_HOST + host if host else OF_POOL, story, compares, operations):
                 return record
         raise Conflict("the invitation changes too fast")
 

@@ -350,7 +350,10 @@ class KeyRecord(Record, frozen=True, kw_only=True):
 
 
 class InvitationRecord(Record, frozen=True, kw_only=True):
-    """``invitations/NAME``. ``used_by``: public key of the node that joined by it; empty: nobody yet."""
+    """``invitations/NAME``. ``used_by``: public key of the node or user that it let in; empty: nobody yet.
+
+    ``role``, ``member``: of whom it lets in; ``host``: the only host that may use it, if that is a node.
+    """
 
     v: int = SCHEMA
     name: Name
@@ -359,6 +362,8 @@ class InvitationRecord(Record, frozen=True, kw_only=True):
     created: Seconds = 0.0
     expires: Seconds
     used_by: Text = ""
+    role: Literal["user", "node", "operator"] = "node"
+    member: Annotated[str, Meta(max_length=63)] = ""
 
 
 class HistoryRecord(Record, frozen=True, kw_only=True):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
-from typing import Any
 
 import structlog
 
-from rgpu.link.control.control_client import ControlClient
-from rgpu.link.invitations import Token, decode
+from rgpu.link import admission
+from rgpu.link.invitations import decode
 from rgpu.link.keys import (
     SECRET_BYTES,
     Endpoint,
@@ -22,13 +20,9 @@ from rgpu.link.keys import (
     write_file,
 )
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
-from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, Refused
+from rgpu.session.errors import AlreadyExists, Corrupt, Refused, UsageError
 
 log = structlog.get_logger(__name__)
-
-#: A node may hear of an invitation a moment after it was made.
-LET_IN_SECONDS = 10.0
-AGAIN_SECONDS = 0.5
 
 
 def join(files: PoolFiles, host: str, text: str) -> None:
@@ -40,6 +34,9 @@ def join(files: PoolFiles, host: str, text: str) -> None:
     registry serves one host), :class:`PoolUnavailable`.
     """
     token = decode(text)
+    if token.role != "node":
+        raise UsageError(f"this invitation is for the {token.role} {token.member}, who uses it by `rgpu login`; a "
+                         "host's is made by `rgpu keys invite --host NAME`")
     if files.description_path.exists():
         known = files.read_description().id
         if known != token.pool:
@@ -49,7 +46,7 @@ def join(files: PoolFiles, host: str, text: str) -> None:
             log.info("this host belongs to the pool already", host=host, pool=known)
             return
     pair = _node_key(files, host)
-    answer = _ask(token, host, pair)
+    answer = admission.ask(token, "pool.join", {"host": host, "public": pair.public})
     registry, cluster = str(answer["registry"]), str(answer["cluster"])
     _check_registry(registry, cluster, host)
     secret = answer["secret"]
@@ -72,22 +69,6 @@ def _node_key(files: PoolFiles, host: str) -> KeyPair:
     pair = KeyPair.create("node", host)
     pair.save(path)
     return pair
-
-
-def _ask(token: Token, host: str, pair: KeyPair) -> dict[str, Any]:
-    deadline = time.monotonic() + LET_IN_SECONDS
-    with ControlClient(token.keys(), token.endpoints) as client:
-        while True:
-            try:
-                return dict(client.call("pool.join", {"host": host, "public": pair.public}, timeout=30))
-            except AuthenticationFailed as error:
-                # Only "this key is not known" may pass; an invitation that was used stays used.
-                if "address" not in error.detail:
-                    raise
-                if time.monotonic() > deadline:
-                    raise AuthenticationFailed("the pool knows no such invitation: it has expired, was used, or was "
-                                               "withdrawn; ask for another one (`rgpu keys invite`)") from error
-                time.sleep(AGAIN_SECONDS)
 
 
 def _check_registry(address: str, cluster: str, host: str) -> None:

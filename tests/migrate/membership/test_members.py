@@ -72,6 +72,53 @@ def test_who_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, test)
 
 
+def test_a_user_logs_in_once_by_a_key_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        members = world.coordinator.members
+        for role, name in (("root", "anna"), ("user", ""), ("user", "../a"), ("user", "node-a"), ("operator", "a b")):
+            with pytest.raises(UsageError):
+                await members.invite("bad", PAIR.public, role=role, member=name)
+        await members.invite(PAIR.name, PAIR.public, role="operator", member="anna")
+        key, other = KeyPair.create("operator", "anna"), KeyPair.create("operator", "anna")
+        with pytest.raises(AuthenticationFailed, match=r"for the operator anna, who uses it by `rgpu login`"):
+            await members.join(PAIR.public, "x", NODE.public)
+        made = await members.login(PAIR.public, key.public)
+        assert (made.name, made.role, made.public, made.origin) == ("anna", "operator", key.public, "")
+        await world.take_over()  # its answer was lost
+        members = world.coordinator.members
+        assert await members.login(PAIR.public, key.public) == made
+        with pytest.raises(AuthenticationFailed, match="good for one login"):
+            await members.login(PAIR.public, other.public)
+        with pytest.raises(AlreadyExists, match="keys revoke anna"):
+            await members.invite("again", new_pair().public, role="user", member="anna")
+        hosts = new_pair()
+        await members.invite(hosts.name, hosts.public, host="x")
+        with pytest.raises(AuthenticationFailed, match="is for a host"):
+            await members.login(hosts.public, key.public)
+        late = new_pair()
+        await members.invite(late.name, late.public, role="user", member="bob", seconds=60.0)
+        now = world.coordinator.term.clock.wall()
+        monkeypatch.setattr(world.coordinator.term.clock, "wall", lambda: now + 61)
+        with pytest.raises(AuthenticationFailed, match="expired"):
+            await members.login(late.public, KeyPair.create("user", "bob").public)
+        assert [entry.key for entry in (await world.registry.list(KEYS)).entries] == [f"{KEYS}anna"]
+
+    run(tmp_path, test)
+
+
+def test_two_invitations_of_one_name_let_one_in(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        members = world.coordinator.members
+        pairs = [new_pair(), new_pair()]
+        for pair in pairs:
+            await members.invite(pair.name, pair.public, role="user", member="anna")
+        outcomes = await asyncio.gather(*(members.login(pair.public, KeyPair.create("user", "anna").public)
+                                          for pair in pairs), return_exceptions=True)
+        assert sorted(type(one).__name__ for one in outcomes) == ["AlreadyExists", "KeyRecord"], outcomes
+
+    run(tmp_path, test)
+
+
 def test_a_host_with_sessions_or_a_daemon_is_not_forgotten(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         members = world.coordinator.members

@@ -23,7 +23,7 @@ class MemberVerbs:
         self._address = address
         self.table: dict[str, LeaderVerb] = {
             "keys.invite": self._invite, "keys.revoke": self._revoke, "pool.join": self._join,
-            "node.remove": self._remove}
+            "pool.login": self._login, "node.remove": self._remove}
 
     def register(self, control: ControlServer) -> None:
         """Answer what any node knows: whom it lets in."""
@@ -36,18 +36,28 @@ class MemberVerbs:
     async def _invite(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         record = await self._members.invite(
             check_name(str(args["name"])), check_public(str(args["public"])), host=str(args.get("host") or ""),
+            role=str(args.get("role") or "node"), member=str(args.get("member") or ""),
             seconds=float(args.get("seconds") or 3600.0))
-        return {"name": record.name, "expires": record.expires, "pool": self._files.read_description().id}
+        return {"name": record.name, "expires": record.expires, "role": record.role, "member": record.member,
+                "pool": self._files.read_description().id}
 
     async def _join(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         """``actor``: who has the invitation's key, proven by the link; ``args["public"]``: the node's own."""
         host = check_name(str(args["host"]), "host")
         await self._members.join(actor.public, host, check_public(str(args["public"])))
-        nodes = await self._records.nodes()
         return {"pool": self._files.read_description().id, "secret": self._files.secret(),
                 "registry": self._address, "cluster": self._records.registry.cluster_id,
-                "endpoints": [{"address": n.control, "public": n.public_key, "host": n.host}
-                              for n in nodes.values() if n.control]}
+                "endpoints": await self._endpoints()}
+
+    async def _login(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
+        """``actor``: as for a host; ``args["public"]``: the key of the user's machine. No secret travels."""
+        record = await self._members.login(actor.public, check_public(str(args["public"])))
+        return {"pool": self._files.read_description().id, "name": record.name, "role": record.role,
+                "endpoints": await self._endpoints()}
+
+    async def _endpoints(self) -> list[dict[str, str]]:
+        nodes = await self._records.nodes()
+        return [{"address": n.control, "public": n.public_key, "host": n.host} for n in nodes.values() if n.control]
 
     async def _revoke(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         await self._members.revoke(check_name(str(args["name"])))
