@@ -16,9 +16,19 @@ from rich.console import Console
 from rgpu.cli import tables
 from rgpu.cli.settings import Settings
 from rgpu.session.errors import RgpuError
+from rgpu.session.printable import printable
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class Terminal(Console):
+    """A console that obeys nothing in the texts it prints: they may be strangers'."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as :meth:`rich.console.Console.print`, text made harmless."""
+        super().print(*(printable(one, keep="\n\t") if isinstance(one, str) else one for one in objects), **options)
+
+
+out = Terminal(highlight=False, soft_wrap=True)
+err = Terminal(stderr=True, highlight=False, soft_wrap=True)
 
 
 def output_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ import click
 from rich.cells import cell_len, set_cell_size
 
 from rgpu.session.errors import PoolUnavailable, UsageError
+from rgpu.session.printable import printable
 
 GAP = "  "
 LEAST_TEXT = 20  #: terminal columns that free text keeps before other columns go
@@ -45,8 +46,7 @@ class Column:
     def cell(self, row: Row) -> str:
         """The text of a row, in one line, without characters that a terminal obeys."""
         value = self.value(row)
-        shown = "" if value is None else " ".join(self.text(value).split())
-        return "".join(c if c.isprintable() else "?" for c in shown)
+        return printable("" if value is None else " ".join(self.text(value).split()))
 
 
 def lines(columns: Sequence[Column], rows: Iterable[Row], width: int | None = None, wide: bool = False,
@@ -182,7 +182,7 @@ class Listing:
             print(as_yaml(rows), end="---\n" if compact else "")
         elif self.output == "name":
             for name in dict.fromkeys(str(row[self.name]) for row in rows):
-                print(name)
+                print(printable(str(name)))
         else:
             show(self.columns, rows, self.output == "wide")
 
@@ -196,7 +196,7 @@ class Listing:
             try:
                 rows = look()
             except PoolUnavailable as error:  # it may be back with the next look
-                print(f"rgpu: {error.message}", file=sys.stderr, flush=True)
+                print(f"rgpu: {printable(error.message)}", file=sys.stderr, flush=True)
             else:
                 print("\033[H\033[2J" if clear else "", end="")
                 self.print(rows, compact=True)

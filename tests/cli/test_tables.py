@@ -157,4 +157,4 @@ def test_columns_go_in_their_order_and_text_is_cut_first() -> None:
     assert [len(line) for line in lines(columns, rows, 60)[1:]] == [60] and lines(columns, rows, 60)[1].endswith("t…")
     assert lines(columns, rows, 5)[1].startswith("n" * 10), "a name is never broken"
     assert fitting(columns, {"NAME": 4, "A": 1, "B": 1, "TEXT": 4}, None)[0] == columns
-    assert lines(columns, [("a\nb\x1b[31m", 1, None, "x")])[1] == "a b?[31m  1     x"
+    assert lines(columns, [("a\nb\x1b[31m", 1, None, "x")])[1] == "a b\\x1b[31m  1     x"

@@ -18,6 +18,7 @@ from rgpu.session.calls.wire import BY_ID, BY_NAME
 from rgpu.session.errors import Corrupt, NotFound, UsageError
 from rgpu.session.journal.record import AWAITED, Record
 from rgpu.session.journal.recording import SUFFIX, Recording
+from rgpu.session.printable import printable
 
 #: Arguments that are printed as addresses.
 ADDRESSES = ("address", "destination", "source")
@@ -77,7 +78,7 @@ def show(path: Path, limit: int, first: int, last: int, calls: tuple[str, ...], 
                 or thread is not None and record.thread != thread:
             continue
         row = _row(record)
-        print((",\n" if shown else "") + json.dumps(row) if output != "text" else _line(row),
+        print((",\n" if shown else "") + json.dumps(row) if output != "text" else printable(_line(row)),
               end="" if output != "text" else "\n")
         shown += 1
     if output != "text":

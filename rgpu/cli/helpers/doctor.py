@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from rich.markup import escape
 
 from rgpu.cli import common
 from rgpu.cli.helpers import doctor_pool
@@ -41,7 +42,7 @@ def command(pool: str | None, output: str) -> None:
 def _show(findings: list[dict[str, Any]]) -> None:
     for finding in findings:
         mark = "[green]ok  [/green]" if finding["ok"] else "[red]FAIL[/red]"
-        common.out.print(f"{mark} {finding['check']}: {finding['found']}")
+        common.out.print(f"{mark} {escape(finding['check'])}: {escape(finding['found'])}")
         if not finding["ok"] and finding["advice"]:
             common.out.print(f"     {finding['advice']}", markup=False)
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from rich.text import Text
 
 from rgpu.cli import common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
 from rgpu.session.errors import NotFound, NotPermitted, UsageError
+from rgpu.session.printable import printable
 
 VERBS = ("status", "abort")
 
@@ -108,9 +110,11 @@ def _move(client: Any, arguments: dict[str, Any], *, quiet: bool) -> dict[str, A
     if quiet:
         return dict(client.call("session.migrate", arguments, timeout=1300))
     session, host = arguments["session"], arguments["host"]
-    with common.err.status(f"moving {session} to {host}") as status:
-        return dict(client.call("session.migrate", arguments, timeout=1300,
-                                on_progress=lambda p: status.update(f"moving {session} to {host}: {_progress(p)}")))
+    with common.err.status(Text(f"moving {session} to {host}")) as status:
+        def far(progress: dict[str, Any]) -> None:
+            status.update(Text(printable(f"moving {session} to {host}: {_progress(progress)}")))
+
+        return dict(client.call("session.migrate", arguments, timeout=1300, on_progress=far))
 
 
 def _progress(progress: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from rgpu.cli import common, tables
 from rgpu.cli.pool import connect
 from rgpu.cli.sessions.history import about
 from rgpu.session.errors import PoolUnavailable
+from rgpu.session.printable import printable
 
 WAIT_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
@@ -54,4 +55,4 @@ def _print(events: list[dict[str, Any]], kind: str | None, output: str) -> None:
             by = f" (by {event['actor']})" if event.get("actor") else ""
             line = f"{common.moment(event['when'])}  {about(event):20}  {event['decision']:12}  {event['reason']}{by}"
             print(json.dumps(event) if output == "json" else f"---\n{tables.as_yaml(event)}".rstrip()
-                  if output == "yaml" else line, flush=True)
+                  if output == "yaml" else printable(line), flush=True)

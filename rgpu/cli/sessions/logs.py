@@ -7,6 +7,7 @@ import click
 from rgpu.cli import common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
+from rgpu.session.printable import printable
 
 
 @click.command("logs")
@@ -20,4 +21,4 @@ def command(session: str, lines: int, operator: bool, pool: str | None, output: 
     """Print the newest lines of the log of SESSION's worker."""
     with connect(common.settings(pool=pool), common.role(operator)) as client:
         value = client.call("session.logs", {"session": session, "lines": lines})
-    common.emit(value, output, lambda v: print("\n".join(v["lines"])))
+    common.emit(value, output, lambda v: print("\n".join(printable(line, keep="\t") for line in v["lines"])))

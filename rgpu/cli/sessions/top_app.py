@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import ClassVar
 
+from rich.markup import escape
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.widgets import DataTable, Footer, Static
@@ -24,6 +25,7 @@ from rgpu.cli.sessions.top_tables import (
     session_rows,
 )
 from rgpu.session.errors import RgpuError
+from rgpu.session.printable import printable
 
 TABLES: tuple[tuple[str, tuple[str, ...], Callable[[Picture], Rows]], ...] = (
     ("nodes", NODE_COLUMNS, node_rows), ("sessions", SESSION_COLUMNS, session_rows),
@@ -78,19 +80,19 @@ class TopApp(App[None]):
                 try:
                     self.show(await asyncio.to_thread(self._look))
                 except RgpuError as error:
-                    trouble = error.message
+                    trouble = printable(error.message)
                 self._trouble.update(trouble)
             await asyncio.sleep(self._interval)
 
     def show(self, picture: Picture) -> None:
         """Fill the tables; the cursor stays on its line."""
-        self._headline.update(headline(picture))
+        self._headline.update(printable(headline(picture)))
         for name, _, rows in TABLES:
             table, found = self.table(name), rows(picture)
             line = table.cursor_row
             table.clear()
             for row in found:
-                table.add_row(*row)
+                table.add_row(*(escape(printable(cell)) for cell in row))
             if found:
                 table.move_cursor(row=min(line, len(found) - 1))
         self.looks += 1

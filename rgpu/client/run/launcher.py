@@ -26,6 +26,7 @@ from rgpu.link.description import MOST, named, remember
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.link.local.promptness import keep_prompt
 from rgpu.session.errors import AlreadyExists, NotFound, PoolUnavailable, Refused, RgpuError, UsageError
+from rgpu.session.printable import printable
 
 log = structlog.get_logger(__name__)
 
@@ -171,8 +172,8 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
     options = Options(name, memory, recover, journal_limit, journal_dir, on_full, extra or {}, record,
                       checkpoint_every, max_replay, divergence, same_host)
     keep_prompt()
-    agent = Agent(options, keys, endpoints, complain=lambda line: print(line, file=sys.stderr, flush=True),
-                  described=lambda: described(files, description.id), learned=learned)
+    agent = Agent(options, keys, endpoints, complain=_complain, described=lambda: described(files, description.id),
+                  learned=learned)
     try:
         agent.start()
         status = 0 if lazy else _place(agent, shutil.which(command[0]) or command[0])
@@ -212,6 +213,11 @@ def _place(agent: Agent, program: str) -> int:
         for number, handler in old.items():
             signal.signal(number, handler)
     return -came[0] if came else 0
+
+
+def _complain(line: str) -> None:
+    """Tell the user, in words that may be the pool's or another user's."""
+    print(printable(line, keep="\n"), file=sys.stderr, flush=True)
 
 
 def _driver_version(agent: Agent) -> int | None:
