@@ -52,11 +52,11 @@ KINDS = (
     Kind("jax", "jax_train.py", (), 1500, memory="4GiB"),
     Kind("cupy", "cupy_pools.py", (), 1500),
     Kind("numba", "numba_life.py", (), 1500, 300),
-    Kind("cpp", "callbacks.cu", (), 3000, 500),
+    Kind("cpp", "callbacks.cu", (), 300, 500),
     Kind("cudart", "cudart_streams.py", (), 3000, 600),
     Kind("prefetch", "prefetch.py", (), 3000, 500),
     # Not on the cpu device: that is not ahead of the CPU, so that the race shows undisturbed.
-    Kind("prefetch-racy", "prefetch.py", ("--racy",), 3000),
+    Kind("prefetch-racy", "prefetch.py", ("--racy",), 1000),
     Kind("mapped", "mapped.py", (), 2000, 400),
     Kind("graphs", "graphs.py", (), 2000, 500),
     Kind("churn", "churn.py", (), 2000, 400),

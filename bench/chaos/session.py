@@ -71,6 +71,7 @@ class SessionRun:
         self.name = f"{plan.kind}-{plan.number}"
         self.case = Case(plan)
         self._slack = 1.0  #: times the patience that is left to it
+        self._calls, self._got_on = -1, 0.0  #: of its worker, and when that was seen
         full = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", self.name, "--memory", memory, "--queue", "--",
                 *command]
         self.program = Running(full, {**pool.environment, **environment}, folder / self.name)
@@ -134,10 +135,10 @@ class SessionRun:
         return self._until(lambda: not self.disturber.busy or time.monotonic() > until)
 
     def _watch(self) -> None:
-        """Silence of the program, since it was last disturbed too, is a verdict."""
+        """Silence of the program, since it was last disturbed or its session got on, is a verdict."""
         now = time.monotonic()
-        quiet = now - max(self.program.last, self.disturber.busy_until)
-        if quiet > self.limits.patience * (self._slack if self.program.marks else SLOW):
+        quiet = now - max(self.program.last, self.disturber.busy_until, self._got_on)
+        if quiet > self.limits.patience * (self._slack if self.program.marks else SLOW) and not self._gets_on(now):
             if self._slack < SLOW and self.pool.row(self.name).get("state") != "running":
                 self._slack += 0.25  # others disturb the daemons, too: a recovery begins again then
                 return
@@ -146,6 +147,14 @@ class SessionRun:
         elif now > self.limits.late:
             self.case.verdict = LATE
             self.case.text = f"only at step {len(self.program.marks)} of {self.steps} when time was up"
+
+    def _gets_on(self, now: float) -> bool:
+        """Whether its worker is further in its calls than when that was last asked: a replay prints nothing."""
+        calls = self.pool.row(self.name).get("calls")
+        further = isinstance(calls, int) and calls != self._calls
+        if further:
+            self._calls, self._got_on = calls, now
+        return further
 
     def _judge(self) -> None:
         while self.program.alive and not self.case.verdict and not self.over.is_set():
