@@ -110,9 +110,15 @@ class Device(Protocol):
     def destroy_stream(self, stream: int) -> None: ...
     def create_event(self, event: int, context: int, flags: int) -> None: ...
     def destroy_event(self, event: int) -> None: ...
-    def load(self, module: int, binary: bytes, options: bytes, library: bool,
-             device: int = 0) -> tuple[ModuleTable, str]:
-        """Load on one of the session's devices; returns the table and the compiler's log. Raises DeviceError."""
+    def load(self, module: int, binary: bytes, options: bytes, library: bool, device: int = 0,
+             places: Sequence[GlobalVariable] = ()) -> tuple[ModuleTable, str]:
+        """Load on one of the session's devices; returns the table and the compiler's log. Raises DeviceError.
+
+        ``places``: where its variables stood before; in a rebuild the device does what it can to put them there.
+        """
+
+    def placed(self) -> None:
+        """The modules of a rebuild are loaded: give back what was taken to place them."""
 
     def unload(self, module: int) -> None: ...
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:

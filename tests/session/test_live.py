@@ -575,6 +575,19 @@ def test_contents_go_ahead_once_and_are_numbers_then() -> None:
     assert [record.seq for record in made.rest(live.structural_calls())] == [3, 6]
 
 
+def test_a_rebuild_knows_where_variables_stood() -> None:
+    live = _session()
+    there = live.variables()
+    assert set(there) == {2, 4, 5} and all(there.values())
+    assert LiveObjects.from_dict(live.to_dict()).variables() == there
+    assert ahead.Ahead.decode(ahead.of(live).encode()).variables() == there
+    older = msgspec.msgpack.decode(ahead.of(live).encode())
+    older[1] = [row[:6] for row in older[1]]
+    assert ahead.Ahead.decode(msgspec.msgpack.encode(older)).variables() == {}, "an older source does not tell"
+    live.apply(call(6, "module_unload", module=17))
+    assert set(live.variables()) == {2, 5}
+
+
 def test_what_comes_behind_a_load_that_is_not_answered_is_made_in_its_order() -> None:
     live = _session()
     live.apply(_load(6, 19, b"third"))

@@ -25,6 +25,7 @@ from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt, RecoveryFailed
 from rgpu.session.journal.record import Record
 from rgpu.session.objects.live import LOAD, LiveObjects
+from rgpu.session.objects.module_table import GlobalVariable
 
 _CONTEXT = BY_NAME["context_create"].id
 CALLS = frozenset(BY_NAME[name].id for name in (
@@ -39,6 +40,8 @@ class _Row(msgspec.Struct, array_like=True):
     flags: int
     args: bytes
     payload: int  #: number of a module's contents, or −1
+    #: (name, address, size) of a module's variables; an older source does not tell
+    variables: tuple[tuple[str, int, int], ...] = ()
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -80,6 +83,10 @@ class Ahead:
         return [Record(row.seq, row.call_id, row.args, self.contents[row.payload] if row.payload >= 0 else b"",
                        row.thread, row.flags) for row in self.rows]
 
+    def variables(self) -> dict[int, tuple[GlobalVariable, ...]]:
+        """Where the variables of each module stand at the source, by the position of its load."""
+        return {row.seq: tuple(GlobalVariable(*each) for each in row.variables) for row in self.rows if row.variables}
+
     # -- the last pause ---------------------------------------------------------------
     def shorten(self, objects: dict[str, Any]) -> dict[str, Any]:
         """Of :meth:`LiveObjects.to_dict` of the same objects later: contents that the other side has as numbers."""
@@ -110,6 +117,7 @@ def of(live: LiveObjects) -> Ahead:
     contents: list[bytes] = []
     numbers: dict[int, int] = {}
     rows: list[_Row] = []
+    variables = live.variables()
     for call in live.structural_calls():
         if call.call_id not in CALLS:
             continue
@@ -121,5 +129,6 @@ def of(live: LiveObjects) -> Ahead:
                 break  # nobody knows whether it stays; what comes behind it is made in order
             if (number := numbers.setdefault(id(call.payload), len(contents))) == len(contents):
                 contents.append(call.payload)
-        rows.append(_Row(call.seq, call.call_id, call.thread, call.flags, call.args, number))
+        rows.append(_Row(call.seq, call.call_id, call.thread, call.flags, call.args, number,
+                         tuple((one.name, one.address, one.size) for one in variables.get(call.seq, ()))))
     return Ahead(contents, rows)

@@ -197,6 +197,11 @@ class LiveObjects:
         return [(seq, item.number, item.digest, item.ended is None)
                 for seq, item in sorted(self._objects.items()) if item.kind == "module"]
 
+    def variables(self) -> dict[int, tuple[GlobalVariable, ...]]:
+        """Where the variables of each loaded module stand, by the position of its load."""
+        return {seq: item.answer.globals for seq, item in self._objects.items()
+                if item.kind == "module" and item.answer is not None and item.answer.globals}
+
     @property
     def payload_bytes(self) -> int:
         """Bytes of module contents held."""

@@ -38,6 +38,9 @@ class PlainDevice:
         self.memory[region.address] = (region, memory)
         return memory
 
+    def placed(self) -> None:
+        """No module was placed."""
+
     def _find(self, address: int, size: int) -> np.ndarray[Any, Any]:
         for region, data in self.memory.values():
             if region.address <= address and address + size <= region.address + region.size:

@@ -36,6 +36,7 @@ from rgpu.server.device.cpu.streams import Fault, Streams
 from rgpu.server.device.hardware import HARDWARE
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.graphs import Node
+from rgpu.session.objects.module_table import GlobalVariable
 
 log = structlog.get_logger(__name__)
 
@@ -169,10 +170,14 @@ class CpuDevice:
         with self._streams.schedule.mutex:
             self._streams.schedule.destroy_event(event)
 
-    def load(self, module: int, binary: bytes, options: bytes, library: bool,
-             device: int = 0) -> tuple[ModuleTable, str]:
+    def load(self, module: int, binary: bytes, options: bytes, library: bool, device: int = 0,
+             places: Sequence[GlobalVariable] = ()) -> tuple[ModuleTable, str]:
+        """Variables follow from the order of loads alone."""
         self._check_device(device)
         return self._modules.load(module, bytes(binary), self._first + device, options)
+
+    def placed(self) -> None:
+        """Nothing was taken."""
 
     def unload(self, module: int) -> None:
         self._modules.unload(module)

@@ -34,6 +34,7 @@ from rgpu.server.device.cuda.memory.peer import CudaPeer
 from rgpu.server.device.cuda.memory.placing import Placing, one_heap
 from rgpu.server.device.cuda.memory.ring import CudaRing
 from rgpu.server.device.cuda.memory.staging import Staging
+from rgpu.server.device.cuda.memory.steering import Fillers, driver_fillers, steer
 from rgpu.server.device.cuda.memory.zeroing import Zeroing
 from rgpu.server.device.cuda.work import clusters, modules, tensormap
 from rgpu.server.device.cuda.work.graphs import Graphs
@@ -44,7 +45,7 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.graphs import KernelNode, Node
-from rgpu.session.objects.module_table import ModuleTable
+from rgpu.session.objects.module_table import GlobalVariable, ModuleTable
 
 CUDA_ERROR_INVALID_VALUE = 1
 CUDA_ERROR_INVALID_DEVICE = 101
@@ -114,6 +115,7 @@ class CudaDevice:
             gpu.reference_time = self.clock()
         self.completion.start()
         self._placing = Placing()
+        self._filled: dict[int, Fillers] = {}  #: by GPU; while a session is rebuilt
 
     def _use(self, number: int = 0) -> None:
         """Make a GPU's context current in this thread."""
@@ -277,11 +279,13 @@ class CudaDevice:
             raise DeviceError(f"event {event} does not exist", CUDA_ERROR_INVALID_HANDLE)
         return self._events[event]
 
-    def load(self, module: int, binary: bytes, options: bytes, library: bool,
-             device: int = 0) -> tuple[ModuleTable, str]:
+    def load(self, module: int, binary: bytes, options: bytes, library: bool, device: int = 0,
+             places: Sequence[GlobalVariable] = ()) -> tuple[ModuleTable, str]:
         self._use(device)
         with self._placing.still():
-            loaded, text = modules.load(binary, options, library, self.facts.compute_capability)
+            loaded, text = steer(lambda: modules.load(binary, options, library, self.facts.compute_capability),
+                                 lambda made: modules.unload(made[0]), lambda made: made[0].table.globals, places,
+                                 self._fillers(device))
         self._modules[module], self._module_homes[module] = loaded, device
         if loaded.prints and self.text is not None:
             self.text.loaded()
@@ -302,6 +306,18 @@ class CudaDevice:
         self._unloaded.append((self._module_homes.pop(module), unloaded))
         self._place_variables()
         self._end_modules()
+
+    def _fillers(self, number: int) -> Fillers:
+        if number not in self._filled:
+            self._filled[number] = driver_fillers()
+        return self._filled[number]
+
+    def placed(self) -> None:
+        """Free the fillers of a rebuild: all its modules are loaded."""
+        for number, fillers in self._filled.items():
+            self._use(number)
+            fillers.release()
+        self._filled.clear()
 
     def _place_variables(self) -> None:
         if len(self.gpus) > 1:

@@ -26,6 +26,7 @@ from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record
 from rgpu.session.objects import graphs, module_table
+from rgpu.session.objects.module_table import GlobalVariable
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +60,8 @@ class Executor:
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
         self.make_room: Callable[[], bool] = lambda: False  #: asked when the device has no memory left: try again?
         self._contexts: dict[int, int] = {}  #: the session's number of each one's device
+        #: where variables of modules stood, by the position of the load: while a session is rebuilt
+        self.places: dict[int, tuple[GlobalVariable, ...]] = {}
         self.restored = 0  #: the position that the session was rebuilt at: work up to there is over
 
     @property
@@ -231,7 +234,7 @@ class Executor:
         binary = bytes(record.payload)  # the buffer that it came in may be used again
         try:
             table, text = self.device.load(args.module, binary, bytes(args.options), bool(args.library),
-                                           self._contexts.get(args.context, 0))
+                                           self._contexts.get(args.context, 0), self.places.get(record.seq, ()))
         except DeviceError as error:
             log.warning("a module binary does not load", seq=record.seq, bytes=len(record.payload), result=error.result,
                         reason=error.message[:400])
