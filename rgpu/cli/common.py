@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from rgpu.cli import tables
+from rgpu.cli import suggesting, tables
 from rgpu.cli.settings import Settings
 from rgpu.session.errors import RgpuError
 from rgpu.session.printable import printable
@@ -125,7 +126,11 @@ def verb(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except RgpuError as error:
-            fail(error, str(kwargs.get("output")))
+            fail(suggesting.with_nearest(error, kwargs.get("pool")), str(kwargs.get("output")))
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # who read our output has enough: click ends us
+                raise
+            fail(suggesting.of_system(error), str(kwargs.get("output")))
         except KeyboardInterrupt:
             err.print("interrupted")
             sys.exit(130)

@@ -9,6 +9,7 @@ import sys
 import click
 
 from rgpu import __version__
+from rgpu.cli.groups import Group
 
 #: verb → (module, attribute); loaded when used, so that `rgpu run` starts fast.
 VERBS = {
@@ -23,7 +24,7 @@ VERBS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """Imports a verb's module only when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -16,7 +16,7 @@ from rgpu.link.keys import Endpoint, KeyPair, PoolDescription, PoolFiles
 from rgpu.server.node.state_file import daemon_state
 from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError, TimedOut
 
-__all__ = ["connect", "daemon_state", "pool_files", "require_pool", "wait_ready"]
+__all__ = ["connect", "daemon_state", "log_size", "pool_files", "require_pool", "wait_ready"]
 
 START_SECONDS = 40.0
 REFRESH_SECONDS = 10.0  #: of age, after which the addresses are asked for besides what a verb asks
@@ -81,8 +81,11 @@ class PoolClient(ControlClient):
         return result
 
 
-def wait_ready(files: PoolFiles, host: str, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Wait until the daemon wrote that it serves. Raises :class:`PoolUnavailable` with the end of its log."""
+def wait_ready(files: PoolFiles, host: str, process: subprocess.Popen[bytes], since: int = 0) -> dict[str, Any]:
+    """Wait until the daemon wrote that it serves. ``since``: bytes of its log that an earlier run wrote.
+
+    Raises :class:`PoolUnavailable` with what it said last.
+    """
     deadline = time.monotonic() + START_SECONDS
     log = files.root / "nodes" / host / "server.log"
     while True:
@@ -90,14 +93,23 @@ def wait_ready(files: PoolFiles, host: str, process: subprocess.Popen[bytes]) ->
         if state["running"] and state.get("ready") and state["pid"] == process.pid:
             return state
         if process.poll() is not None:
-            raise PoolUnavailable(f"the daemon of {host} ended with status {process.returncode}: {_tail(log)}")
+            raise PoolUnavailable(f"the daemon of {host} ended with status {process.returncode}: {_tail(log, since)}")
         if time.monotonic() > deadline:
-            raise TimedOut(f"the daemon of {host} was not ready after {START_SECONDS:.0f} s: {_tail(log)}")
+            raise TimedOut(f"the daemon of {host} was not ready after {START_SECONDS:.0f} s: {_tail(log, since)}")
         time.sleep(0.03)
 
 
-def _tail(path: Path, size: int = 800) -> str:
+def _tail(path: Path, since: int, size: int = 800) -> str:
+    """The error that the daemon ended with, else the end of its log."""
     try:
-        return path.read_bytes()[-size:].decode(errors="replace").strip()
+        said = path.read_bytes()[since:].decode(errors="replace").strip()
     except OSError:
-        return "it wrote nothing"
+        said = ""
+    errors = [line.removeprefix("rgpu: ") for line in said.splitlines() if line.startswith("rgpu: ")]
+    return errors[-1] if errors else said[-size:] or "it wrote nothing"
+
+
+def log_size(files: PoolFiles, host: str) -> int:
+    """Bytes that the daemons of a host have written into their log so far."""
+    log = files.root / "nodes" / host / "server.log"
+    return log.stat().st_size if log.exists() else 0

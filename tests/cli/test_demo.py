@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,18 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_installed", lambda name: name != "cuda.core")
     with pytest.raises(NotFound, match=r"needs cuda\.core: pip install 'rgpu-live\[examples\]'"):
         demo._example()
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
+    """By the process, before it starts anything."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import cuda.pathfinder as p\ndef no(name): raise p.DynamicLibNotFoundError(name)\n"
+        "p.load_nvidia_dynamic_lib = no\n")
+    done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "demo"], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}, timeout=60)
+    assert done.returncode == NotFound.exit_code and done.stdout == ""
+    assert done.stderr == ("rgpu: the demonstration's program needs NVRTC (nvidia-cuda-nvrtc): "
+                           "pip install 'rgpu-live[examples]'\n")
 
 
 def test_installed() -> None:

@@ -12,7 +12,8 @@ import click
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.store.archive import ArchiveReader, ArchiveWriter, copy_checkpoint
 from rgpu.checkpoint.store.checkpoint_store import CheckpointStore
-from rgpu.cli import common
+from rgpu.cli import asking, common
+from rgpu.cli.groups import Group
 from rgpu.cli.pool import connect
 from rgpu.cli.settings import parse_age
 from rgpu.cli.tables import Column, Listing, list_options
@@ -23,7 +24,7 @@ LONG = 3600.0  #: s that a verification or a collection may take
 PIECE = 4 << 20
 
 
-@click.group("image")
+@click.group("image", cls=Group)
 def command() -> None:
     """Checkpoints: checkpoints of sessions in the pool's store."""
 
@@ -95,16 +96,26 @@ def verify(checkpoint: str, operator: bool, pool: str | None, output: str) -> No
 @command.command("rm")
 @click.argument("checkpoint")
 @_operator
+@asking.yes_option
 @common.pool_option
 @common.output_option
 @common.verb
-def rm(checkpoint: str, operator: bool, pool: str | None, output: str) -> None:
-    """Remove CHECKPOINT; refused for the one that its session would be recovered from."""
+def rm(checkpoint: str, operator: bool, yes: bool, pool: str | None, output: str) -> None:
+    """Remove CHECKPOINT; refused for the one that its session would be recovered from.
+
+    A person at a terminal is asked first.
+    """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
+        asking.confirm(yes, lambda: [_what_is_removed(client.call("image.show", {"image": checkpoint}, timeout=120))])
         result = client.call("image.rm", {"image": checkpoint}, timeout=LONG)
     common.emit(result, output, lambda v: common.out.print(
         f"checkpoint {v['image']} is removed; {v['condemned_packs']} packs go when their readers had time to finish",
         markup=False))
+
+
+def _what_is_removed(shown: dict[str, Any]) -> str:
+    return (f"checkpoint {shown['image']} of {shown['session']} (position {shown['position']}, "
+            f"{common.size(sum(region['size'] for region in shown['regions']))}) is removed for good")
 
 
 @command.command("gc")

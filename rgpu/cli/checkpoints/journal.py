@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from rgpu.cli import common
+from rgpu.cli.groups import Group
 from rgpu.cli.settings import parse_size
 from rgpu.link.logging import configure_logging
 from rgpu.session.calls import decoders
@@ -26,7 +27,7 @@ ADDRESSES = ("address", "destination", "source")
 ENDS = frozenset(BY_NAME[name].id for name in ("memory_free", "memory_free_wait", "memory_unmap"))
 
 
-@click.group("journal")
+@click.group("journal", cls=Group)
 def command() -> None:
     """Journal files and recorded sessions: show, verify, replay, compare.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from rgpu.cli import common
+from rgpu.cli.groups import Group
 
 
-@click.group("config")
+@click.group("config", cls=Group)
 def command() -> None:
     """Look at the configuration."""
 

@@ -60,7 +60,7 @@ def _example() -> Path:
     found = [path for folder in (package, package.parent) if (path := folder / "examples" / "heat.py").is_file()]
     if not found:
         raise NotFound(f"examples/heat.py is neither in {package} nor beside it: install the package again")
-    missing = [name for name in ("cuda.bindings", "cuda.core") if not _installed(name)]
+    missing = [name for name in ("cuda.bindings", "cuda.core") if not _installed(name)] or _no_compiler()
     if missing:
         raise NotFound(f"the demonstration's program needs {' and '.join(missing)}: "
                        "pip install 'rgpu-live[examples]'")
@@ -72,6 +72,17 @@ def _installed(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # its parent package
         return False
+
+
+def _no_compiler() -> list[str]:
+    """The library that compiles the program's kernels, where it is not found."""
+    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+
+    try:
+        load_nvidia_dynamic_lib("nvrtc")
+    except DynamicLibNotFoundError:
+        return ["NVRTC (nvidia-cuda-nvrtc)"]
+    return []
 
 
 class Demo:

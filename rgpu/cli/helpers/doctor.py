@@ -48,13 +48,15 @@ def _show(findings: list[dict[str, Any]]) -> None:
 
 
 def _all(settings: Settings) -> Iterator[Finding]:
-    checks: tuple[Callable[[], Finding], ...] = (_python, _shim, _addresses, _randomisation, _memfd, _boot_clock, _gpu,
-                                                 _box, lambda: _registry(settings))
-    for check in checks:
+    checks: dict[str, Callable[[], Finding]] = {
+        "python": _python, "client library": _shim, "address range": _addresses,
+        "address randomisation": _randomisation, "shared memory": _memfd, "boot clock": _boot_clock, "gpu": _gpu,
+        "box": _box, "registry": lambda: _registry(settings)}
+    for name, check in checks.items():
         try:
             yield check()
         except Exception as error:  # noqa: BLE001 - a check that fails is a finding
-            yield Finding(getattr(check, "__name__", "check").strip("_"), False, str(error))
+            yield Finding(name, False, str(error))
     try:
         yield from doctor_pool.findings(settings)
     except Exception as error:  # noqa: BLE001 - the same

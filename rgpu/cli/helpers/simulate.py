@@ -45,6 +45,8 @@ def command(nodes: Path, tasks: Path, policy: str, rebalance: str, load: float, 
     from rgpu.migrate.simulation import plots, report, trace
     from rgpu.migrate.simulation.run import Options
 
+    if plot is not None:
+        plots.check()  # before the work whose results it draws
     names = list(POLICIES) if policy == "all" else policy.split(",")
     unknown = [name for name in names if name not in POLICIES]
     if unknown:

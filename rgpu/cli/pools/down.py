@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import asking, common
 from rgpu.cli.pool import connect, daemon_state, pool_files
 from rgpu.cli.settings import Settings
 from rgpu.link.keys import PoolFiles
@@ -24,15 +24,21 @@ ORPHAN_SECONDS = 2.0  #: for a worker without daemon to go when it is asked to
 
 @click.command("down")
 @click.option("--purge", is_flag=True, help="Also delete the pool's directory: keys, registry, checkpoints.")
+@asking.yes_option
 @common.local_pool_option
 @common.output_option
 @common.verb
-def command(purge: bool, pool: str | None, output: str) -> None:
-    """Stop every node daemon of the pool on this host; its sessions end."""
+def command(purge: bool, yes: bool, pool: str | None, output: str) -> None:
+    """Stop every node daemon of the pool on this host; its sessions end.
+
+    --purge says what it will delete and asks; without a terminal it needs --yes.
+    """
     files = pool_files(common.settings(pool=pool))
     if not files.description_path.exists():
         raise NotFound(f"there is no pool in {files.root}; `rgpu up` makes one")
     settings = common.settings(pool=pool)
+    if purge:
+        asking.confirm(yes, lambda: _what_is_deleted(files), always=True)
     _end_sessions(settings)
     stopped = []
     states = [daemon_state(files, path.name) for path in sorted((files.root / "nodes").glob("*"))]
@@ -50,6 +56,15 @@ def command(purge: bool, pool: str | None, output: str) -> None:
     if purge:
         shutil.rmtree(files.root)
     common.emit({"stopped": stopped, "purged": purge}, output, _show)
+
+
+def _what_is_deleted(files: PoolFiles) -> list[str]:
+    """What is in the pool's folder that nobody can make again."""
+    keys = len(list((files.root / "keys").glob("*.key")))
+    manifests = sum(1 for _ in (files.root / "images").rglob("*.manifest")) if (files.root / "images").exists() else 0
+    size = sum(path.stat().st_size for path in files.root.rglob("*") if path.is_file() and not path.is_symlink())
+    return [f"every daemon of the pool in {files.root} is stopped, its sessions end, and the folder is deleted: {keys} "
+            f"key pairs, the registry and its history, {manifests} checkpoints, {common.size(size)} in all"]
 
 
 def _end_sessions(settings: Settings) -> None:

@@ -6,15 +6,17 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import asking, common
+from rgpu.cli.groups import Group
 from rgpu.cli.pool import connect, pool_files
+from rgpu.cli.pools import revoking
 from rgpu.cli.settings import parse_age
 from rgpu.link.description import MOST
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.session.errors import NotFound, PoolUnavailable, UsageError, VersionMismatch
 
 
-@click.group("keys")
+@click.group("keys", cls=Group)
 def command() -> None:
     """Make and list the keys of a pool."""
 
@@ -110,18 +112,31 @@ def list_keys(pool: str | None, output: str) -> None:
 
 @command.command("revoke")
 @click.argument("name")
+@asking.yes_option
 @common.pool_option
 @common.output_option
 @common.verb
-def revoke(name: str, pool: str | None, output: str) -> None:
-    """Stop answering the key called NAME: on every node, as soon as the pool's record says so."""
+def revoke(name: str, yes: bool, pool: str | None, output: str) -> None:
+    """Stop answering the key called NAME; returns when every node that answers has stopped.
+
+    For the last operator's key it asks; without a terminal it needs --yes.
+    """
     settings = common.settings(pool=pool)
     files = pool_files(settings)
     files.read_description()
+    keys = revoking.known_keys(settings)
+    if last := revoking.consequences(name, keys):
+        asking.confirm(yes, lambda: last, always=True)
     here = files.authorized.directory / f"{name}.pub"
     if here.exists():  # a daemon of this folder takes it off the record as well
         files.authorized.remove(name)
     else:
         with connect(settings, role="operator") as client:
             client.call("keys.revoke", {"name": name})
-    common.emit({"revoked": name}, output, lambda v: common.out.print(f"revoked {name}", markup=False))
+    silent = sorted({host for key in keys if key["name"] == name
+                     for host in revoking.wait_revoked(settings, str(key["public"]))})
+    if silent:
+        common.err.print(f"these nodes did not answer, and let it in no more when they are back: {', '.join(silent)}",
+                         markup=False)
+    common.emit({"revoked": name, "silent": silent}, output,
+                lambda v: common.out.print(f"revoked {name}", markup=False))

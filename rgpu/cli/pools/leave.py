@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rgpu.cli import common
+from rgpu.cli import asking, common
 from rgpu.cli.helpers import completing
 from rgpu.cli.moves.drain import wait_empty
 from rgpu.cli.pool import connect, pool_files
@@ -24,13 +24,18 @@ STOP_SECONDS = 30.0
 @click.command("leave")
 @click.argument("host", shell_complete=completing.hosts)
 @click.option("--timeout", metavar="TIME", help="Give up when HOST is not empty by then; the drain goes on.")
+@asking.yes_option
 @common.pool_option
 @common.output_option
 @common.verb
-def command(host: str, timeout: str | None, pool: str | None, output: str) -> None:
-    """Drain HOST, stop its daemon, and forget its key: to come back it needs an invitation."""
+def command(host: str, timeout: str | None, yes: bool, pool: str | None, output: str) -> None:
+    """Drain HOST, stop its daemon, and forget its key: to come back it needs an invitation.
+
+    A person at a terminal is asked first.
+    """
     settings = common.settings(pool=pool)
     with connect(settings, role="operator") as client:
+        asking.confirm(yes, lambda: _what_goes(client, host))
         if host in _hosts(client):
             client.call("node.cordon", {"host": host, "state": "draining", "reason": "it leaves the pool"}, timeout=30)
             wait_empty(client, host, parse_seconds(timeout) if timeout else None, lambda status: None)
@@ -38,6 +43,13 @@ def command(host: str, timeout: str | None, pool: str | None, output: str) -> No
         client.call("node.remove", {"host": host}, timeout=30)
     _forget_files(pool_files(settings), host)
     common.emit({"left": host}, output, lambda v: common.out.print(f"{host} has left the pool", markup=False))
+
+
+def _what_goes(client: ControlClient, host: str) -> list[str]:
+    sessions = [s["session"] for s in client.call("session.list", {})["sessions"] if s.get("host") == host]
+    moved = f"its {len(sessions)} sessions ({', '.join(sessions[:10])}) are moved away, " if sessions else ""
+    return [f"{host} leaves the pool: {moved}its daemon is stopped, and its key forgotten: to come back it needs an "
+            "invitation"]
 
 
 def _hosts(client: ControlClient) -> list[str]:

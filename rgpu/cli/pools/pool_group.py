@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from rgpu.cli import common
+from rgpu.cli.groups import Group
 from rgpu.cli.pool import connect
 from rgpu.cli.pools import adopt
 
 
-@click.group("pool")
+@click.group("pool", cls=Group)
 def command() -> None:
     """Look at the pool as a whole; stop its automation, or let it go on; mend its registry."""
 

@@ -14,7 +14,7 @@ import click
 
 from rgpu.checkpoint.blobs import places
 from rgpu.cli import common
-from rgpu.cli.pool import daemon_state, pool_files, wait_ready
+from rgpu.cli.pool import daemon_state, log_size, pool_files, wait_ready
 from rgpu.cli.settings import parse_size
 from rgpu.server.node import belonging
 from rgpu.session.errors import AlreadyExists, PoolUnavailable
@@ -52,12 +52,12 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cac
         files.create()
     for host in hosts:
         belonging.choose("embedded", belonging.look(files, host))
-    processes = {}
+    processes, written = {}, {host: log_size(files, host) for host in hosts}
     for index, host in enumerate(hosts):
         device = devices[index % len(devices)] if devices else "cpu"
         processes[host] = start_daemon(files.root, host, device, device_memory, lease, module_cache_size, more)
     try:
-        states = [wait_ready(files, host, process) for host, process in processes.items()]
+        states = [wait_ready(files, host, process, written[host]) for host, process in processes.items()]
     except BaseException:
         _stop(processes)
         raise

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from rgpu.cli import common
+from rgpu.cli import asking, common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
 
@@ -12,11 +14,23 @@ from rgpu.cli.pool import connect
 @click.command("kill")
 @click.argument("session", shell_complete=completing.sessions)
 @common.operator_option
+@asking.yes_option
 @common.pool_option
 @common.output_option
 @common.verb
-def command(session: str, operator: bool, pool: str | None, output: str) -> None:
-    """End SESSION: its memory returns to the pool, its program's next call fails."""
+def command(session: str, operator: bool, yes: bool, pool: str | None, output: str) -> None:
+    """End SESSION: its memory returns to the pool, its program's next call fails.
+
+    A person at a terminal is asked first.
+    """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
+        asking.confirm(yes, lambda: [_what_ends(client.call("session.describe", {"session": session}))])
         value = client.call("session.kill", {"session": session})
     common.emit(value, output, lambda v: common.out.print(f"{session} ended"))
+
+
+def _what_ends(found: dict[str, Any]) -> str:
+    where = f" on {found['host']}" if found.get("host") else ""
+    memory = f" with {common.size(found['memory_bytes'])}" if found.get("memory_bytes") else ""
+    return (f"{found['session']} ({found.get('command') or 'no program'}), {found['state']}{where} for "
+            f"{common.age(found.get('age_s') or 0.0)}{memory}, ends: its program's next call fails")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,20 @@ SHOWN = {"allocated": "allocated share of the GPUs", "fragmented": "fragmented G
 COLOURS = {"random": "tab:red", "best-fit": "tab:blue", "packing": "tab:orange", "fgd": "tab:green"}
 
 
+def check() -> None:
+    """Raises :class:`UsageError` where nothing can be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install 'rgpu-live[plot]'")
+
+
 def plot(reports: list[dict[str, Any]], folder: Path) -> list[Path]:
     """One file for each of :data:`SHOWN` of which there was any.
 
     Raises :class:`UsageError` without matplotlib, :class:`StoreError` when the folder takes no files.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise UsageError("--plot needs matplotlib: pip install 'rgpu-live[plot]'") from None
+    check()
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -9,7 +9,7 @@ from rgpu.migrate.leader.term.commands import FencedCommands
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records.ownership import FROM, Held, Node
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
-from rgpu.migrate.scheduling.placement import request_for
+from rgpu.migrate.scheduling.placement import mebibytes, request_for
 from rgpu.session.errors import NotFound, Refused, RgpuError
 
 
@@ -61,7 +61,8 @@ class MoveCheck:
         if node is None:
             raise NotFound(f"{self.host} has just left the pool", host=self.host)
         self.node, self.device = node, choice.device
-        self.reason = f"{self.why}; {choice.reason}" if self.why else choice.reason
+        self.reason = f"{self.why}; {choice.reason}" if self.why else \
+            f"asked for: to {choice.device} of {self.host}, where {mebibytes(choice.free)} are free"
 
     async def _check_source(self) -> None:
         """There, and nothing pins the session to it."""

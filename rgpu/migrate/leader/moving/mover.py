@@ -61,6 +61,7 @@ class Mover:
         self._cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._error: RgpuError | None = None
         self._why = ""  #: what decided the move, for whoever asked for it
+        self._unwritten = ""  #: why a decision was perhaps not written
         self._receiver: dict[str, Any] = {}
         self._statistics: dict[str, Any] = {}
         self._epoch = 0
@@ -191,7 +192,9 @@ class Mover:
             return Event("unknown", reason=error.message)
         move = held.record.move
         if move is None or move.id != self.move or not held.record.live:
-            return Event("says_over", reason=held.record.reason)
+            never = f"the registry did not take the beginning of the move: {self._unwritten}" \
+                if self._unwritten and held.record.live else ""
+            return Event("says_over", reason=never or held.record.reason)
         self._source, self._destination = move.source, move.destination
         self._epoch = held.record.epoch - (move.state == "committed")
         if move.state in ("committed", "aborted") and held.record.state != "running":
@@ -248,6 +251,7 @@ class Mover:
             self._error = self._error or error
             return Event("refused", reason=error.message)
         except (UnknownOutcome, PoolUnavailable) as error:
+            self._unwritten = error.message
             return Event("unknown", reason=error.message)
 
     async def _leads_still(self) -> bool:
