@@ -180,7 +180,11 @@ def _read_file(environ: dict[str, str]) -> tuple[Path | None, dict[str, Any]]:
     named = environ.get("RGPU_CONFIG")
     base = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = Path(named) if named else base / "rgpu" / "config.toml"
-    if not path.exists():
+    try:
+        there = path.exists()
+    except PermissionError:  # of another user, as where `runuser` kept HOME
+        there = False
+    if not there:
         if named:
             raise UsageError(f"RGPU_CONFIG names {path}, which does not exist")
         return None, {}

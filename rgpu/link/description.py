@@ -57,8 +57,11 @@ def named(raw: Any) -> list[Endpoint]:
 def change(files: PoolFiles, how: Callable[[PoolDescription], None]) -> bool:
     """Let ``how`` change the description; whether it did. Several processes may do so at once.
 
+    The folder of another user stays as it is: what root wrote there, that user's daemon could not read.
     Raises :class:`NotFound`, :class:`Corrupt`, :class:`OSError`.
     """
+    if os.stat(files.root).st_uid != os.geteuid():
+        return False
     with open(os.open(files.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         before, description = files.read_description(), files.read_description()

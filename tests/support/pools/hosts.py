@@ -55,14 +55,14 @@ def unavailable() -> str:
 
 
 class Network:
-    """A bridge with this machine at .1 and a namespace for each host at .11, .12, .13."""
+    """A bridge with this machine at .1 and a namespace for each host at .11, .12, .13 …"""
 
-    def __init__(self) -> None:
+    def __init__(self, names: tuple[str, ...] = NAMES) -> None:
         self._tag = f"{os.getpid() % 100000}"
         self.bridge = f"rg{self._tag}"
         self.net = f"10.{200 + os.getpid() // 250 % 50}.{os.getpid() % 250}"
         self.address = f"{self.net}.1"
-        self.hosts = {name: f"{self.net}.{11 + index}" for index, name in enumerate(NAMES)}
+        self.hosts = {name: f"{self.net}.{11 + index}" for index, name in enumerate(names)}
 
     def space(self, host: str) -> str:
         return f"rgpu-{self._tag}-{host}"

@@ -1,0 +1,166 @@
+"""The pages for operators and users, word for word: a script reads their command blocks and runs them on machines that
+are namespaces, each with a name, an address and files of its own.
+
+Left out are only the commands that bring the package (it is at /opt/rgpu already), and a GPU is a cpu device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages.machines import TOKEN, Machines
+from tests.support.pages.page import Block, blocks
+from tests.support.pools.hosts import Network, unavailable
+from tests.support.pools.pool import EXAMPLES, ROOT
+from tests.support.registry.etcd_cluster import needs_etcd
+
+pytestmark = [needs_etcd, pytest.mark.timeout(1800)]
+
+HOSTS = ("node-a", "node-b", "node-c")
+OF_THE_PROGRAM = ("cuda-core>=0.5", "cuda-bindings>=13.0,<13.4", "nvidia-cuda-nvrtc==13.0.88")  #: what it imports
+PEOPLE = {"each host": HOSTS, "each member": HOSTS, **{host: (host,) for host in (*HOSTS, "node-d")},
+          "the operator's machine": ("node-b",), "your laptop": ("laptop",), "the new node-a": ("node-a",)}
+
+
+def package(folder: Path, wheel: bool) -> Path:
+    """What is at /opt/rgpu: the checkout's environment, or one with nothing but the wheel."""
+    if not wheel:
+        return Path(sys.prefix)
+    (built,) = (ROOT / "build" / "dist").glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "opt")], check=True)
+    subprocess.run([str(folder / "opt" / "bin" / "pip"), "install", "--quiet", str(built), *OF_THE_PROGRAM], check=True,
+                   timeout=900)
+    return folder / "opt"
+
+
+@pytest.fixture
+def machines(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machines]:
+    reason = unavailable() or ("" if shutil.which("nsenter") else "there is no `nsenter` here (Debian: util-linux)") \
+        or ("" if os.geteuid() == 0 else "this is not root")
+    if reason:
+        pytest.skip(f"the pages are not executed here: {reason}")
+    where = package(tmp_path, getattr(request, "param", False))
+    with Network((*HOSTS, "node-d", "laptop")) as network, Machines(tmp_path / "machines", network, where) as made:
+        try:
+            yield made
+        finally:
+            (tmp_path / "transcript").write_text("\n".join(made.done))
+
+
+def boot_hosts(machines: Machines) -> None:
+    """The page "A pool of several hosts", from nothing."""
+    for host in HOSTS:
+        machines.boot(host)
+    machines.run(blocks("operators/pool.md", "Three hosts from nothing"), PEOPLE)
+
+
+def boot_laptop(machines: Machines) -> None:
+    """The page "Start", with a pool elsewhere."""
+    laptop = machines.boot("laptop")
+    # Its virtual environment is active, and a program is there.
+    laptop.sh("export PATH=/opt/rgpu/bin:$PATH; cd /home/user; cat > train.py <<END\n"
+              f"import runpy, sys\nsys.argv = ['train.py', '--steps', '20']\n"
+              f"runpy.run_path('{EXAMPLES / 'heat.py'}', run_name='__main__')\nEND\n")
+    printed = machines.run(blocks("users/start.md", "With a pool elsewhere"), PEOPLE)
+    assert "logged in to pool" in printed and "digest" in printed, printed
+
+
+def nodes(machines: Machines, name: str) -> set[str]:
+    rows = json.loads(machines[name].sh("rgpu nodes -o json"))
+    return {row["host"] for row in rows if row.get("answers")}
+
+
+def wait_nodes(machines: Machines, name: str, hosts: set[str], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(AssertionError):
+            if nodes(machines, name) == hosts:
+                return
+        assert time.monotonic() < deadline, f"{name} sees {nodes(machines, name)}, not {hosts}"
+        time.sleep(0.5)
+
+
+def every_verb(machines: Machines, name: str, others: tuple[str, str], operator: bool) -> None:
+    """From that machine, with one of three hosts gone: look, run, move, checkpoint, end; as operator also lead."""
+    one, other = others
+    sh = machines[name].sh
+    sh(f"(rgpu run --name {name} --host {one} -- /opt/rgpu/bin/python {EXAMPLES / 'heat.py'} --steps 2000000 "
+       f"> /run/{name}.out 2>&1 &)\nuntil grep -q . /run/{name}.out; do sleep 0.2; done")
+    sh(f"rgpu ps && rgpu describe {name} && rgpu pool status && rgpu history {name}")
+    sh(f"rgpu keys list && rgpu logs {name}")
+    sh(f"rgpu migrate {name} {other} && rgpu checkpoint {name} && rgpu image ls && rgpu kill {name}")
+    if operator:
+        sh(f"rgpu cordon {one} && rgpu uncordon {one} && rgpu pool pause && rgpu pool resume && rgpu rebalance && "
+           f"rgpu keys invite --user from-{name}")
+
+
+def test_the_first_hour_and_the_loss_of_the_first_host(machines: Machines) -> None:
+    boot_hosts(machines)
+    boot_laptop(machines)
+    machines["node-a"].destroy()
+    for name in ("node-b", "laptop"):
+        ran = machines[name].sh(f"rgpu ps && rgpu run -- /opt/rgpu/bin/python {EXAMPLES / 'heat.py'} --steps 20")
+        assert "digest" in ran
+    wait_nodes(machines, "laptop", {"node-b", "node-c"})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("etcdctl") is None, reason="no etcdctl on this machine (Debian: etcd-client)")
+@pytest.mark.parametrize("machines", [True], indirect=True, ids=["wheel"])
+def test_every_page(machines: Machines) -> None:
+    """The same with nothing but the wheel, and every verb from every machine; then all other pages."""
+    boot_hosts(machines)
+    boot_laptop(machines)
+    other = TOKEN.findall(machines["node-b"].sh("rgpu keys invite --user other --role operator"))[-1]
+    machines["node-c"].sh(f"export PATH=/opt/rgpu/bin:$PATH; rgpu login {other}")
+    wait_nodes(machines, "laptop", set(HOSTS))
+    came = blocks("operators/operations.md", "Hosts that come and go")
+    lost = next(n for n, block in enumerate(came) if "rgpu leave node-a" in block.commands)
+    machines.boot("node-d")
+    machines.run(came[:lost], PEOPLE)  # added, and taken out
+    wait_nodes(machines, "laptop", set(HOSTS))
+
+    machines["node-a"].destroy()
+    wait_nodes(machines, "laptop", {"node-b", "node-c"})
+    for name in ("node-b", "node-c", "laptop"):
+        every_verb(machines, name, ("node-b", "node-c"), operator=name != "laptop")
+
+    machines.run(came[lost:lost + 1], PEOPLE)
+    machines.boot("node-a")
+    machines.run(setup_of_a_host(), PEOPLE | {"each host": ("node-a",)})
+    machines.run(came[lost + 1:], PEOPLE)
+    wait_nodes(machines, "laptop", set(HOSTS))
+
+    machines.run(blocks("operators/upgrades.md", "One host"), PEOPLE)
+    backup = blocks("operators/etcd.md", "Backup")
+    machines.run(backup[:1], PEOPLE)
+    machines["laptop"].sh(f"rgpu run --name after -- /opt/rgpu/bin/python {EXAMPLES / 'heat.py'} --steps 20")
+    machines.run(backup[1:], PEOPLE)
+    wait_nodes(machines, "laptop", set(HOSTS))
+    ran = machines["laptop"].sh(f"rgpu run -- /opt/rgpu/bin/python {EXAMPLES / 'heat.py'} --steps 20")
+    assert "digest" in ran
+
+
+def setup_of_a_host() -> list[Block]:
+    """What "three hosts from nothing" does on each host; its etcd is made to join afterwards."""
+    found = [block for block in blocks("operators/pool.md", "Three hosts from nothing") if block.where == "each host"]
+    return [replace(block, commands=block.commands.replace("systemctl enable --now etcd\n", "")) for block in found]
+
+
+def test_every_block_says_whose_it_is() -> None:
+    pages = ("users/start.md", "With a pool elsewhere"), ("operators/pool.md", ""), ("operators/operations.md", ""), \
+        ("operators/upgrades.md", ""), ("operators/etcd.md", "")
+    for page, section in pages:
+        found = blocks(page, section)
+        assert found and {block.where for block in found} <= set(PEOPLE), page

@@ -1,0 +1,1 @@
+"""Pages of the documentation, executed as they are written, on machines that are network and mount namespaces."""
