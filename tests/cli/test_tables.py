@@ -60,7 +60,8 @@ VERBS: dict[str, tuple[str, ...]] = {"ps": ("ps",), "ps-all": ("ps", "--all"), "
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CannedPool]:
     canned = CannedPool(tmp_path_factory.mktemp("canned") / "pool", {
         "session.list": lambda args: {"sessions": SESSIONS + (ENDED if args.get("all") else []), "queue": QUEUE},
-        "node.list": {"nodes": NODES, "lost": LOST}, "pool.history": {"events": EVENTS, "revision": 9}})
+        "node.list": {"nodes": NODES, "lost": LOST}, "pool.history": {"events": EVENTS, "revision": 9},
+        "pool.status": {"sessions": {"running": 1}, "moves": {}, "queue": [], "leader": "b", "paused": False}})
     yield canned
     canned.stop()
 
@@ -103,6 +104,15 @@ def test_a_terminal_of_forty_columns_without_utf_8(pool: CannedPool) -> None:
         assert code == 0 and "Traceback" not in text and text.isascii(), text
     done = pool.rgpu("ps", PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and NAME in done.stdout and "gr\\xf6\\xdfe-\\u6570\\u636e" in done.stdout
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_top_on_a_small_terminal(pool: CannedPool, encoding: str) -> None:
+    """Its screen, and once without one; q ends it."""
+    code, text = pool.on_terminal(40, "top", said="q", PYTHONIOENCODING=encoding, LC_ALL="C", PYTHONUTF8="0")
+    assert code == 0 and "Traceback" not in text and "\033[?1049h" in text, text[-2000:]
+    done = pool.rgpu("top", PYTHONIOENCODING=encoding)
+    assert done.returncode == 0 and "2 nodes (1 lost)" in done.stdout and "97%" in done.stdout
 
 
 def test_the_same_data_as_json_and_yaml_and_names(pool: CannedPool) -> None:

@@ -49,6 +49,15 @@ def test_what_cannot_be_placed_is_not_started(pool: LocalPool, tmp_path: Path, o
     assert (lazy.returncode, lazy.stderr) == (0, "") and (tmp_path / "ran").exists()
 
 
+@pytest.mark.timeout(120)
+def test_a_lazy_program_that_is_refused_hears_it_once(pool: LocalPool) -> None:
+    code = "from cuda.bindings import driver; print(driver.cuInit(0))"
+    done = run(pool, "--name", "too-lazy", "--lazy", "--memory", "1TB", "--", sys.executable, "-c", code)
+    assert done.returncode == 0 and "NO_DEVICE" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rgpu: no session: ") and "the largest that would fit is 8192 MiB" in line
+
+
 @pytest.mark.timeout(180)
 def test_in_a_full_pool_nothing_starts_and_the_queue_waits_before_the_start(pool: LocalPool, tmp_path: Path) -> None:
     holders = [pool.run("sleep", "600", name=f"holds-{host}", options=("--memory", "8GiB", "--host", host))

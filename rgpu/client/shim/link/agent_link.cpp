@@ -361,7 +361,7 @@ CUresult connect_agent(Session& s) {
     std::string reason;
     take(at, body.data() + body.size(), result);
     take_text(at, body.data() + body.size(), reason);
-    log_once("refused", "the session was refused: %s", reason.c_str());
+    log_line("the session was refused: %s", reason.c_str());  // the agent has told the user
     return fail(s, page, result ? static_cast<CUresult>(result) : CUDA_ERROR_SYSTEM_NOT_READY);
   }
   if (type != wire::kWelcome || !parse_facts(body.data(), body.size(), s.facts)) {
