@@ -112,7 +112,8 @@ class Demo:
     def run(self) -> dict[str, Any]:
         began = time.monotonic()
         self.say("1. a pool of three nodes, each with a cpu device")
-        self.rgpu("up", "--nodes", "3", "--device", "cpu", "--detach", "--lease", "3")
+        self.rgpu("up", "--nodes", "3", "--device", "cpu", "--detach", "--no-supervise",
+                  "--lease", "3")
         self.say("2. the program, undisturbed")
         undisturbed = self._undisturbed()
         self.say(f"   digest {undisturbed['digest']}  ({undisturbed['seconds']:.1f} s)")

@@ -14,6 +14,7 @@ import click
 
 from rgpu.cli import asking, common
 from rgpu.cli.pool import connect, daemon_state, pool_files
+from rgpu.cli.pools.supervising import supervisor
 from rgpu.cli.settings import Settings
 from rgpu.link.keys import PoolFiles
 from rgpu.link.local.channel import connect as channel_to_worker
@@ -42,6 +43,9 @@ def command(purge: bool, yes: bool, pool: str | None, output: str) -> None:
     _end_sessions(settings)
     stopped = []
     states = [daemon_state(files, path.name) for path in sorted((files.root / "nodes").glob("*"))]
+    if watcher := supervisor(files):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(watcher, signal.SIGTERM)
     for state in states:
         if state["running"]:
             os.kill(state["pid"], signal.SIGTERM)
@@ -52,6 +56,8 @@ def command(purge: bool, yes: bool, pool: str | None, output: str) -> None:
             if time.monotonic() > deadline:
                 raise TimedOut(f"the daemon of {host} does not stop; its log is in {files.root}/nodes/{host}")
             time.sleep(0.05)
+    while supervisor(files) and time.monotonic() < deadline:
+        time.sleep(0.05)
     _end_orphans(files)
     if purge:
         shutil.rmtree(files.root)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import click
 from rgpu.checkpoint.blobs import places
 from rgpu.cli import common
 from rgpu.cli.pool import daemon_state, log_size, pool_files, wait_ready
+from rgpu.cli.pools import supervising
+from rgpu.cli.pools.supervising import Supervisor
 from rgpu.cli.settings import parse_size
 from rgpu.server.node import belonging
 from rgpu.session.errors import AlreadyExists, PoolUnavailable
@@ -31,12 +33,14 @@ from rgpu.session.errors import AlreadyExists, PoolUnavailable
 @common.store_options
 @click.option("--lease", "lease", default=5.0, show_default=True, help="Seconds after which a silent node is dead.")
 @click.option("--detach", is_flag=True, help="Leave the pool running and return.")
+@click.option("--supervise/--no-supervise", default=True, show_default=True,
+              help="Start a daemon again that died, after a moment that doubles while it keeps failing.")
 @common.local_pool_option
 @common.output_option
 @common.verb
 def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cache_size: str,
             store: str | None, store_credentials: str | None, keep_images: str | None, lease: float, detach: bool,
-            pool: str | None, output: str) -> None:
+            supervise: bool, pool: str | None, output: str) -> None:
     """Start a local pool; without --detach it runs until Ctrl-C."""
     files = pool_files(common.settings(pool=pool))
     places.parse(store or ".")  # a wrong address is said here, not in a daemon's log
@@ -52,10 +56,13 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cac
         files.create()
     for host in hosts:
         belonging.choose("embedded", belonging.look(files, host))
-    processes, written = {}, {host: log_size(files, host) for host in hosts}
-    for index, host in enumerate(hosts):
-        device = devices[index % len(devices)] if devices else "cpu"
-        processes[host] = start_daemon(files.root, host, device, device_memory, lease, module_cache_size, more)
+    commands = {host: _command(files.root, host, devices[index % len(devices)] if devices else "cpu", device_memory,
+                               lease, module_cache_size, more) for index, host in enumerate(hosts)}
+    if detach and supervise:
+        common.emit({"pool": str(files.root), "nodes": supervising.detach(files, commands)}, output, _show)
+        return
+    written = {host: log_size(files, host) for host in hosts}
+    processes = {host: supervising.start(files.root, host, command) for host, command in commands.items()}
     try:
         states = [wait_ready(files, host, process, written[host]) for host, process in processes.items()]
     except BaseException:
@@ -63,22 +70,16 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cac
         raise
     common.emit({"pool": str(files.root), "nodes": states}, output, _show)
     if not detach:
-        _stay(processes)
+        _stay(files.root, commands, processes, supervise)
 
 
-def start_daemon(root: Path, host: str, device: str, device_memory: str, lease: float,
-                 module_cache_size: str = common.MODULE_CACHE_SIZE, more: Sequence[str] = (),
-                 ) -> subprocess.Popen[bytes]:
-    """One node daemon in a session of its own; its log is in the node's directory."""
-    folder = root / "nodes" / host
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(folder / "server.log", "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", str(root), "--host", host,
-             *(part for one in device.split(",") for part in ("--device", one)),
-             "--device-memory", device_memory, "--lease", str(lease), "--registry", "embedded",
-             "--module-cache-size", module_cache_size, *more],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+def _command(root: Path, host: str, device: str, device_memory: str, lease: float, module_cache_size: str,
+             more: Sequence[str]) -> list[str]:
+    """What starts one node daemon."""
+    return [sys.executable, "-m", "rgpu.cli.main", "server", "--pool", str(root), "--host", host,
+            *(part for one in device.split(",") for part in ("--device", one)),
+            "--device-memory", device_memory, "--lease", str(lease), "--registry", "embedded",
+            "--module-cache-size", module_cache_size, *more]
 
 
 def _host(index: int) -> str:
@@ -91,27 +92,24 @@ def _show(value: dict[str, Any]) -> None:
                                                      for n in value["nodes"]))
 
 
-def _stay(processes: dict[str, subprocess.Popen[bytes]]) -> None:
+def _stay(root: Path, commands: dict[str, list[str]], processes: dict[str, subprocess.Popen[bytes]],
+          supervise: bool) -> None:
     common.err.print("Ctrl-C stops the pool")
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupted)
+    found = Supervisor(restart=supervise)
+    for host, process in processes.items():
+        found.add(host, partial(supervising.start, root, host, commands[host]), process)
     try:
-        while True:
-            for host, process in processes.items():
-                if process.poll() is not None:
-                    common.err.print(f"the daemon of {host} ended with status {process.returncode}", markup=False)
-                    processes.pop(host)
-                    break
-            if not processes:
-                raise PoolUnavailable("every node daemon has ended")
-            time.sleep(0.5)
+        found.run(lambda: False)
+        raise PoolUnavailable("every node daemon has ended")
     except KeyboardInterrupt:
         common.err.print("stopping")
     finally:
-        _stop(processes)
+        found.stop()
 
 
 def _stop(processes: dict[str, subprocess.Popen[bytes]]) -> None:

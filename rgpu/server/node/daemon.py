@@ -254,6 +254,9 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
         try:
+            for device in self.options.devices:
+                if device.startswith("cuda"):  # a driver is its maker's: what it needs is found out
+                    await asyncio.to_thread(self.boxes.prove, device)
             self.boxes.warn()
             await self.taking_back.connect(self.events.hear)
             await self._settle()

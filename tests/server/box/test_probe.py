@@ -77,6 +77,8 @@ def neighbourhood(folder: Path, boxes: Boxes) -> Iterator[dict[str, Any]]:
             victim.wait()
             if pid > 0:
                 os.kill(pid, signal.SIGKILL)
+                for left in homes.all_of(directory):
+                    boxes.release(left)
 
 
 def tried(folder: Path, boxes: Boxes) -> dict[str, Any]:

@@ -80,7 +80,8 @@ class LocalPool:
             self._start_daemons()
         else:
             each = [part for device in self.devices for part in ("--device", device)]
-            self.rgpu("up", "--nodes", str(self.nodes), *each, "--lease", str(self.lease), "--detach")
+            self.rgpu("up", "--nodes", str(self.nodes), *each, "--lease", str(self.lease), "--detach",
+                      "--no-supervise")
         return self
 
     def _start_daemons(self) -> None:

@@ -3,7 +3,7 @@ process.
 
 A device that is sick may hang whoever touches it, so nobody does who has anything else to do. Memory is taken,
 written, hashed by a kernel, and read; what comes back is compared. One line on stdout: {"fault": "…"}, empty where
-there is none. What says nothing of the device, such as no room for a context, is no fault.
+there is none. What says nothing of the device, such as no room for a context, is no fault; ``worked`` is false then.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ NOT_TOLD = frozenset({2, 46, 205, 208, 304, 305, 800})
 CONTEXT = 16
 
 
-def examine(spec: str) -> str:
-    """What is wrong with the device; empty: nothing was found."""
+def examine(spec: str) -> tuple[str, bool]:
+    """Return what is wrong with the device, empty where nothing was found, and whether it did its work."""
     if found := broken(spec):
-        return found
+        return found, False
     try:
         device = make_device(spec, 4 * GRANULE)
     except DeviceError as error:
-        return "" if error.result in NOT_TOLD else f"it cannot be used: {error.message}"
+        return "" if error.result in NOT_TOLD else f"it cannot be used: {error.message}", False
     try:
-        return _work(device) or lost(spec, device)
+        fault = _work(device) or lost(spec, device)
+        return fault, not fault
     except DeviceError as error:
-        return "" if error.result in NOT_TOLD else f"it failed at plain work: {error.message}"
+        return "" if error.result in NOT_TOLD else f"it failed at plain work: {error.message}", False
 
 
 def _work(device: Device) -> str:
@@ -61,10 +62,10 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     options = parser.parse_args()
     try:
-        found = examine(options.device)
+        found, worked = examine(options.device)
     except RgpuError as error:
-        found = f"it cannot be examined: {error.message}"
-    print(json.dumps({"fault": found}), flush=True)
+        found, worked = f"it cannot be examined: {error.message}", False
+    print(json.dumps({"fault": found, "worked": worked}), flush=True)
     os._exit(0)  # a sick device's threads are not waited for
 
 

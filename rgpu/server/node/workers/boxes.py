@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import subprocess
@@ -25,16 +26,20 @@ from rgpu.server.box.cgroups import Cgroups, Group
 from rgpu.server.box.environment import worker_environment
 from rgpu.server.box.places import worker_places
 from rgpu.server.box.walls import Mode, Standing, check, decide
-from rgpu.server.node.workers.homes import Home, all_of, prune
+from rgpu.server.node.workers.homes import Home, all_of, forget_old, make, prune
 from rgpu.server.worker.entered_box import TOKEN
 from rgpu.session.errors import Refused, UsageError
 
 log = structlog.get_logger(__name__)
 
 _LAUNCH = str(Path(launch.__file__))
+EXAMINE = "rgpu.server.node.devices.examine"  #: a program that says whether a device works
+PATIENCE = 60.0  #: seconds that it may take
+#: Walls that a driver may not bear, fewest first.
+_HINDRANCES = (("files",), ("files", "syscalls", "capabilities"))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Boxes:
     """See the module docstring. ``directory``: the node's; ``users``: (first, last) for workers, None: the daemon's.
 
@@ -51,6 +56,7 @@ class Boxes:
     users: tuple[int, int] | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     driver_cache: bool = True
+    mode: Mode = Mode.AUTO
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -67,7 +73,7 @@ class Boxes:
         check(mode, standing)
         apart = mode == Mode.STRICT or users is not None  # workers share nothing that one could spoil for others
         return cls(directory, standing, devices, None if apart else store, cgroups, memory, users,
-                   driver_cache=not apart)
+                   driver_cache=not apart, mode=mode)
 
     @property
     def names(self) -> list[str]:
@@ -80,6 +86,49 @@ class Boxes:
         if lacking:
             log.warning("workers have no wall of some kinds", stands=self.names, lacking=lacking,
                         advice="docs/operators/box.md; `rgpu doctor` says what is missing")
+
+    def prove(self, device: str) -> None:
+        """Have the device examined inside the box; walls in which its driver does not work are taken down.
+
+        Nothing changes where it does not work outside either. Raises :class:`Refused` where walls were asked for that
+        its driver does not bear.
+        """
+        outside = basic(self.directory)
+        if self._works(device):
+            return
+        if not outside._works(device):
+            log.warning("whether a device works in a box cannot be told: it does not work outside either now",
+                        device=device)
+            return
+        whole = self.standing
+        for fewer in _HINDRANCES:
+            reason = f"{device} does not work behind it"
+            self.standing = [Standing(one.wall, False, reason) if one.wall.name in fewer and one.stands else one
+                             for one in whole]
+            if self.mode != Mode.STRICT and self._works(device):
+                log.warning("a driver does not work in a box: workers go without some walls", device=device,
+                            without=fewer, stands=self.names)
+                return
+        self.standing = whole
+        raise Refused(f"{device} works outside a box and in none that was asked for ({', '.join(self.names)}): start "
+                      "the node with --box off, or without --worker-uids")
+
+    def _works(self, device: str) -> bool:
+        """Whether the device does plain work for a process in a worker's place."""
+        home = make(self.directory)
+        output = self.directory / "box.log"
+        try:
+            output.unlink(missing_ok=True)
+            process = self.execute([sys.executable, "-m", EXAMINE, "--device", device], home, output)
+            process.wait(PATIENCE)
+            return bool(json.loads(output.read_text().splitlines()[-1])["worked"])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return False
+        except (OSError, ValueError, LookupError):
+            return False
+        finally:
+            self.release(home)
 
     def spawn(self, arguments: Sequence[str], home: Home, log_path: Path) -> subprocess.Popen[bytes]:
         """Start a worker in its box, in a session of its own, logging to ``log_path``. Raises OSError."""
@@ -111,6 +160,14 @@ class Boxes:
         home.clear()
         if session_folder is not None:
             prune(session_folder)
+            forget_old(session_folder.parent)
+
+    def sweep(self) -> None:
+        """Remove control groups of this node's workers that have no home any more."""
+        homes = {one.name for one in all_of(self.directory)}
+        for group in self.cgroups.left(self._prefix):
+            if next(iter(group.folders.values())).name.removeprefix(self._prefix) not in homes:
+                group.remove()
 
     def killed_for_memory(self, home: Home) -> bool:
         """Whether the kernel ended the worker, or a part of it, because it had all the memory that it may have."""
@@ -145,13 +202,22 @@ class Boxes:
         return [modules, *([self.store] if self.store is not None else [])]
 
     def _group_name(self, home: Home) -> str:
-        return f"rgpu-{self.directory.name}-{home.name}"
+        return f"{self._prefix}{home.name}"
+
+    @property
+    def _prefix(self) -> str:
+        return group_prefix(self.directory)
 
     def _group(self, home: Home) -> Group:
         return Group({name: parent / self._group_name(home) for name, parent in self.cgroups.parents.items()})
 
     def _make_group(self, home: Home) -> Group:
         return self.cgroups.make(self._group_name(home), self.memory)
+
+
+def group_prefix(directory: Path) -> str:
+    """Return what the names of a node's control groups begin with; nodes of other pools may bear the node's name."""
+    return f"rgpu-{directory.name}-{hashlib.sha256(str(directory).encode()).hexdigest()[:8]}-"
 
 
 def usual_memory() -> int:

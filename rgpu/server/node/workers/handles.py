@@ -314,6 +314,7 @@ async def _clear(directory: Path, held: set[Home | None], boxes: Boxes) -> None:
             os.kill(channel.peer()[0], signal.SIGKILL)
             channel.close()
         await asyncio.to_thread(boxes.release, home)
+    await asyncio.to_thread(boxes.sweep)
     for folder in (directory / "workers").glob("*"):
         homes.prune(folder)
 

@@ -21,6 +21,7 @@ from rgpu.server.ended_mark import SUFFIX as ENDED
 from rgpu.server.worker.entered_box import SOCKET
 
 _TOKEN_BYTES = 16
+KEPT_LOGS = 256  #: sessions without a worker whose logs a node keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,20 @@ def link(home: Home, session_folder: Path, epoch: int) -> Path:
     os.symlink(os.path.relpath(home.path, session_folder), fresh)
     os.replace(fresh, name)
     return name
+
+
+def forget_old(workers: Path, keep: int = KEPT_LOGS) -> None:
+    """Remove the folders of sessions that have no worker here; the ``keep`` newest stay, for their logs.
+
+    ``workers``: the folder of them all. Raises nothing.
+    """
+    ended = []
+    for folder in workers.glob("*"):
+        with contextlib.suppress(OSError):
+            if not any(path.is_symlink() or path.suffix in (".sock", ENDED) for path in folder.iterdir()):
+                ended.append((folder.stat().st_mtime, folder))
+    for _, folder in sorted(ended)[:-keep]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def prune(session_folder: Path) -> None:

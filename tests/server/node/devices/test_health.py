@@ -119,7 +119,7 @@ class Plain:
 ])
 def test_what_an_examination_finds(monkeypatch: pytest.MonkeyPatch, device: Plain, found: str) -> None:
     monkeypatch.setattr(examine, "make_device", lambda spec, memory: device)
-    assert examine.examine("cpu:0") == found
+    assert examine.examine("cpu:0")[0] == found
 
 
 @pytest.mark.parametrize(("result", "found"), [
@@ -129,7 +129,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, result: int
         raise DeviceError("no GPU", result)
 
     monkeypatch.setattr(examine, "make_device", missing)
-    assert examine.examine("cuda:0") == found
+    assert examine.examine("cuda:0")[0] == found
 
 
 def test_a_real_device_is_well() -> None:
