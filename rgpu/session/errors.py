@@ -165,6 +165,12 @@ class UnknownOutcome(RgpuError):
     code, exit_code = "unknown_outcome", 18
 
 
+class LimitReached(RgpuError):
+    """A limit or a quota of the user, the session or the node says no; the message names it."""
+
+    code, exit_code = "limit_reached", 35
+
+
 def all_classes(root: type[RgpuError] = RgpuError) -> list[type[RgpuError]]:
     """Every class of the tree, root first."""
     found = [root]

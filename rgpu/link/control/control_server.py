@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils import z85
 
+from rgpu.link.accepting import Warned
+from rgpu.link.control import intake, limits
 from rgpu.link.control.access import Actor, check
 from rgpu.link.control.front import Front
 from rgpu.link.control.verbs import VERBS
@@ -26,19 +29,19 @@ from rgpu.link.gate.budget import Budget, budget_for
 from rgpu.link.gate.gate import Gate
 from rgpu.link.keys import AuthorizedKeys, KeyPair, PublicKey
 from rgpu.link.messages.control import Request as Message
-from rgpu.session.errors import AuthenticationFailed, LinkError, Refused, RgpuError
+from rgpu.session.errors import AuthenticationFailed, LimitReached, LinkError, Refused, RgpuError, from_dict
 
 log = structlog.get_logger(__name__)
 
-MESSAGE_LIMIT = 16 * 1024 * 1024  #: bytes; ZeroMQ ends a peer that sends more
-MAX_RUNNING = 1024  #: requests being handled at once
+MESSAGE_LIMIT = 16 * 1024 * 1024  #: bytes of an answer; a client ends a node that sends more
+#: Messages that ZeroMQ keeps for one connection: those that came, and answers to a peer that does not read.
+RECEIVED_AHEAD, ANSWERED_AHEAD = 8, 32
 HANDSHAKE_MS = 5000
+#: Verbs whose request may wait for news, for ``wait`` s.
+POLLS = frozenset({"pool.events", "session.create"})
 _ZAP = "inproc://zeromq.zap.01"
 
 encode = msgspec.msgpack.Encoder().encode
-
-
-_decode_request = msgspec.msgpack.Decoder(Message).decode
 
 
 @dataclass(slots=True)
@@ -73,33 +76,43 @@ Handler = Callable[[Request], Awaitable[Any]]
 class CommandLog:
     """Results by command id: a repeated command is answered, not done again (OWNERSHIP 6).
 
-    A repetition that comes while the first still runs waits for it. The oldest
-    results are forgotten beyond ``limit``; running ones never are.
+    A repetition that comes while the first still runs waits for it. An owner's oldest
+    results are forgotten beyond ``limit``; running ones never are. Errors are kept in words:
+    an exception would keep everything that its handler had in hand.
     """
 
-    def __init__(self, limit: int = 4096) -> None:
+    def __init__(self, limit: int = 1024) -> None:
         self._limit = limit
-        self._known: OrderedDict[tuple[str, str], asyncio.Future[Any]] = OrderedDict()
+        self._known: dict[str, OrderedDict[str, asyncio.Future[tuple[Any, dict[str, Any] | None]]]] = {}
 
     async def run(self, owner: str, command: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        """``work()``'s result or exception, from the first time this id was seen."""
-        key = (owner, command)
-        found = self._known.get(key)
+        """``work()``'s result or error, from the first time this id was seen."""
+        known = self._known.setdefault(owner, OrderedDict())
+        found = known.get(command)
         if found is None:
-            found = asyncio.ensure_future(work())
-            self._known[key] = found
-            self._trim()
+            found = known[command] = asyncio.ensure_future(_outcome(work))
+            done = [key for key, future in known.items() if future.done()]
+            for key in done[:max(0, len(known) - self._limit)]:
+                del known[key]
         # A caller that goes away must not cancel the command: it may have half happened.
-        return await asyncio.shield(found)
-
-    def _trim(self) -> None:
-        for key in [key for key, future in self._known.items() if future.done()][: max(0, len(self) - self._limit)]:
-            future = self._known.pop(key)
-            if not future.cancelled():
-                future.exception()  # mark it as looked at
+        result, error = await asyncio.shield(found)
+        if error is not None:
+            raise from_dict(error)
+        return result
 
     def __len__(self) -> int:
-        return len(self._known)
+        return sum(map(len, self._known.values()))
+
+
+async def _outcome(work: Callable[[], Awaitable[Any]]) -> tuple[Any, dict[str, Any] | None]:
+    """What ``work`` gives, or its error as the wire has it."""
+    try:
+        return await work(), None
+    except RgpuError as error:
+        return None, error.as_dict()
+    except Exception as error:  # noqa: BLE001 - a handler's bug is the caller's answer, not the node's end
+        log.exception("a command failed")
+        return None, RgpuError(f"it failed on the node: {type(error).__name__}: {error}").as_dict()
 
 
 class ControlServer:
@@ -116,6 +129,10 @@ class ControlServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._context = zmq.asyncio.Context()  # its own: the ZAP endpoint is one for each context
         self._commands = CommandLog()
+        self._ledger = limits.Ledger()
+        self._refusals: deque[list[bytes]] = deque()
+        self._refusing = False
+        self._warned = Warned()
         self.address = ""  #: where it listens, once started
         #: Told of each request that was answered: (verb, ok or the error's code); for figures.
         self.observe: Callable[[str, str], None] = lambda verb, outcome: None
@@ -153,7 +170,9 @@ class ControlServer:
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
         self._socket.setsockopt(zmq.ZAP_DOMAIN, b"rgpu")
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, intake.LONG)
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVED_AHEAD)
+        self._socket.setsockopt(zmq.SNDHWM, ANSWERED_AHEAD)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.BACKLOG, 1024)
@@ -180,10 +199,11 @@ class ControlServer:
         if self._front is not None:
             await asyncio.to_thread(self._front.finish)
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _authenticate(self) -> None:
         """ZAP: lets a known key in, as the user named by the key itself."""
@@ -204,21 +224,62 @@ class ControlServer:
     async def _serve(self) -> None:
         while True:
             frames = await self._socket.recv_multipart(copy=False)
-            if len(frames) != 2 or len(self._tasks) > MAX_RUNNING:
-                continue  # not ours; or too busy, and the caller's timeout tells it so
+            if len(frames) != 2 or len(self._tasks) > limits.ALL:
+                continue  # not ours; or too busy with other nodes, and the caller's timeout tells it so
             try:
                 public = frames[1].get("User-Id")
             except zmq.ZMQError:
                 continue
             address = self._front.peer_of(frames[1].get(zmq.SRCFD)) if self._front else ""
-            self._spawn(self._handle(frames[0].bytes, str(public), address, frames[1].bytes))
+            self._take(frames[0].bytes, str(public), address, frames[1])
 
-    async def _handle(self, peer: bytes, public: str, address: str, body: bytes) -> None:
+    def _take(self, peer: bytes, public: str, address: str, frame: Any) -> None:
+        """Read one message, and begin with it if its sender may ask for that much."""
+        who = self._authorized.find(public)  # again: its key may have been taken away meanwhile
+        role = who.role if who else "invited"
         try:
-            message = _decode_request(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.warning("a control message cannot be read", reason=str(error))
+            message = intake.read(frame.buffer, role)
+        except intake.Unreadable as found:
+            self._refuse(peer, found.id, found.verb, found.error)
             return
+        wants = message.args.get("wait")
+        polls = message.verb in POLLS and isinstance(wants, int | float) and wants > 0
+        size = len(frame.buffer)
+        asked = limits.Asked(polls, size if size > intake.SHORT else 0)
+        usage, verdict = self._ledger.begin(public, role, asked, time.monotonic())
+        if not verdict.allowed:
+            self._refuse(peer, message.id, message.verb, LimitReached(f"{message.verb}: {verdict.reason}"))
+            return
+        if not verdict.poll:
+            message.args["wait"] = 0
+        task = self._spawn(self._handle(peer, public, address, message, verdict.wait))
+        if usage is not None:
+            task.add_done_callback(lambda _: self._ledger.end(usage, asked, polls and verdict.poll))
+
+    def _refuse(self, peer: bytes, number: str, verb: str, error: RgpuError) -> None:
+        """Answer without a handler, and without waiting: an answer that cannot be sent at once is not sent."""
+        if verb in VERBS:
+            self.observe(verb, error.code)
+        if self._warned.due():
+            log.warning("a request was refused before it was looked at", verb=verb, reason=error.message)
+        if number and not self._refusing:
+            self._refusing = True
+            self._spawn(self._send_refusal([peer, encode({"id": number, "ok": False, **_plain(error.as_dict())})]))
+        elif number and len(self._refusals) < limits.ALL:
+            self._refusals.append([peer, encode({"id": number, "ok": False, **_plain(error.as_dict())})])
+
+    async def _send_refusal(self, first: list[bytes]) -> None:
+        """Send refusals, one after the other, by one task however many there are."""
+        self._refusals.append(first)
+        try:
+            while self._refusals:
+                await self._socket.send_multipart(self._refusals.popleft())
+        finally:
+            self._refusing = False
+
+    async def _handle(self, peer: bytes, public: str, address: str, message: Message, wait: float) -> None:
+        if wait > 0:
+            await asyncio.sleep(wait)
         try:
             result = await self._answer(peer, public, address, message)
             reply = encode({"id": message.id, "ok": True, "result": result})

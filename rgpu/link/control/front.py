@@ -28,6 +28,8 @@ SIGNATURE = 10  #: of a ZMTP greeting: 0xFF, eight bytes, 0x7F
 GREETING = 64
 #: What a peer may send before it is proven: greeting, HELLO (202 bytes), INITIATE (some 350).
 UNPROVEN_BYTES = 4096
+#: s that answers may lie here for a peer that does not read: ZeroMQ keeps more of them meanwhile.
+STUCK_SECONDS = 5.0
 _LONG, _COMMAND = 0x02, 0x04
 
 
@@ -125,12 +127,14 @@ class _Relayed(Visitor):
         self._out: _Flow | None = None
         self._came = 0
         self._handshake = Handshake()
+        self._stuck = 0.0  #: monotonic s since when its peer takes nothing; 0: it does
 
     def ready(self, sock: socket.socket, events: int) -> bool:
         if self._in is None or self._out is None:
             return self._begin()
         reads, writes = (self._in, self._out) if sock is self.sock else (self._out, self._in)
         if events & WRITE and writes.pending:
+            self._stuck = 0.0
             writes.send(writes.pending)
         stays = True
         if events & READ and not reads.pending:
@@ -181,6 +185,12 @@ class _Relayed(Visitor):
         for sock, reads, writes in ((self.sock, self._in, self._out), (self._inner, self._out, self._in)):
             events = (0 if reads.pending else READ) | (WRITE if writes.pending else 0)
             self.gate.watch(self, sock, events)
+
+    def expired(self, now: float) -> str:
+        """Why a connection that is known has to end: what is there for its peer was not taken for so long."""
+        waits = self._out is not None and bool(self._out.pending)
+        self._stuck = (self._stuck or now) if waits else 0.0
+        return f"it takes no answers for {STUCK_SECONDS:g} s" if waits and now - self._stuck > STUCK_SECONDS else ""
 
     def end(self, why: str) -> None:
         if self.stage is not Stage.PROVEN and self.stage is not Stage.SILENT:

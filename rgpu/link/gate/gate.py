@@ -48,6 +48,10 @@ class Visitor:
         """
         raise NotImplementedError
 
+    def expired(self, now: float) -> str:
+        """Why a proven connection has to end at monotonic ``now``; empty while it may stay."""
+        return ""
+
     def end(self, why: str) -> None:
         """Close what the connection holds."""
         self.sock.close()
@@ -238,6 +242,10 @@ class Gate:
         for visitor in list(self._unproven):
             if now - visitor.since > self.budget.seconds:
                 self._end(visitor, f"it did not prove who it is within {self.budget.seconds:g} s")
+        for visitor in list(self._visitors):
+            if visitor.stage is Stage.PROVEN and (why := visitor.expired(now)):
+                log.info("a connection is ended", port=self.name, peer=visitor.peer, reason=why)
+                self._end(visitor, why)
 
     def _end(self, visitor: Visitor, why: str) -> None:
         if visitor not in self._visitors:

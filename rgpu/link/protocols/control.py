@@ -8,7 +8,8 @@ from rgpu.link.protocols.table import Form, Protocol, Way, message
 TO, BACK, MAP = Way.TO, Way.BACK, Form.MAP
 
 _INTRO = """Command lines, agents and nodes ask nodes over ZeroMQ with CURVE. A message is one frame of msgpack, a map
-of 16 MiB at most; which one it is follows from its keys. The version is the `control` number that both sides show
+of 16 MiB at most (requests: less, see the limits);
+which one it is follows from its keys. The version is the `control` number that both sides show
 each other.
 """
 

@@ -69,6 +69,7 @@ from rgpu.server.node.sessions.move_progress import MoveProgress
 from rgpu.server.node.state_file import Reserve, hold_name, write_state
 from rgpu.server.node.store.checkpoint_shares import CheckpointShares
 from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
+from rgpu.server.node.store.spool import ImportSpool
 from rgpu.server.node.verbs.attachments import Attachments
 from rgpu.server.node.verbs.audit import Audit
 from rgpu.server.node.verbs.checkpoint_verbs import CheckpointVerbs
@@ -164,6 +165,7 @@ class Daemon:
                            places.credentials(options.store_credentials, os.environ)),
             options.files.secret(), self.records.record, self.records.sessions,
             retention.Policy(options.keep_images or None), direct=self.boxes.store is not None)
+        self.spool = ImportSpool(self.identity.directory / "imports")
         self.compute = ComputeShares(options.enforce_compute, lambda: list(self.held.running.values()),
                                      self.records.record)
         self.registration = Registration(self.identity, lambda: device_records(self.devices), options.lease,
@@ -241,7 +243,7 @@ class Daemon:
                 SessionVerbs(self.records, self.views, self.logs, self.peers, self.options.client_grace,
                              self.gate),
                 PoolVerbs(self.records, self.views, self.gate),
-                CheckpointVerbs(self.checkpoints, self.identity.directory / "imports", self.gate),
+                CheckpointVerbs(self.checkpoints, self.spool, self.gate),
                 RegistryRepair(self.identity.host, self.options.registry_address, self.adopting, self.peers,
                                self.records.endpoints, self.options.files)):
             verbs.register(self.control)
@@ -317,6 +319,7 @@ class Daemon:
         spawn(Description(self.options.files, self.records, self.authorized).run())
         spawn(self.registration.refresh())
         spawn(self.watch.run())
+        spawn(self.spool.run())
         spawn(self.taking_back.tell_agents(self.control.address, list(self.held.running.values())))
         self.warm.start(list(self.devices.slots))
         spawn(self.compute.run())

@@ -9,11 +9,9 @@ holds a descriptor and a few hundred bytes, for as long as the budget allows.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
 from concurrent.futures import Future
 from typing import Any
 
@@ -56,16 +54,11 @@ class DataPort:
         self._handed: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._warned = Warned()
-        self._own: set[str] = set()
+        self._own: deque[str] = deque(maxlen=8)
 
-    @contextlib.contextmanager
-    def own(self, name: str) -> Iterator[None]:
-        """Meanwhile what comes from ``name`` is this node itself, looking at its port: its refusal is not logged."""
-        self._own.add(name)
-        try:
-            yield
-        finally:
-            self._own.discard(name)
+    def own(self, name: str) -> None:
+        """What comes from ``name`` is this node itself, looking at its port: its refusal is not logged."""
+        self._own.append(name)
 
     def admit(self, session: str, move: str) -> dict[str, Any]:
         """{address, ticket, secret} with which a move's source reaches the worker that receives the session here."""

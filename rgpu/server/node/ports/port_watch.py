@@ -107,19 +107,18 @@ class PortWatch:
 
 
 @contextlib.contextmanager
-def _connected(bound: tuple[str, int], told: Callable[[str], contextlib.AbstractContextManager[None]] | None = None
-               ) -> Iterator[socket.socket]:
+def _connected(bound: tuple[str, int], told: Callable[[str], None] = lambda name: None) -> Iterator[socket.socket]:
     """A connection to a port of this host that is bound there; ``told`` hears its near end before it is made."""
     host, number = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound[0], bound[0]), bound[1]
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.settimeout(ANSWER_SECONDS)
         sock.bind((host, 0))
-        with told(address_of(sock.getsockname())) if told else contextlib.nullcontext():
-            try:
-                sock.connect((host, number))
-            except TimeoutError:
-                raise TimedOut(f"no connection to {host}:{number} within {ANSWER_SECONDS:g} s") from None
-            yield sock
+        told(address_of(sock.getsockname()))
+        try:
+            sock.connect((host, number))
+        except TimeoutError:
+            raise TimedOut(f"no connection to {host}:{number} within {ANSWER_SECONDS:g} s") from None
+        yield sock
 
 
 def address_of(pair: tuple[Any, ...]) -> str:

@@ -51,10 +51,6 @@ class NodeCheckpoints:
         """What stands for a user in the store."""
         return user_tag(public)
 
-    def of_user(self, public: str) -> UserCheckpoints:
-        """The checkpoints of the user whose sessions' agents have this key."""
-        return self.of_tag(user_tag(public))
-
     async def tags(self) -> list[str]:
         """Every user that has a part of this store."""
         found = await asyncio.to_thread(self.blobs.ls, "users/")
@@ -71,7 +67,11 @@ class NodeCheckpoints:
 
     async def grant(self, session: str) -> Grant:
         """What the session's worker needs for one task; close it after."""
-        tag = user_tag((await self._record(session)).agent)
+        return self.grant_of((await self._record(session)).agent)
+
+    def grant_of(self, public: str) -> Grant:
+        """What a process needs for one task with the checkpoints of that key; close it after."""
+        tag = user_tag(public)
         return Grant(self.blobs, tag, user_key(self._secret, tag), direct=self._direct)
 
     # -- which --------------------------------------------------------------------

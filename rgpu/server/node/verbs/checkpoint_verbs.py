@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
-import time
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import structlog
 
 from rgpu.checkpoint.store import collect, retention
-from rgpu.checkpoint.store.archive import ArchiveReader, copy_checkpoint
 from rgpu.checkpoint.store.checkpoint_store import CheckpointInfo, CheckpointStore
 from rgpu.checkpoint.store.grants import UserCheckpoints
 from rgpu.checkpoint.store.reader import StoredCheckpoint
@@ -28,23 +23,25 @@ from rgpu.link.control import ControlServer, Request
 from rgpu.link.control.access import Target, require
 from rgpu.link.control.verbs import VERBS
 from rgpu.server.node.store.node_checkpoints import NodeCheckpoints
+from rgpu.server.node.store.spool import ImportSpool
+from rgpu.server.node.store.take_in import take_in
 from rgpu.server.node.verbs.gate import Gate
 from rgpu.session.errors import NotFound, Refused, RgpuError, UsageError
 
 log = structlog.get_logger(__name__)
 
-PIECE = 4 << 20  #: bytes of one answer, or of one piece of an import
+PIECE = 4 << 20  #: bytes of one answer
 PAGES = 64  #: of one answer
 OPENED = 2  #: manifests kept for exports under way
-IMPORT_SECONDS = 600.0  #: an import that nobody goes on with is dropped
-_ID = re.compile(r"[0-9a-f]{32}")
+TAKEN_AT_ONCE = 2  #: archives that processes read at once
 
 
 class CheckpointVerbs:
-    """``imports``: the folder that keeps the pieces of archives which are brought in. ``gate``: who has which keys."""
+    """``spool``: keeps the pieces of archives which are brought in. ``gate``: who has which keys."""
 
-    def __init__(self, checkpoints: NodeCheckpoints, imports: Path, gate: Gate) -> None:
-        self._checkpoints, self._imports, self._gate = checkpoints, imports, gate
+    def __init__(self, checkpoints: NodeCheckpoints, spool: ImportSpool, gate: Gate) -> None:
+        self._checkpoints, self._spool, self._gate = checkpoints, spool, gate
+        self._taking = asyncio.Semaphore(TAKEN_AT_ONCE)
         self._opened: OrderedDict[tuple[str, str], tuple[StoredCheckpoint, bytes]] = OrderedDict()
 
     def register(self, control: ControlServer) -> None:
@@ -175,49 +172,17 @@ class CheckpointVerbs:
     async def _import(self, request: Request) -> Any:
         """Pieces of an archive, in order; the last request (``end``) makes the checkpoint."""
         args, number = request.args, str(request.args.get("id"))
-        if not _ID.fullmatch(number):
-            raise UsageError("an import needs an id of 32 hexadecimal digits")
-        path = self._spool() / f"{self._checkpoints.tag(request.public)}-{number}"
+        tag = self._checkpoints.tag(request.public)
+        path = self._spool.path(tag, number)
         if not args.get("end"):
-            return {"size": await asyncio.to_thread(_append, path, int(args["offset"]), bytes(args["data"]))}
+            return {"size": await asyncio.to_thread(self._spool.append, tag, number, int(args["offset"]),
+                                                    bytes(args["data"]))}
         try:
-            own = self._checkpoints.of_user(request.public).own
-            return await asyncio.to_thread(_take_in, path, own, str(args.get("name") or ""))
+            async with self._taking:
+                with self._checkpoints.grant_of(request.public) as grant:
+                    return await asyncio.to_thread(take_in, path, grant, str(args.get("name") or ""))
         finally:
             path.unlink(missing_ok=True)
-
-    def _spool(self) -> Path:
-        folder = self._imports
-        folder.mkdir(mode=0o700, exist_ok=True)
-        for path in folder.iterdir():
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > IMPORT_SECONDS:
-                    path.unlink()
-        return folder
-
-
-def _append(path: Path, offset: int, data: bytes) -> int:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if offset != os.fstat(descriptor).st_size or len(data) > PIECE:
-            raise UsageError(f"a piece of {len(data)} bytes at {offset} does not follow what came before")
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(descriptor, view, offset)
-            offset, view = offset + written, view[written:]
-        return offset
-    except OSError as error:
-        raise Refused(f"the node cannot take the archive: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-
-
-def _take_in(path: Path, own: CheckpointStore, name: str) -> dict[str, Any]:
-    with ArchiveReader(path) as archive:
-        checkpoint = archive.checkpoint()
-        counts = copy_checkpoint(checkpoint, own, name or checkpoint.name)
-        return {"image": name or checkpoint.name, "session": checkpoint.state.session,
-                "position": checkpoint.state.position, "pages": counts["pages"], "bytes": counts["stored_bytes"]}
 
 
 def _number(value: Any, kind: Callable[[Any], Any]) -> Any:

@@ -61,7 +61,7 @@ class Here:
         node_checkpoints = NodeCheckpoints(DirectoryBlobs(self.root), bytes(32), record, records, retention.Policy(2))
         monkeypatch.setattr(node_checkpoints, "bases", bases)
         monkeypatch.setattr(node_checkpoints, "written", lambda session, checkpoint: None)
-        self.checkpoints = node_checkpoints.of_user("agent")
+        self.checkpoints = node_checkpoints.of_tag(node_checkpoints.tag("agent"))
         self.node_checkpoints, self.held = node_checkpoints, HeldSessions("a")
         self.command = CheckpointCommand(self.held, node_checkpoints, CheckpointShares(0, lambda spec: 99),
                                          Deadline("a"))
@@ -112,7 +112,7 @@ def test_a_full_store_of_checkpoints_that_count_says_so(tmp_path: Path, monkeypa
 
 def test_other_users_make_room_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Here(tmp_path, monkeypatch)
-    other = here.node_checkpoints.of_user("another agent")
+    other = here.node_checkpoints.of_tag(here.node_checkpoints.tag("another agent"))
     checkpoint_of(other.own, "theirs", many_pages(PAGES, 99))
     checkpoint_of(other.own, "old", many_pages(PAGES, 98))
     here.checkpoint("a")
