@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rgpu.client.data_link.agent_lanes import LinkLanes
@@ -25,8 +25,9 @@ class Attempt:
 
     def __init__(self, number: int, owner: Owner, identity: Identity, grant: Grant, published: int, desk: Desk,
                  opened: Opened, post: Callable[..., None], printed: int | None = None,
-                 same_host: bool = False, usual: int = 0) -> None:
-        """``same_host``: share memory with a worker on this host. ``usual``: as in PING."""
+                 same_host: bool = False, usual: int = 0, variables: Sequence[Any] = ()) -> None:
+        """``same_host``: share memory with a worker on this host. ``usual``: as in PING. ``variables``: see
+        :meth:`.placements.Placements.as_rows`."""
         self.number = number
         self.owner = owner
         self.started = time.monotonic()
@@ -35,7 +36,7 @@ class Attempt:
         self._cancelled = False
         self.hopeless = False  #: no later try can do better: the two sides' versions do not fit
         self._opened, self._post = opened, post
-        self._host, self._usual = HostAsk(identity.session, same_host), usual
+        self._host, self._usual, self._variables = HostAsk(identity.session, same_host), usual, variables
         desk.submit(self._run, identity, grant, published, printed)
 
     def _run(self, identity: Identity, grant: Grant, published: int, printed: int | None) -> None:
@@ -51,7 +52,8 @@ class Attempt:
             connection, _, wanted = attach(self.owner.address, grant.ticket, grant.secret, identity.session,
                                            self.owner.epoch, published, identity.client, printed=printed,
                                            connected=self._connected, told=told,
-                                           extra={**host.attach_fields, "usual": self._usual})
+                                           extra={**host.attach_fields, "usual": self._usual,
+                                                  "variables": self._variables})
             link = DataLink(self.number, connection, host.found, LinkLanes(said.get("lanes")),
                             versions.data_of(said.get("versions")))
             self._post(self._opened, self, link, wanted, "")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from rgpu.client.session.placements import Placements
 from rgpu.link.messages.data import ANSWER_HEAD_LAYOUT
 from rgpu.session.answers import AnswerHash, DeliveredAnswers, Divergence, answer_digest
 from rgpu.session.calls.wire import BY_ID, Answer
@@ -73,12 +74,24 @@ class PassingAnswer:
     """The answer whose pieces are being passed on; summed up piece by piece."""
 
     def __init__(self, piece: memoryview, summed: bool) -> None:
-        """``piece``: the first one. Raises :class:`Corrupt`."""
+        """``piece``: the first one; ``kept``, set before more is added: its reply arguments are. Raises
+        :class:`Corrupt`."""
         if len(piece) < ANSWER_HEAD_LAYOUT.size:
             raise Corrupt(f"an answer's first piece has {len(piece)} bytes", reason="answer")
         self.seq, self._result, _, self._reply = ANSWER_HEAD_LAYOUT.unpack_from(piece)
         self._size = -ANSWER_HEAD_LAYOUT.size
         self._hash = AnswerHash() if summed else None
+        self.kept: bytearray | None = None
+
+    @property
+    def result(self) -> int:
+        """The CUresult."""
+        return int(self._result)
+
+    @property
+    def reply(self) -> bytes | None:
+        """Its encoded reply arguments, where they were kept; the last piece was added."""
+        return None if self.kept is None else bytes(self.kept[:self._reply])
 
     @property
     def untouched(self) -> bool:
@@ -87,6 +100,8 @@ class PassingAnswer:
 
     def add(self, piece: memoryview) -> None:
         """A piece, the first one too."""
+        if self.kept is not None and len(self.kept) < self._reply:
+            self.kept += piece if self._size >= 0 else piece[ANSWER_HEAD_LAYOUT.size:]
         if self._hash is not None:
             self._hash.update(piece if self._size >= 0 else piece[ANSWER_HEAD_LAYOUT.size:])
         self._size += len(piece)
@@ -115,6 +130,7 @@ class Deliveries:
         self._pending: dict[int, int] = {}  #: seq → call id, of calls not answered yet
         self._answered: dict[int, int] = {}  #: seq → call id, of those that may be answered again
         self._book = DeliveredAnswers()
+        self.placements = Placements()
         self.highest = 0  #: the highest seq delivered
         self.given: Callable[[int], None] = lambda seq: None  #: told each answer that the program is given
 
@@ -128,8 +144,17 @@ class Deliveries:
         """Is the answer to this call still to be delivered?"""
         return seq in self._pending
 
-    def delivered(self, seq: int, digest: bytes | None) -> None:
-        """The program was given the whole answer; its digest, where digests are kept."""
+    def keeps_reply(self, seq: int) -> bool:
+        """Whether the reply arguments of this call's answer are wanted when it is delivered."""
+        return self.compare and self.placements.wants(self._pending[seq])
+
+    def delivered(self, seq: int, digest: bytes | None, result: int = 0, reply: Any = None) -> None:
+        """The program was given the whole answer; its digest, where digests are kept.
+
+        ``reply``: its encoded reply arguments, where :meth:`keeps_reply` wanted them.
+        """
+        if reply is not None:
+            self.placements.told(seq, result, reply)
         self._answered[seq] = self._pending.pop(seq)
         self.given(seq)
         if digest is not None:
@@ -141,7 +166,8 @@ class Deliveries:
         """What to do with a whole answer; DELIVER is said once for each call."""
         if answer.seq in self._pending:
             self.delivered(answer.seq, answer_digest(answer.result, answer.reply, answer.payload)
-                           if self.compare else None)
+                           if self.compare else None, answer.result,
+                           answer.reply if self.keeps_reply(answer.seq) else None)
             return Verdict.DELIVER
         call_id = self._answered.get(answer.seq)
         if call_id is None:
@@ -158,6 +184,7 @@ class Deliveries:
     def forget(self, position: int) -> None:
         """Digests of calls ≤ position are not needed any more: they will not be replayed."""
         self._book.cut(position)
+        self.placements.forget(position)
         self._answered = {seq: call_id for seq, call_id in self._answered.items() if seq > position}
 
     @property

@@ -339,7 +339,7 @@ class Shipper:
                 self._attempt = Attempt(command.link, command.owner, self.identity, self.grant, self.journal.last_seq,
                                         self.desk, self._opened, self.post,
                                         self.returns.text.confirm() if self._takes_text else None, self._same_host,
-                                        self.shipping.usual)
+                                        self.shipping.usual, self.deliveries.placements.as_rows())
             elif isinstance(command, at.Close):
                 if self._attempt is not None:
                     self._attempt.cancel()

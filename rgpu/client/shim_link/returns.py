@@ -79,7 +79,7 @@ class Returns:
         ring.publish(ANSWER, len(body) + 1, first)
         passing.add(body[1:])  # summed while the program copies it: in the ring only we write
         if not body[0]:
-            self._deliveries.delivered(passing.seq, passing.digest())
+            self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
             self._passing = None
 
     def answer_at(self, body: memoryview) -> None:
@@ -104,7 +104,7 @@ class Returns:
         # The worker keeps it there until it has `completed` of this call, and that comes by way of this thread.
         passing.add(payload)
         if not more:
-            self._deliveries.delivered(passing.seq, passing.digest())
+            self._deliveries.delivered(passing.seq, passing.digest(), passing.result, passing.reply)
             self._passing = None
 
     def _passes(self, body: memoryview) -> bool:
@@ -115,6 +115,8 @@ class Returns:
             passing = PassingAnswer(body[1:], self._deliveries.compare)
             if self._deliveries.awaits(passing.seq):
                 self._passing = passing
+                if self._deliveries.keeps_reply(passing.seq):
+                    passing.kept = bytearray()
         return self._passing is not None
 
     def _assemble(self, body: memoryview) -> None:

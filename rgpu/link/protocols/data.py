@@ -23,7 +23,9 @@ DATA = Protocol(
                 "str client: id of the agent",
                 "dict versions?: package, control, data", "int usual?: calls that the program usually is ahead",
                 "int printed?: bytes of printed text that the program has; missing: it takes none",
-                "str host?: of the agent, if memory may be shared", form=MAP),
+                "str host?: of the agent, if memory may be shared",
+                "list variables?: (seq of a load, (name, address, size) of each variable) as the program was told; "
+                "of loads that may be applied again", form=MAP),
         message(2, "CALLS", TO, "The stream of records, from `next` of ATTACHED on, cut anywhere.",
                 "u64 offset: in this connection's stream", "bytes(*) records"),
         message(3, "BYE", TO, "The program ended; the session ends.", "str reason", "int|None exit_code",

@@ -19,7 +19,9 @@ from rgpu.client.run import known_nodes
 from rgpu.client.run.agent import Agent, Options
 from rgpu.client.session import shipper
 from rgpu.link.messages.shim import JOURNAL_FULL, RUNNING, UNPROTECTED
+from rgpu.session.calls import decoders
 from rgpu.session.facts import SessionFacts
+from rgpu.session.objects import module_table
 from tests.support.agent.fake_pool import FakePool, FakeWorker, answer_of
 from tests.support.agent.fake_shim import FakeShim
 from tests.support.agent.running import SYNC, busy, start
@@ -276,6 +278,29 @@ def test_the_journal_is_cut_only_by_notices_of_this_epoch(pool: FakePool, agent:
     successor = pool.sessions["heat"] = FakeWorker(pool, 2, applied=300)
     eventually(lambda: successor.applied == 400)
     check_applied(shim, successor)
+
+
+@pytest.mark.parametrize("functions", [1, 4000])  # of one piece, and of several
+def test_whoever_replays_a_load_is_told_where_its_variables_stood(pool: FakePool, agent: Agent, functions: int) -> None:
+    """A device that holds less than the first worker's can put them there only if it knows."""
+    shim = start(agent)
+    worker = pool.sessions["heat"]
+    table = module_table.ModuleTable(
+        (module_table.FunctionInfo("f", (), (0,) * module_table.ATTRIBUTES),) * functions,
+        (module_table.GlobalVariable("constants", 0x7FFD00200000, 112),))
+    worker.lie = decoders.encode_reply("module_load", table=module_table.encode(table), log=b"")
+    first, second = (shim.call("module_load", decoders.encode_args(
+        "module_load", module=module, context=16, library=0, options=b""), b"binary", awaited=True)
+        for module in (31, 32))
+    shim.wait(lambda: len(shim.answers) == 2)
+    worker.kill()
+    successor = pool.sessions["heat"] = FakeWorker(pool, 2)
+    places = [["constants", 0x7FFD00200000, 112]]
+    eventually(lambda: successor.placed == [[[second, places], [first, places]]])
+    successor.lie = worker.lie
+    eventually(lambda: successor.applied == second)
+    successor.notice("cut", position=first, image="x")
+    eventually(lambda: agent._shippers["heat"].deliveries.placements.as_rows() == [(second, [tuple(places[0])])])
 
 
 def test_a_journal_that_does_not_reach_back_ends_the_session(pool: FakePool, agent: Agent,

@@ -51,6 +51,7 @@ class FakeWorker:
         self.printed: list[int | None] = []  #: how much text the agent said it had, at each attachment
         self.confirmed = 0  #: and since then
         self.usual = 0  #: calls that the program is ahead, as this worker says
+        self.placed: list[Any] = []  #: where variables stood, as each attachment said
         self.told: list[Any] = []  #: the same as each attachment said
         self.issued: list[tuple[int, int, Issued]] = []  #: the same, and when it came, ns
         self.pings: list[tuple[int, Ping]] = []  #: each with what was applied as it came
@@ -84,6 +85,7 @@ class FakeWorker:
                 self.connection, wanted, kept = connection, self.applied + 1, sorted(self.retained)
             self.printed.append(request.get("printed"))
             self.told.append(request.get("usual"))
+            self.placed.append(request.get("variables"))
             connection.send(16, msgspec.msgpack.encode({"epoch": self.epoch, "next": wanted,
                                                         **self.pool.attached_more}))
             self.attached += 1  # last: who sees it may use the link

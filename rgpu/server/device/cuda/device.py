@@ -53,6 +53,7 @@ CUDA_ERROR_INVALID_HANDLE = 400
 CUDA_ERROR_NOT_READY = 600
 CUDA_ERROR_NOT_SUPPORTED = 801
 FOREVER = 1e9  #: seconds
+IDLE_SECONDS = 2.0  #: that a load in a replay waits for work under way before it is repeated
 #: By the kind of a stream_memory_operation.
 _MEMORY_OPERATIONS = ("cuStreamWriteValue32", "cuStreamWriteValue64", "cuStreamWaitValue32", "cuStreamWaitValue64")
 NON_BLOCKING = 1
@@ -285,7 +286,7 @@ class CudaDevice:
         with self._placing.still():
             loaded, text = steer(lambda: modules.load(binary, options, library, self.facts.compute_capability),
                                  lambda made: modules.unload(made[0]), lambda made: made[0].table.globals, places,
-                                 self._fillers(device))
+                                 self._fillers(device), self._is_idle)
         self._modules[module], self._module_homes[module] = loaded, device
         if loaded.prints and self.text is not None:
             self.text.loaded()
@@ -306,6 +307,10 @@ class CudaDevice:
         self._unloaded.append((self._module_homes.pop(module), unloaded))
         self._place_variables()
         self._end_modules()
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is under way, soon, and no stream may stand at a host function."""
+        return not self._host_functions.open and self.drain(IDLE_SECONDS)
 
     def _fillers(self, number: int) -> Fillers:
         if number not in self._filled:

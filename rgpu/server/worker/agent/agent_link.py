@@ -48,6 +48,7 @@ from rgpu.server.worker.apply.ordering import GAP, LATE
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.session.errors import Corrupt, Fenced, RgpuError, TimedOut, VersionMismatch
 from rgpu.session.journal import issue_order
+from rgpu.session.objects.module_table import GlobalVariable
 
 log = structlog.get_logger(__name__)
 
@@ -264,6 +265,7 @@ class AgentLink:
         published = request.get("delivered")
         self._sender.published = published if isinstance(published, int) else 0
         self.runtime.order.distance.earlier |= self._sender.published > 0
+        self.runtime.executor.places = _placements(request.get("variables"))
         printed = request.get("printed")
         self._printed = printed if type(printed) is int and 0 <= printed < 1 << 63 else None
 
@@ -316,6 +318,18 @@ class AgentLink:
     def add_lane(self, connection: SealedConnection) -> None:
         """A further connection of this attachment's agent. Raises :class:`RgpuError`; the caller then closes it."""
         self._lanes.add(connection)
+
+
+def _placements(rows: Any) -> dict[int, tuple[GlobalVariable, ...]]:
+    """Where variables stood, by the position of the load (docs/protocols/data.md, ATTACH); an older agent tells none.
+
+    Raises :class:`Corrupt`.
+    """
+    try:
+        told = msgspec.convert([] if rows is None else rows, list[tuple[int, list[tuple[str, int, int]]]])
+    except msgspec.ValidationError as error:
+        raise Corrupt(f"variables of ATTACH: {error}", reason="variables") from None
+    return {seq: tuple(GlobalVariable(*variable) for variable in variables) for seq, variables in told}
 
 
 def _map(body: Any) -> dict[str, Any]:

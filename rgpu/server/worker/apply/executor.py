@@ -60,7 +60,7 @@ class Executor:
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
         self.make_room: Callable[[], bool] = lambda: False  #: asked when the device has no memory left: try again?
         self._contexts: dict[int, int] = {}  #: the session's number of each one's device
-        #: where variables of modules stood, by the position of the load: while a session is rebuilt
+        #: where variables of modules stood, by the position of a load that is still to be applied again
         self.places: dict[int, tuple[GlobalVariable, ...]] = {}
         self.restored = 0  #: the position that the session was rebuilt at: work up to there is over
 
@@ -76,6 +76,7 @@ class Executor:
             raise Corrupt(f"journal position {record.seq}: unknown call id {record.call_id}", seq=record.seq,
                           reason="unknown call")
         args = decoders.decode(record.call_id, record.args)
+        placed = record.seq in self.places
         try:
             if call.answer is not Answer.ASYNC and self.error and call.name != "host_function":
                 raise DeviceError("an earlier error sticks", self.error)
@@ -85,6 +86,8 @@ class Executor:
         except Exception as error:  # noqa: BLE001 - a bug here must not take the session's memory with it
             log.exception("executor bug", call=call.name, seq=record.seq)
             self._failed(record, call, DeviceError(str(error), CUDA_ERROR_UNKNOWN))
+        if placed:
+            self.device.placed()
 
     def _call(self, name: str, record: Record, args: Any) -> None:
         """Apply it; once more if the device was out of memory and somebody gave some back."""
@@ -234,7 +237,7 @@ class Executor:
         binary = bytes(record.payload)  # the buffer that it came in may be used again
         try:
             table, text = self.device.load(args.module, binary, bytes(args.options), bool(args.library),
-                                           self._contexts.get(args.context, 0), self.places.get(record.seq, ()))
+                                           self._contexts.get(args.context, 0), self.places.pop(record.seq, ()))
         except DeviceError as error:
             log.warning("a module binary does not load", seq=record.seq, bytes=len(record.payload), result=error.result,
                         reason=error.message[:400])

@@ -88,12 +88,16 @@ def driver_fillers() -> Fillers:
 
 
 def steer(load: Callable[[], Any], unload: Callable[[Any], None], variables: Callable[[Any], Sequence[GlobalVariable]],
-          wanted: Sequence[GlobalVariable], fillers: Fillers) -> Any:
-    """What ``load`` gives, loaded again behind fillers until its variables stand where wanted, where that can be."""
+          wanted: Sequence[GlobalVariable], fillers: Fillers, idle: Callable[[], bool]) -> Any:
+    """What ``load`` gives, loaded again behind fillers until its variables stand where wanted, where that can be.
+
+    ``idle``: asked before; whether the driver has no work that waits for calls still to come. Unloading a module and
+    freeing memory wait for the device.
+    """
     loaded = load()
     for _ in range(TRIES - 1 if wanted else 0):
         pieces = missed(variables(loaded), wanted)
-        if not pieces:
+        if not pieces or not idle():
             break
         unload(loaded)
         reached = fillers.leave_free(pieces)

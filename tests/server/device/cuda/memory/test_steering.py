@@ -25,6 +25,7 @@ class Driver:
     arenas: list[int] = field(default_factory=lambda: [BASE, BASE - 64 * PIECE])
     size: int = 16
     taken: set[int] = field(default_factory=set)
+    idle: bool = True
 
     def allocate(self) -> int | None:
         for arena in self.arenas:
@@ -46,7 +47,8 @@ class Driver:
             self.free(variable.address)
 
     def steer(self, wanted: list[GlobalVariable], fillers: Fillers) -> list[GlobalVariable]:
-        return steer(lambda: self.load(len(wanted) or 1), self.unload, list, wanted, fillers)
+        return steer(lambda: self.load(len(wanted) or 1), self.unload, list, wanted, fillers,
+                     lambda: self.idle)
 
 
 @pytest.mark.parametrize("before", [0, 1, 7, 15, 16, 20])
@@ -83,6 +85,14 @@ def test_a_place_that_something_else_has_stays_missed_and_nothing_is_lost() -> N
     fillers.release()
     assert len(rebuilt.taken) == 2
     assert MOST > 32, "not the whole of this driver was tried"
+
+
+def test_while_work_may_wait_for_later_calls_nothing_is_unloaded() -> None:
+    session, rebuilt = Driver(), Driver(idle=False)
+    session.allocate()
+    wanted = session.load()
+    fillers = Fillers(lambda: pytest.fail("nothing is to be filled"), rebuilt.free)
+    assert rebuilt.steer(wanted, fillers) != wanted and len(rebuilt.taken) == 1
 
 
 def test_without_a_wish_a_module_is_loaded_once() -> None:
