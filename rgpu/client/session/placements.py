@@ -1,4 +1,4 @@
-"""Where the variables of loaded modules stand, as the program was told: said again to whoever replays the loads.
+"""Where the variables of loaded modules stand, as the program was told: said again to a worker that replays the loads.
 
 A worker that is rebuilt from a checkpoint replays loads that came behind it, on a device that holds less than the
 first worker's did; it can put variables where they stood if it is told where that was (docs/developers/modules.md).
