@@ -320,6 +320,7 @@ class Daemon:
         spawn(self.registration.refresh())
         spawn(self.watch.run())
         spawn(self.spool.run())
+        spawn(self.logs.run())
         spawn(self.taking_back.tell_agents(self.control.address, list(self.held.running.values())))
         self.warm.start(list(self.devices.slots))
         spawn(self.compute.run())

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rgpu.server.node.workers.handles import worker_folder
 from rgpu.session.errors import NotFound
+
+LOG_LIMIT = 4 << 20  #: bytes of a worker's log; then it becomes the older half, of which the newest end is kept
+LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -20,10 +27,43 @@ class WorkerLogs:
     async def newest(self, *, session: str, lines: int = 100, **_: Any) -> dict[str, Any]:
         """The newest lines of the log of the session's worker on this host. Raises :class:`NotFound`."""
         path = worker_folder(self.directory, session) / "worker.log"
+        wanted = min(1000 * max(1, lines), LOG_LIMIT)
         try:
-            with open(path, "rb") as file:
-                file.seek(max(0, path.stat().st_size - 1000 * lines))
-                text = file.read().decode(errors="replace")
+            text = _tail(path, wanted)
         except OSError as error:
             raise NotFound(f"no log of {session} is on {self.host}", session=session) from error
+        if len(text) < wanted:  # it may have begun anew a moment ago
+            with contextlib.suppress(OSError):
+                text = _tail(path.with_suffix(".log.1"), wanted - len(text)) + text
         return {"host": self.host, "lines": text.splitlines()[-lines:]}
+
+    async def run(self) -> None:
+        """Keep every worker's log within its bounds, until cancelled."""
+        while True:
+            await asyncio.to_thread(self.rotate)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def rotate(self) -> None:
+        """Where a log is over :data:`LOG_LIMIT`, its newest end goes to ``worker.log.1``, and it begins anew.
+
+        A worker has the file open for appending, so that what it writes next stands at the new beginning; a line
+        written in between can be lost.
+        """
+        for path in (self.directory / "workers").glob("*/worker.log"):
+            with contextlib.suppress(OSError):
+                size = path.stat().st_size
+                if size <= LOG_LIMIT:
+                    continue
+                older = path.with_suffix(".log.1")
+                with open(path, "rb") as source, open(older, "wb") as target:
+                    os.chmod(older, 0o600)
+                    source.seek(size - LOG_LIMIT)
+                    shutil.copyfileobj(source, target, 1 << 20)
+                os.truncate(path, 0)
+
+
+def _tail(path: Path, size: int) -> str:
+    """The last ``size`` bytes of a file. Raises OSError."""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read(size).decode(errors="replace")
