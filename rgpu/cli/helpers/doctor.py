@@ -155,6 +155,8 @@ def _registry(settings: Settings) -> Finding:
         for one, address in zip(known, addresses, strict=True):
             if address != one.at_home or one.embedded:  # else there is nothing yet to look at
                 belonging.judge(one, asyncio.run(belonging.read(address)), belonging.ours(files, one.host))
+        if not known and not said and files.description_path.exists() and not files.node_directory("x").parent.exists():
+            return Finding("registry", True, "the nodes' own: this machine needs none")
         address = addresses[0] if addresses else said
         if not address.startswith("etcd"):
             return Finding("registry", True, "embedded, in the pool's directory")

@@ -145,10 +145,11 @@ class Hosts:
                 if record.joined and not record.lost and await self.records.node(record.host) is None]
 
     async def _told_already(self, host: str) -> bool:
-        """Whether the last that is told of it is that it went: of a host of an earlier version."""
+        """Whether the last that is told of it is that it went: one of an earlier version, or removed since."""
         stories = (await self._registry.list(f"{HISTORY}{OF_HOST}{host}/@")).entries
         last = max(stories, key=lambda entry: entry.mod_revision, default=None)
-        return last is not None and decode(last.value, HistoryRecord, last.key).decision in ("leave", "lose")
+        return last is not None and decode(last.value, HistoryRecord, last.key).decision in (
+            "leave", "lose", "remove")
 
 
 def _revision(entry: Entry | None) -> int:

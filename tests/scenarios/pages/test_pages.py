@@ -27,6 +27,8 @@ from tests.support.registry.etcd_cluster import needs_etcd
 
 pytestmark = [needs_etcd, pytest.mark.timeout(1800)]
 
+needs_etcdctl = pytest.mark.skipif(shutil.which("etcdctl") is None,
+                                   reason="no etcdctl on this machine (Debian: etcd-client)")
 HOSTS = ("node-a", "node-b", "node-c")
 OF_THE_PROGRAM = ("cuda-core>=0.5", "cuda-bindings>=13.0,<13.4", "nvidia-cuda-nvrtc==13.0.88")  #: what it imports
 PEOPLE = {"each host": HOSTS, "each member": HOSTS, **{host: (host,) for host in (*HOSTS, "node-d")},
@@ -116,10 +118,13 @@ def test_the_first_hour_and_the_loss_of_the_first_host(machines: Machines) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("etcdctl") is None, reason="no etcdctl on this machine (Debian: etcd-client)")
+@needs_etcdctl
 @pytest.mark.parametrize("machines", [True], indirect=True, ids=["wheel"])
-def test_every_page(machines: Machines) -> None:
-    """The same with nothing but the wheel, and every verb from every machine; then all other pages."""
+def test_hosts_that_come_and_go(machines: Machines) -> None:
+    """A host is added and taken out, the first one destroyed and replaced; every verb from every machine.
+
+    With nothing but the wheel on each.
+    """
     boot_hosts(machines)
     boot_laptop(machines)
     other = TOKEN.findall(machines["node-b"].sh("rgpu keys invite --user other --role operator"))[-1]
@@ -142,6 +147,13 @@ def test_every_page(machines: Machines) -> None:
     machines.run(came[lost + 1:], PEOPLE)
     wait_nodes(machines, "laptop", set(HOSTS))
 
+
+@pytest.mark.slow
+@needs_etcdctl
+def test_upgrade_and_backup(machines: Machines) -> None:
+    """A host is upgraded; a registry that was set back is restored and adopted."""
+    boot_hosts(machines)
+    boot_laptop(machines)
     machines.run(blocks("operators/upgrades.md", "One host"), PEOPLE)
     backup = blocks("operators/etcd.md", "Backup")
     machines.run(backup[:1], PEOPLE)
