@@ -30,10 +30,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import structlog
 import zmq
 import zmq.utils.z85
 
+from rgpu.link.revoked import RevokedKeys
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, NotFound, UsageError
+
+log = structlog.get_logger(__name__)
 
 ROLES = ("user", "node", "operator", "invited")
 SECRET_BYTES = 32
@@ -152,6 +156,8 @@ class AuthorizedKeys:
         self.directory = directory
         self._known: dict[str, PublicKey] = {}
         self._stamp: tuple[int, int] | None = None
+        #: Let in never, whatever stands elsewhere.
+        self.revoked = RevokedKeys(directory)
         #: Let in besides: public key → who it is; a node puts here what stands in the pool's registry.
         self.on_record: dict[str, PublicKey] = {}
 
@@ -177,15 +183,24 @@ class AuthorizedKeys:
     def find(self, public: str) -> PublicKey | None:
         """The entry of a key in Z85, or None."""
         self._refresh()
-        return self._known.get(public) or self.on_record.get(public)
+        return None if public in self.revoked else self._known.get(public) or self.on_record.get(public)
+
+    def revoke(self, names: dict[str, str]) -> None:
+        """Let these keys ({public: name}) in no more, and take their files away. Raises :class:`OSError`."""
+        if self.revoked.add(names):
+            for key in self._files():
+                if key.public in names:
+                    (self.directory / f"{key.name}.pub").unlink(missing_ok=True)
+            self._stamp = None
 
     def all(self) -> list[PublicKey]:
         self._refresh()
-        return sorted(self._known.values(), key=lambda key: key.name)
+        return sorted((key for key in self._known.values() if key.public not in self.revoked), key=lambda key: key.name)
 
     def everybody(self) -> list[PublicKey]:
         """Those in the folder and those on record, by name."""
-        return sorted({**self.on_record, **{key.public: key for key in self.all()}}.values(), key=lambda key: key.name)
+        found = {**self.on_record, **{key.public: key for key in self.all()}}
+        return sorted((key for key in found.values() if key.public not in self.revoked), key=lambda key: key.name)
 
     def _refresh(self) -> None:
         try:
@@ -196,14 +211,20 @@ class AuthorizedKeys:
         stamp = (status.st_mtime_ns, status.st_ino)
         if stamp == self._stamp:
             return
-        known: dict[str, PublicKey] = {}
+        try:
+            self.revoked.read()
+        except Corrupt as error:  # what was known of it before still holds; a daemon does not start with it
+            log.error("keys may be let in that were taken away", reason=error.message)
+        self._known, self._stamp = {key.public: key for key in self._files()}, stamp
+
+    def _files(self) -> list[PublicKey]:
+        found = []
         for path in sorted(self.directory.glob("*.pub")):
             try:
-                key = PublicKey.load(path)
+                found.append(PublicKey.load(path))
             except (Corrupt, NotFound):
                 continue  # one broken file must not lock everybody out, nor let anybody in
-            known[key.public] = key
-        self._known, self._stamp = known, stamp
+        return found
 
 
 class Endpoint(msgspec.Struct, frozen=True):

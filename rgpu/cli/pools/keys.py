@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -112,31 +113,29 @@ def list_keys(pool: str | None, output: str) -> None:
 
 @command.command("revoke")
 @click.argument("name")
+@click.option("--checkpoint", is_flag=True, help="Take a checkpoint of each session that the key runs before it ends.")
 @asking.yes_option
 @common.pool_option
 @common.output_option
 @common.verb
-def revoke(name: str, yes: bool, pool: str | None, output: str) -> None:
-    """Stop answering the key called NAME; returns when every node that answers has stopped.
+def revoke(name: str, checkpoint: bool, yes: bool, pool: str | None, output: str) -> None:
+    """Let the key called NAME in nowhere any more, and end what it runs; returns when that holds.
 
-    For the last operator's key it asks; without a terminal it needs --yes.
+    Who is to be let in again gets another key. For the last operator's it asks; without a terminal it needs --yes.
     """
     settings = common.settings(pool=pool)
-    files = pool_files(settings)
-    files.read_description()
-    keys = revoking.known_keys(settings)
-    if last := revoking.consequences(name, keys):
+    pool_files(settings).read_description()
+    last = revoking.consequences(name, revoking.known_keys(settings))
+    if last:
         asking.confirm(yes, lambda: last, always=True)
-    here = files.authorized.directory / f"{name}.pub"
-    if here.exists():  # a daemon of this folder takes it off the record as well
-        files.authorized.remove(name)
-    else:
-        with connect(settings, role="operator") as client:
-            client.call("keys.revoke", {"name": name})
-    silent = sorted({host for key in keys if key["name"] == name
-                     for host in revoking.wait_revoked(settings, str(key["public"]))})
-    if silent:
-        common.err.print(f"these nodes did not answer, and let it in no more when they are back: {', '.join(silent)}",
-                         markup=False)
-    common.emit({"revoked": name, "silent": silent}, output,
-                lambda v: common.out.print(f"revoked {name}", markup=False))
+    value = revoking.revoke(settings, name, checkpoint=checkpoint, last=bool(last))
+    common.emit({"revoked": name, "silent": sorted(value["not_yet"]), **value}, output, _show_revoked)
+    for host, why in value["not_yet"].items():
+        common.err.print(f"not yet on {host}: {why}", markup=False)
+    if value["not_yet"]:
+        sys.exit(PoolUnavailable.exit_code)
+
+
+def _show_revoked(value: dict[str, Any]) -> None:
+    ended = f"; ended {', '.join(value['sessions'])}" if value["sessions"] else ""
+    common.out.print(f"revoked {value['name']}{ended}", markup=False)

@@ -1,20 +1,18 @@
-"""Keys that are taken away: which one is meant, whether it is the last operator's, and until no node lets it in."""
+"""Keys that are taken away: which one is meant, whether it is the last operator's, and where it does not hold yet."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from rgpu.cli.pool import connect, pool_files
 from rgpu.cli.settings import Settings
 from rgpu.cli.tables import did_you_mean
-from rgpu.link.control.control_client import ControlClient
-from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
-from rgpu.session.errors import AuthenticationFailed, NotFound, PoolUnavailable, RgpuError, TimedOut
+from rgpu.link.keys import PoolFiles
+from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError
 
 ASK_SECONDS = 3.0
-LOOK_SECONDS = 0.2
+REVOKE_SECONDS = 3700.0  #: with checkpoints of what the key runs
 
 
 def known_keys(settings: Settings) -> list[dict[str, Any]]:
@@ -45,39 +43,25 @@ def consequences(name: str, keys: Sequence[dict[str, Any]]) -> list[str]:
             "create --role operator NAME` makes another)"]
 
 
-def wait_revoked(settings: Settings, public: str) -> list[str]:
-    """Wait until no node that answers lets the key in; those that did not answer.
+def revoke(settings: Settings, name: str, *, checkpoint: bool, last: bool) -> dict[str, Any]:
+    """Have the key taken away: {name, keys, holds, not_yet: {host: why}, sessions} (:class:`Revoking` of the leader).
 
-    Raises :class:`TimedOut` with the nodes that let it in still.
+    Of a pool that does not run this folder remembers it, and its daemon puts it on record as it starts. Raises what the
+    pool answers.
     """
     files = pool_files(settings)
+    known = next((key for key in files.authorized.all() if key.name == name), None)
+    args = {"name": name, "public": known.public if known else "", "checkpoint": checkpoint, "last": last}
     try:
-        pair = KeyPair.load(files.key_path(_asker(files)))
-        with connect(settings, role=_asker(files)) as client:
-            known = client.call("pool.ping", {}, timeout=ASK_SECONDS)["endpoints"]
-    except AuthenticationFailed:  # it was our own
-        return []
-    except (PoolUnavailable, NotFound):
-        return []  # it does not run: whoever is started reads its folder
-    silent, until = [], time.monotonic() + settings.timeout
-    for one in known:
-        try:
-            while _lets_in(pair, Endpoint(one["address"], one["public"], one["host"]), public):
-                if time.monotonic() > until:
-                    raise TimedOut(f"{one['host']} lets the key in still, after {settings.timeout:.0f} s: is its "
-                                   "daemon cut off from the registry?", host=one["host"])
-                time.sleep(LOOK_SECONDS)
-        except PoolUnavailable:
-            silent.append(str(one["host"]))
-    return silent
-
-
-def _lets_in(pair: KeyPair, endpoint: Endpoint, public: str) -> bool:
-    try:
-        with ControlClient(pair, [endpoint]) as client:
-            return any(key["public"] == public for key in client.call("keys.list", {}, timeout=ASK_SECONDS)["keys"])
-    except AuthenticationFailed:  # our own key is the one that is let in no more
-        return False
+        with connect(settings, role="operator") as client:
+            return dict(client.call("keys.revoke", args, timeout=REVOKE_SECONDS))
+    except PoolUnavailable:
+        if known is None:
+            raise
+    files.authorized.revoked.read()
+    files.authorized.revoke({known.public: name})
+    return {"name": name, "keys": [known.public], "holds": [], "sessions": [],
+            "not_yet": {"the pool": f"it does not run; it holds once a node starts in {files.root}"}}
 
 
 def _asker(files: PoolFiles) -> str:

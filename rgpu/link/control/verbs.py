@@ -86,7 +86,9 @@ TABLE: tuple[Verb, ...] = (
          "{name, public, host, seconds, role, member} → {name, expires, pool, role, member}: of a host, or with `role` "
          "user or operator of `member`.", changes=True),
     Verb("keys.list", USER, ANY, True, "{} → {keys: [{name, role, user, public}]}: whom that node lets in."),
-    Verb("keys.revoke", OPERATOR, LEADER, True, "{name}: no node lets that key in any more.", changes=True),
+    Verb("keys.revoke", OPERATOR, LEADER, True,
+         "{name, public, last, checkpoint} → {name, keys, holds: [host], not_yet: {host: why}, sessions}: no node lets "
+         "that key in any more, and what it runs ends; `last`: also the last operator's.", changes=True),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options: {host, gpus, compute, models, "
          "priority, anti_affinity, queue}, versions, wait, known} → {session, owner, address, ticket, secret, expires, "
@@ -156,6 +158,8 @@ TABLE: tuple[Verb, ...] = (
     Verb("agent.silent", NODE, LEADER, True,
          "{session, host, epoch, seconds, had_agent} → {again}: for how long nothing was heard of its client's host.",
          on=On.SESSION),
+    Verb("keys.forget", NODE, NAMED, True, "{keys: {public: name}}: let these in no more, from the next request on.",
+         on=On.COMMAND, changes=True),
     Verb("worker.start", NODE, NAMED, False, "{session, epoch, quota, device, image, recover} → {position}",
          on=On.COMMAND, changes=True),
     Verb("worker.describe", NODE, NAMED, True, "{session} → what the worker reports", on=On.COMMAND),

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from rgpu.link.keys import check_name
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
+from rgpu.migrate.membership.revoking import tombstone
+from rgpu.migrate.records.revoked import revoked_key
 from rgpu.migrate.records.schema import (
     INVITATIONS,
     OF_HOST,
@@ -114,6 +116,9 @@ class Members:
             entry = await self._invitation(invited)
             invitation = decode(entry.value, InvitationRecord, entry.key)
             record = who(invitation)
+            if await registry.get(revoked_key(public)) is not None:
+                raise AuthenticationFailed("this key was revoked, and no invitation lets it in again: remove its file, "
+                                           "and another one is made")
             kind = "host" if record.role == "node" else "login"
             if invitation.used_by not in ("", public):
                 raise AuthenticationFailed(f"this invitation was used already: it is good for one {kind}")
@@ -153,21 +158,16 @@ class Members:
             raise NotFound(f"no host is called {host!r}", host=host)
         entries = {key: await registry.get(key) for key in keys}
         compares = [unchanged(key, entry.mod_revision) for key, entry in entries.items() if entry is not None]
+        operations: list[Operation] = [Delete(key) for key in keys]
+        member = entries.get(member_key(node_name(host)))
+        if member is not None:  # its folder still has it, and would put it on record again
+            gone = await tombstone(registry, decode(member.value, KeyRecord, member.key), self.term.clock.wall())
+            compares, operations = (compares, operations) if gone is None else \
+                ([*compares, gone[0]], [*operations, gone[1]])
         story = HistoryRecord(when=self.term.clock.wall(), host=host, decision="remove",
                               **self.term.signature(), reason=f"{host} left the pool for good")
-        if not await self.term.write(OF_HOST + host, story, compares, [Delete(key) for key in keys]):
+        if not await self.term.write(OF_HOST + host, story, compares, operations):
             raise Conflict(f"the records of {host} changed: try again")
-
-    async def revoke(self, name: str) -> None:
-        """No node lets the key called ``name`` in any more. Raises :class:`NotFound`."""
-        key = member_key(name)
-        entry = await self._registry.get(key)
-        if entry is None:
-            raise NotFound(f"no key on record is named {name}", name=name)
-        story = HistoryRecord(when=self.term.clock.wall(), decision="revoke", **self.term.signature(),
-                              reason=f"the key {name} is not let in any more")
-        if not await self.term.write(OF_POOL, story, [unchanged(key, entry.mod_revision)], [Delete(key)]):
-            raise Conflict(f"the record of {name} changed: try again")
 
     async def prune(self) -> None:
         """Forget invitations that have expired."""

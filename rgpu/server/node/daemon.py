@@ -34,6 +34,7 @@ from rgpu.server.node.commands.adopting import AdoptCommands
 from rgpu.server.node.commands.checkpoints import CheckpointCommand
 from rgpu.server.node.commands.entrance import Command, CommandEntrance
 from rgpu.server.node.commands.fence import LeaderFence
+from rgpu.server.node.commands.keys import KeyCommands
 from rgpu.server.node.commands.moves import MoveCommands
 from rgpu.server.node.commands.starts import SessionStarts
 from rgpu.server.node.commands.workers import WorkerCommands
@@ -228,6 +229,7 @@ class Daemon:
             "worker.start": starts.start, "worker.describe": workers.describe, "worker.forget": workers.forget,
             "move.receive": moves.receive, "move.send": moves.send, "move.settle": self.reconciler.reconcile,
             "session.image": checkpoints.checkpoint, "session.notice": workers.notice, "session.drop": workers.drop,
+            "keys.forget": KeyCommands(self.authorized, self.identity.keys.public, self._not_wanted).forget,
             "session.logs": self.logs.newest, "node.holdings": self.adopting.holdings,
             "node.adopt": self.adopting.adopt}
 
@@ -288,7 +290,7 @@ class Daemon:
     async def _join(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take back what adopted workers say they hold, answer, and register."""
         self.registration.keep(self.options.registry_address)
-        self.keyring = Keyring(self.authorized, self.records.registry)
+        self.keyring = Keyring(self.authorized, self.records.registry, self.identity.keys.public, self._not_wanted)
         await self.keyring.start()
         # A leader that was deposed while this daemon was down must not be obeyed (OWNERSHIP 6).
         self.fence.highest = await self.records.leader_revision()
@@ -306,6 +308,12 @@ class Daemon:
         gates = {"data": self.port.gate, "control": self.control.gate}
         return {name: (float(not self.watch.reach[f"{name} port"].why), gate.waiting, gate.turned_away)
                 for name, gate in gates.items() if gate is not None}
+
+    def _not_wanted(self) -> None:
+        """This node's own key was revoked: it leaves, and others bring its sessions back."""
+        if not self.background.stopping.is_set():
+            log.error("this host's key was revoked: the node stops", host=self.identity.host)
+            asyncio.get_running_loop().call_later(0.5, self.background.stopping.set)  # the leader hears it first
 
     def _returned(self) -> None:
         self.background.spawn(self.reconciler.reconcile_all())

@@ -167,7 +167,7 @@ def test_every_node_lets_in_what_is_on_record(tmp_path: Path) -> None:
         await until(second, PAIR.public, "invited")
         await world.coordinator.members.join(PAIR.public, "x", NODE.public)
         await until(first, NODE.public, "node")
-        await world.coordinator.members.revoke("node-x")
+        await world.coordinator.revoking.revoke("node-x")
         await until(first, NODE.public, None)
         for task in running:
             task.cancel()

@@ -68,6 +68,7 @@ class FakeNode:
     lease: int = 0
     alive: bool = True
     pins: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)  #: names of keys that it was told to let in no more
     wishes: list[dict[str, Any]] = field(default_factory=list)  #: of each move sent from here
     replay_fails: bool = False
 
@@ -83,6 +84,10 @@ class FakeNode:
             handler = getattr(self, verb.replace(".", "_").replace("-", "_"))
             self.results[command_id] = await handler(**args)
         return self.results[command_id]
+
+    async def keys_forget(self, keys: dict[str, str]) -> dict[str, Any]:
+        self.forgotten += keys.values()
+        return {}
 
     async def worker_start(self, session: str, epoch: int, quota: int, device: str, image: str | None,
                            recover: bool) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 Keys that were made in the folder (`rgpu keys create` works on files) are put on
 record, so that every node of the pool knows them; one that was removed from
 the folder is taken off again. ``origin`` tells whose folder a key came from.
+Keys that were revoked are on record as such: they are let in nowhere, and their
+files go, wherever they lie. Each node keeps that list in its folder, too, and
+puts back on record what a registry does not know any more.
 """
 
 from __future__ import annotations
@@ -10,15 +13,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
 
 from rgpu.link.keys import AuthorizedKeys, PublicKey, private_directory, write_file
+from rgpu.migrate.records.revoked import REVOKED, RevokedRecord, revoked_key
 from rgpu.migrate.records.schema import INVITATIONS, KEYS, InvitationRecord, KeyRecord, decode, encode, member_key
 from rgpu.migrate.registry.base import Compacted, Delete, Put, Registry, absent, txn_certain, unchanged
-from rgpu.session.errors import AlreadyExists, RgpuError
+from rgpu.session.errors import AlreadyExists, AuthenticationFailed, RgpuError
 
 log = structlog.get_logger(__name__)
 
@@ -37,15 +42,26 @@ def origin_of(directory: Path) -> str:
 class Keyring:
     """Keeps ``authorized.on_record`` what the registry says; see the module docstring."""
 
-    def __init__(self, authorized: AuthorizedKeys, registry: Registry) -> None:
-        self.authorized = authorized
+    def __init__(self, authorized: AuthorizedKeys, registry: Registry, own: str = "",
+                 stop: Callable[[], object] = lambda: None) -> None:
+        """``own``: this node's public key; ``stop``: told when that is revoked while the node runs."""
+        self.authorized, self._own, self._stop = authorized, own, stop
         self.registry = registry
         self._origin = origin_of(authorized.directory)
         self._files: list[PublicKey] | None = None
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Publish the folder's keys and read the record. Raises what the registry raises."""
+        """Publish the folder's keys and read the record.
+
+        Raises what the registry raises, :class:`AuthenticationFailed` where this node's own key was revoked,
+        :class:`Corrupt` for a list of revoked keys that cannot be read.
+        """
+        self.authorized.revoked.read()
+        await self._read_revoked()
+        if self._own in self.authorized.revoked:
+            raise AuthenticationFailed("this host's key was revoked: it belongs to the pool no more. To come back, "
+                                       "remove its folder and join by an invitation (`rgpu keys invite --host`)")
         await self._publish()
         await self._read()
 
@@ -60,11 +76,12 @@ class Keyring:
 
     async def run(self) -> None:
         """Until cancelled."""
-        watches = [asyncio.ensure_future(self._watch(prefix)) for prefix in (KEYS, INVITATIONS)]
+        watches = [asyncio.ensure_future(self._watch(prefix)) for prefix in (KEYS, INVITATIONS, REVOKED)]
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+                await self._guarded(self._read_revoked)  # however the watch is
                 await self._guarded(self._publish)
                 if self._changed.is_set():
                     self._changed.clear()
@@ -97,6 +114,22 @@ class Keyring:
             except RgpuError:
                 await asyncio.sleep(LOOK_SECONDS)
 
+    async def _read_revoked(self) -> None:
+        """Refuse what the record says is revoked, and put there what only this folder knows."""
+        found: dict[str, str] = {}
+        for entry in (await self.registry.list(REVOKED)).entries:
+            with contextlib.suppress(RgpuError):
+                record = decode(entry.value, RevokedRecord, entry.key)
+                found[record.public] = record.name
+        await asyncio.to_thread(self.authorized.revoke, found)
+        for public, name in self.authorized.revoked.names().items():
+            if public not in found:
+                record = RevokedRecord(name=name, public=public, when=time.time())
+                at = revoked_key(public)
+                await txn_certain(self.registry, [absent(at)], [Put(at, encode(record))])
+        if self._own in found:
+            self._stop()
+
     async def _read(self) -> None:
         found: dict[str, PublicKey] = {}
         for entry in (await self.registry.list(INVITATIONS)).entries:
@@ -108,6 +141,7 @@ class Keyring:
             with contextlib.suppress(RgpuError):
                 key = decode(entry.value, KeyRecord, entry.key)
                 found[key.public] = PublicKey(key.role, key.name, key.public, key.user)
+        await self._read_revoked()
         self.authorized.on_record = found
 
     async def _publish(self) -> None:

@@ -60,8 +60,11 @@ class MemberVerbs:
         return [{"address": n.control, "public": n.public_key, "host": n.host} for n in nodes.values() if n.control]
 
     async def _revoke(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
-        await self._members.revoke(check_name(str(args["name"])))
-        return {}
+        public = str(args.get("public") or "")
+        return await self._local.leading().revoking.revoke(
+            check_name(str(args["name"])), public=check_public(public) if public else "", last=bool(args.get("last")),
+            checkpoint=bool(args.get("checkpoint")),
+            operators=[key.name for key in self._authorized.everybody() if key.role == "operator"])
 
     async def _remove(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         await self._members.remove(check_host_name(str(args["host"])))
