@@ -142,8 +142,9 @@ class WorkerHandle:
                 future.set_exception(LinkError(f"the worker of {self.session} has ended"))
         self._events.put_nowait(("died", {"pid": self.pid, **self._last_place(), **self._why()}))
         if self._boxes is not None and self._home is not None:
-            threading.Thread(target=self._boxes.release, args=(self._home, self.log_path.parent), name="release",
-                             daemon=True).start()
+            # No daemon thread: a node that stops waits until what its workers leave is taken down.
+            threading.Thread(target=self._boxes.release, args=(self._home, self.log_path.parent),
+                             name="release").start()
 
     def _why(self) -> dict[str, str]:
         """Why it ended, where the kernel says so."""
