@@ -27,7 +27,8 @@ from rgpu.session.errors import DeviceError
 INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 GLOBAL_ALIGNMENT = 256
 ALLOCATION_UNIT = 512  #: where a driver lets allocations begin
-GLOBALS_LIMIT = 4 << 30  #: bytes of module globals of one session
+GLOBALS_LIMIT = 4 << 30  #: bytes of module globals of one session, whatever its quota …
+GLOBALS_FREE = 64 << 20  #: … and what each may have, however small that is; else as much as its quota
 _PAGE = 4096  #: of the host
 
 
@@ -201,7 +202,7 @@ class Memory:
 
     # -- module globals -----------------------------------------------------------
     def plan_globals(self, module: int, sizes: list[tuple[str, int, int]], device: int = 0) -> tuple[PlacedGlobal, ...]:
-        """Where (name, size, alignment) … of the device's next module go; changes nothing."""
+        """Where (name, size, alignment) … of the device's next module go; changes nothing. Raises DeviceError(2)."""
         base = at = self._next_global[device - self._first]
         placed = []
         for name, size, alignment in sizes:
@@ -210,7 +211,15 @@ class Memory:
             at += size
         if at > self._bases[device - self._first] + addresses.DEVICE_STRIDE:
             raise DeviceError(f"module globals of {at - base} bytes do not fit", OUT_OF_MEMORY)
+        self._check_globals(at - base)  # before their contents are made
         return tuple(placed)
+
+    def _check_globals(self, more: int) -> None:
+        """Raise DeviceError(2), as loading a module that does not fit does, where that is more than is allowed."""
+        limit = min(GLOBALS_LIMIT, max(GLOBALS_FREE, self.total))
+        if self._globals_used + more > limit:
+            raise DeviceError(f"{more} bytes of module globals beside {self._globals_used}: the session may have "
+                              f"{limit}", OUT_OF_MEMORY)
 
     def place_globals(self, module: int, placed: tuple[PlacedGlobal, ...]) -> None:
         """Back what :meth:`plan_globals` planned. The next module starts at the next 64 KiB page."""
@@ -220,9 +229,7 @@ class Memory:
             device = self._of(placed[0].address)
             base = self._next_global[device]
             end = round_up(placed[-1].address + placed[-1].size, addresses.PAGE)
-            if self._globals_used + end - base > GLOBALS_LIMIT:
-                raise DeviceError(f"{end - base} bytes of module globals more than the {GLOBALS_LIMIT} allowed",
-                                  OUT_OF_MEMORY)
+            self._check_globals(end - base)
             end = max(end, base + addresses.PAGE)
             self._devices[device].back(base, end - base)
             self._next_global[device] = end

@@ -105,10 +105,10 @@ class PtxModule:
             out += (value & (1 << 8 * size) - 1).to_bytes(size, "little")
         if len(out) > var.size:
             raise PtxError(f"{var.name} has more initial values than elements", var.line)
-        return bytes(out).ljust(var.size, b"\0")
+        return bytes(out)  # the rest is zero, as fresh memory is: a few bytes of text may ask for gigabytes
 
     def initial_image(self, addresses: Mapping[str, int]) -> dict[str, bytes]:
-        """The first contents of every global and constant, given everyone's address."""
+        """What every global and constant begins with, given everyone's address; what lies behind is zero."""
 
         def resolve(name: str, line: int) -> int:
             if name not in addresses:
