@@ -136,6 +136,10 @@ def test_a_host_with_sessions_or_a_daemon_is_not_forgotten(tmp_path: Path) -> No
         await world.coordinator.hosts.note_loss("a")  # the watch's word of it comes a moment later
         with pytest.raises(NotFound):
             await world.coordinator.cordon("a", "ready")
+        await world.coordinator.hosts.note_loss("a")  # the leader looks a moment after the record went
+        with pytest.raises(NotFound):
+            await members.remove("a")
+        assert await world.coordinator.hosts.all() == [], "what was removed is not lost afterwards"
 
     run(tmp_path, test)
 
