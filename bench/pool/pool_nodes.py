@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rgpu.link.logging import configure_logging  # noqa: E402
 from rgpu.migrate.membership.lease_keeper import renewal_interval  # noqa: E402
-from rgpu.migrate.records.schema import INVITATIONS, KEYS, LEADER, DeviceRecord, NodeRecord, decode, encode, node_key
+from rgpu.migrate.records.keys import INVITATIONS, KEYS, LEADER, node_key
+from rgpu.migrate.records.schema import DeviceRecord, NodeRecord, decode, encode
 from rgpu.migrate.registry.base import Compacted, Put, absent  # noqa: E402
 from rgpu.migrate.registry.etcd.registry import EtcdRegistry  # noqa: E402
 from rgpu.session.errors import NotFound, RgpuError  # noqa: E402

@@ -33,16 +33,15 @@ sys.path.insert(0, str(ROOT))
 from bench.pool.pool_nodes import PROBE  # noqa: E402
 from rgpu.migrate.leader.coordinator import Coordinator  # noqa: E402
 from rgpu.migrate.records import ownership  # noqa: E402
+from rgpu.migrate.records.keys import LEADER, session_key  # noqa: E402
 from rgpu.migrate.records.ownership import Held, Leader  # noqa: E402
 from rgpu.migrate.records.schema import (  # noqa: E402
-    LEADER,
     CheckpointName,
     LeaderRecord,
     Needs,
     Program,
     SessionRecord,
     encode,
-    session_key,
 )
 from rgpu.migrate.registry.base import Put, absent, txn_certain  # noqa: E402
 from rgpu.migrate.registry.etcd.registry import EtcdRegistry  # noqa: E402

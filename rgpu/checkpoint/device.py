@@ -61,6 +61,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
+    """One kernel launch: function, grid, block (in threads), dynamic shared memory (bytes), stream, parameters."""
+
     module: int
     function: int  #: index in the module's table
     grid: tuple[int, int, int]
@@ -85,15 +87,21 @@ class Device(Protocol):
     def map(self, address: int, size: int) -> None:
         """Back [address, address+size) with zeros. Both multiples of GRANULE."""
 
-    def unmap(self, address: int, size: int) -> None: ...
+    def unmap(self, address: int, size: int) -> None:
+        """Take away the mapping of ``size`` bytes at ``address``, as it was made. Raises :class:`DeviceError`."""
+
     def allocate(self, address: int, size: int) -> None:
         """Make a sub-range of mapped memory valid for kernels and copies."""
 
-    def free(self, address: int) -> None: ...
+    def free(self, address: int) -> None:
+        """Free the allocation that begins at ``address``. Raises :class:`DeviceError`."""
+
     def host_allocate(self, address: int, size: int) -> None:
         """Mirror of a pinned host range, at its own address."""
 
-    def host_free(self, address: int) -> None: ...
+    def host_free(self, address: int) -> None:
+        """Free the mirror of the pinned range that begins at ``address``. Raises :class:`DeviceError`."""
+
     def mirror_write(self, seq: int, stream: int, address: int, data: Any) -> None:
         """Ordered: bytes of a pinned range as the program's CPU wrote them, into its mirror."""
 
@@ -104,12 +112,24 @@ class Device(Protocol):
     def create_context(self, context: int, flags: int, primary: bool, device: int = 0) -> None:
         """``device``: the session's number, where it has several."""
 
-    def destroy_context(self, context: int) -> None: ...
-    def set_limit(self, context: int, limit: int, value: int) -> None: ...
-    def create_stream(self, stream: int, context: int, flags: int, priority: int) -> None: ...
-    def destroy_stream(self, stream: int) -> None: ...
-    def create_event(self, event: int, context: int, flags: int) -> None: ...
-    def destroy_event(self, event: int) -> None: ...
+    def destroy_context(self, context: int) -> None:
+        """Destroy a context and what belongs to it. Raises :class:`DeviceError`."""
+
+    def set_limit(self, context: int, limit: int, value: int) -> None:
+        """Set a CUlimit of a context. Raises :class:`DeviceError`."""
+
+    def create_stream(self, stream: int, context: int, flags: int, priority: int) -> None:
+        """Make a stream; ``flags`` and ``priority`` as for cuStreamCreateWithPriority. Raises :class:`DeviceError`."""
+
+    def destroy_stream(self, stream: int) -> None:
+        """Destroy a stream; its work is completed. Raises :class:`DeviceError`."""
+
+    def create_event(self, event: int, context: int, flags: int) -> None:
+        """Make an event; ``flags`` as for cuEventCreate. Raises :class:`DeviceError`."""
+
+    def destroy_event(self, event: int) -> None:
+        """Destroy an event. Raises :class:`DeviceError`."""
+
     def load(self, module: int, binary: bytes, options: bytes, library: bool, device: int = 0,
              places: Sequence[GlobalVariable] = ()) -> tuple[ModuleTable, str]:
         """Load on one of the session's devices; returns the table and the compiler's log. Raises DeviceError.
@@ -120,9 +140,11 @@ class Device(Protocol):
     def placed(self) -> None:
         """The modules of a rebuild are loaded: give back what was taken to place them."""
 
-    def unload(self, module: int) -> None: ...
+    def unload(self, module: int) -> None:
+        """Unload a module; its variables go with it. Raises :class:`DeviceError`."""
+
     def link(self, inputs: list[tuple[int, str, bytes]], options: bytes) -> tuple[bytes, str]:
-        """cuLink*: (CUjitInputType, name, data) → a module binary that load() takes, and a log."""
+        """Link (cuLink*): (CUjitInputType, name, data) → a module binary that load() takes, and a log."""
 
     def function_attributes(self, module: int, function: int) -> tuple[int, ...]:
         """The 16 attributes once the function is loaded: the table of a lazy load has -1 for some."""
@@ -137,7 +159,8 @@ class Device(Protocol):
         Which multiprocessors can share a cluster is known to it alone. Raises DeviceError.
         """
 
-    def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None: ...
+    def set_function_attribute(self, module: int, function: int, attribute: int, value: int) -> None:
+        """Set a CUfunction_attribute of a module's function. Raises :class:`DeviceError`."""
 
     def instantiate_graph(self, graph: int, context: int, flags: int, nodes: list[Node]) -> None:
         """Make an executable graph of these nodes. ``flags``: CUgraphInstantiate_flags."""
@@ -152,7 +175,9 @@ class Device(Protocol):
     def launch_graph(self, seq: int, graph: int, stream: int) -> None:
         """Behind the stream's work, and behind the graph's own earlier launches in any stream."""
 
-    def launch(self, seq: int, launch: Launch) -> None: ...
+    def launch(self, seq: int, launch: Launch) -> None:
+        """Launch a kernel in its stream's order, as call ``seq``. Raises :class:`DeviceError`."""
+
     def copy_in(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int, data: Any) -> None:
         """Host bytes (height rows of width, packed) to device memory of that pitch.
 
@@ -163,16 +188,24 @@ class Device(Protocol):
         """done(result, packed bytes: a bytes-like object; None with an error)."""
 
     def copy(self, seq: int, stream: int, destination: int, destination_pitch: int,
-             source: int, source_pitch: int, width: int, height: int) -> None: ...
+             source: int, source_pitch: int, width: int, height: int) -> None:
+        """Copy ``height`` rows of ``width`` bytes within device memory, in stream order; pitches in bytes."""
+
     def fill(self, seq: int, stream: int, destination: int, pitch: int, width: int, height: int,
              element: int, value: int) -> None:
-        """width counts elements of ``element`` bytes."""
+        """Set ``width`` × ``height`` elements to ``value``, in stream order; ``width`` counts elements of ``element``
+        bytes.
+        """
 
     def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
         """Write a word (kind 0: 32, 1: 64 bits), or hold the stream until one compares (2, 3; flags: how)."""
 
-    def record_event(self, seq: int, event: int, stream: int) -> None: ...
-    def wait_event(self, seq: int, stream: int, event: int) -> None: ...
+    def record_event(self, seq: int, event: int, stream: int) -> None:
+        """Record an event behind the stream's work so far."""
+
+    def wait_event(self, seq: int, stream: int, event: int) -> None:
+        """Let the stream's later work wait for an event's last record."""
+
     def host_function(self, seq: int, stream: int, reached: Done) -> None:
         """reached(0, None) when the stream gets there; the stream stops until host_function_done(seq).
 
@@ -188,7 +221,8 @@ class Device(Protocol):
     def synchronize_device(self, seq: int, device: int, done: Done) -> None:
         """The same of all streams of one of the session's devices."""
 
-    def synchronize_event(self, seq: int, event: int, done: Done) -> None: ...
+    def synchronize_event(self, seq: int, event: int, done: Done) -> None:
+        """Call ``done(result, None)`` when the event's last record is complete."""
 
     # -- progress -----------------------------------------------------------
     def on_progress(self, notify: Callable[[], None]) -> None:
@@ -201,8 +235,14 @@ class Device(Protocol):
         """The oldest call of ordered work that is not complete; None: there is none. And what it is: "kernel NAME", …,
         empty where that is not known."""
 
-    def is_complete(self, seq: int) -> bool: ...
-    def wait_complete(self, seq: int, timeout: float | None = None) -> bool: ...
+    def is_complete(self, seq: int) -> bool:
+        """Tell whether the work of call ``seq`` is complete."""
+
+    def wait_complete(self, seq: int, timeout: float | None = None) -> bool:
+        """Wait for the work of call ``seq``, ``timeout`` seconds at most (None: for ever); returns whether it is
+        complete.
+        """
+
     def drain(self, timeout: float) -> bool:
         """Wait until no ordered work is left and every done() has returned; False after timeout seconds."""
 
@@ -213,20 +253,27 @@ class Device(Protocol):
     def error(self) -> int:
         """The sticky CUresult, 0 while there is none."""
 
-    def error_detail(self) -> str: ...
+    def error_detail(self) -> str:
+        """Return what is known of the sticky error, in words; empty without one."""
 
     # -- state: exact only while drained; read() and hash_pages() may be used while work runs, as a hint ----
-    def regions(self) -> list[Region]: ...
+    def regions(self) -> list[Region]:
+        """List the memory whose bytes belong to the session's state."""
+
     def pins(self) -> list[str]:
         """Why the session cannot leave this device, one reason each; empty when it can."""
 
-    def read(self, address: int, size: int) -> bytes: ...
-    def write(self, address: int, data: Any) -> None: ...
+    def read(self, address: int, size: int) -> bytes:
+        """Return bytes of a region while no work changes them. Raises :class:`DeviceError`."""
+
+    def write(self, address: int, data: Any) -> None:
+        """Set bytes of a region while no work uses them. Raises :class:`DeviceError`."""
+
     def hash_pages(self, region: Region, key: bytes) -> np.ndarray:
         """(pages, 2) uint64: the keyed 128-bit hash of each PAGE of the region (see pagehash)."""
 
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
-        """Of many regions in one go, with which of their pages are all zeros."""
+        """Hash the pages of many regions in one go, with which of their pages are all zeros."""
 
     def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes:
         """Hash what is copied: the pages of (address, bytes) ranges, in order; page i goes to ``staging`` + PAGE · i.
@@ -255,7 +302,9 @@ class Device(Protocol):
     def stage(self, size: int) -> int:
         """Memory for ``copy_and_hash``: its address, a multiple of 256. Raises DeviceError (2) when there is none."""
 
-    def unstage(self, address: int) -> None: ...
+    def unstage(self, address: int) -> None:
+        """Free the staging memory at ``address``."""
+
     def read_staged(self, address: int, size: int) -> bytes:
         """Bytes of staged memory."""
 
@@ -263,11 +312,16 @@ class Device(Protocol):
         """Milliseconds between two recorded timing events. Raises DeviceError (400, 600 not ready)."""
 
     def event_states(self) -> dict[int, int | None]:
-        """{event: nanoseconds on the session clock when its last record completed, or None}."""
+        """Return {event: nanoseconds on the session clock when its last record completed, or None}."""
 
-    def restore_event_states(self, states: dict[int, int | None]) -> None: ...
+    def restore_event_states(self, states: dict[int, int | None]) -> None:
+        """Set when events were last completed; the form is that of :meth:`event_states`."""
+
     def clock(self) -> int:
         """The session clock, ns."""
 
-    def set_clock(self, now: int) -> None: ...
-    def close(self) -> None: ...
+    def set_clock(self, now: int) -> None:
+        """Set the session's clock to ``now``, ns."""
+
+    def close(self) -> None:
+        """Let go of everything on the device; work under way gets a second."""

@@ -4,7 +4,7 @@ The physical memory behind a mapping is handed over as a file descriptor. The
 other worker takes it in at a place of its own, from which it can only read, and
 copies from there to its own mapping. Neither side's work is ordered with the
 other's: what is copied while the source runs is some mixture, as with any read
-of live memory, and whoever pulls hashes what it has got.
+of live memory, and the side that pulls hashes what it has got.
 
 A mapping's *serial* names the physical memory behind it: an address that is
 unmapped and mapped again has another one, and an import of the first is of no
@@ -34,7 +34,7 @@ class PeerMemory(Protocol):
     kind: str  #: both sides must have the same
 
     def serial(self, address: int, size: int) -> int | None:
-        """Of the mapping that is just so; None if there is none."""
+        """Serial number of the mapping that is just so; None if there is none."""
 
     def export(self, address: int, size: int) -> tuple[int, int]:
         """(serial, a descriptor of the caller's) of a mapping."""

@@ -25,6 +25,7 @@ class Phases:
             self._taken[name] += self._clock() - began
 
     def add(self, name: str, seconds: float) -> None:
+        """Add ``seconds`` to the time of a phase."""
         self._taken[name] = self._taken.get(name, 0.0) + seconds
 
     def ms(self, prefix: str = "") -> dict[str, float]:

@@ -58,6 +58,7 @@ CONTEXT, HERE = "rgpu.context", "rgpu.here"
 
 def _noted(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """A callback of an option that leaves word for :func:`settings`."""
+
     def note(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         context.meta[key] = True if key == HERE else value
         return value
@@ -77,6 +78,7 @@ def role(operator: bool) -> str:
 
 
 def registry_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--registry`` to a command."""
     return click.option("--registry", metavar="ADDRESS",
                         help="Where the pool's truth is: etcd://HOST:PORT,HOST:PORT/PREFIX?ca=FILE&cert=FILE&key=FILE"
                              "&user=NAME&password-file=FILE&timeout=SECONDS, or embedded (this host only; default: "
@@ -98,6 +100,7 @@ MODULE_CACHE_SIZE = "4GiB"
 
 
 def module_cache_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--module-cache-size`` to a command."""
     return click.option("--module-cache-size", metavar="SIZE", default=MODULE_CACHE_SIZE, show_default=True,
                         help="Disk that a node may use to keep the module binaries it was sent, so that no client "
                              "sends one twice; 0 keeps none.")(command)

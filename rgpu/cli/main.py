@@ -28,9 +28,11 @@ class LazyGroup(Group):
     """Imports a verb's module only when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs' names without loading their modules."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Load a verb's module and return its command; None for no verb."""
         if name not in VERBS:
             return None
         module = importlib.import_module(f"rgpu.cli.{VERBS[name]}")
@@ -47,6 +49,7 @@ def cli() -> None:
 
 
 def main() -> None:
+    """Run ``rgpu``; what a terminal cannot show is escaped."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names and reasons may have letters that this terminal lacks
             stream.reconfigure(errors="backslashreplace")

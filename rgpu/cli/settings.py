@@ -139,6 +139,8 @@ SETTINGS: tuple[Setting, ...] = (
 
 @dataclass(frozen=True)
 class Value:
+    """A setting's value, and where it came from."""
+
     value: Any
     source: str  #: "option --pool", "environment RGPU_POOL", "file …", "default"
 

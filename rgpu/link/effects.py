@@ -58,7 +58,7 @@ class EffectsLog:
             self._position = position
 
     def applying(self, epoch: int, seq: int) -> None:
-        """That one call; a gap before it is written as one."""
+        """Note that one call is applied; a gap before it is written as one."""
         with self._lock:
             if self._run is not None and (self._run[0] != epoch or seq != self._position + 1):
                 self._write(self._ended_run())
@@ -72,6 +72,7 @@ class EffectsLog:
             self._write(self._ended_run())
 
     def close(self) -> None:
+        """Write what is held back and close the file."""
         with self._lock:
             self._write(self._ended_run())
             if self._fd >= 0:

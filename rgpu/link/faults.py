@@ -1,7 +1,7 @@
 """Named fault points: where tests break things, in the very processes that users run.
 
 A process has them when ``RGPU_FAULT_FILE`` names a file; its first line is
-``POINT:ACTION[:SECONDS]``. Whoever reaches that point first takes the file away
+``POINT:ACTION[:SECONDS]``. The process that reaches that point first takes the file away
 (so a fault happens once) and acts:
 
 ======  =====================================================

@@ -41,6 +41,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
         return f"Token(pool={self.pool!r}, name={self.name!r})"
 
     def keys(self) -> KeyPair:
+        """Return the key pair by which the invited host is let in once."""
         return KeyPair("invited", self.name, self.public, self.secret)
 
 

@@ -75,7 +75,7 @@ def check_public(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """Who a peer is: its role, its name, and the key that proves it. ``user``: whose key it is, if not NAME's."""
+    """Identity of a peer: its role, its name, and the key that proves it. ``user``: whose key it is, if not NAME's."""
 
     role: str
     name: str
@@ -88,6 +88,7 @@ class PublicKey:
         return (self.user or self.name) if self.role in ("user", "operator") else ""
 
     def save(self, path: Path) -> None:
+        """Write the key to a file (mode 0600), in place of an earlier one. Raises OSError."""
         data = _KeyFile(role=self.role, name=self.name, public=self.public, user=self.user or msgspec.UNSET)
         write_file(path, msgspec.json.encode(data) + b"\n", mode=0o644, replace=True)
 
@@ -120,6 +121,7 @@ class KeyPair:
         return cls(role, name, public.decode("ascii"), secret.decode("ascii"), "" if user == name else user)
 
     def public_key(self) -> PublicKey:
+        """Return the public half."""
         return PublicKey(self.role, self.name, self.public, self.user)
 
     def save(self, path: Path, *, replace: bool = False) -> None:
@@ -194,6 +196,7 @@ class AuthorizedKeys:
             self._stamp = None
 
     def all(self) -> list[PublicKey]:
+        """Return the keys that are let in now, sorted by name."""
         self._refresh()
         return sorted((key for key in self._known.values() if key.public not in self.revoked), key=lambda key: key.name)
 
@@ -259,6 +262,7 @@ class PoolFiles:
         return AuthorizedKeys(self.root / "keys" / "authorized")
 
     def key_path(self, role: str) -> Path:
+        """Path of the key of a role."""
         return self.root / "keys" / f"{role}.key"
 
     def key_for(self, role: str) -> Path:
@@ -269,9 +273,11 @@ class PoolFiles:
         return path
 
     def node_directory(self, host: str) -> Path:
+        """Directory of a node. Raises :class:`UsageError` for no host name."""
         return self.root / "nodes" / check_name(host, "host")
 
     def node_key_path(self, host: str) -> Path:
+        """Path of a node's key."""
         return self.node_directory(host) / "node.key"
 
     def create(self) -> PoolDescription:
@@ -309,6 +315,7 @@ class PoolFiles:
         return description
 
     def write_description(self, description: PoolDescription) -> None:
+        """Write the pool's description (mode 0600), in place of an earlier one."""
         write_file(self.description_path, msgspec.json.format(msgspec.json.encode(description)) + b"\n",
                    mode=0o600, replace=True)
 

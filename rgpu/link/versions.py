@@ -1,4 +1,4 @@
-"""Which versions of rgpu work together: the numbers that two sides show each other, and the rule.
+"""Versions of rgpu that work together: the numbers that two sides show each other, and the rule.
 
 Two numbers count, each raised by one when what goes over its link changes:
 ``control`` (verbs and their arguments) and ``data`` (frames, messages and

@@ -99,11 +99,13 @@ class ApplyPath(Protocol):
         """A value that changes whenever something completes."""
 
     def waited(self) -> int:
-        """ns that :meth:`feed` has waited so far for work of the device: not inside the driver."""
+        """Time in ns that :meth:`feed` has waited so far for work of the device: not inside the driver."""
 
     # -- the order of issue ---------------------------------------------------------
     def order(self, on: bool) -> None:
-        """From now on a call is given to a stream only when what was given to others before is complete."""
+        """Order the work: from now on a call is given to a stream only when what was given to others before is
+        complete.
+        """
 
     def in_order(self, stream: int, seconds: float) -> int:
         """Work for ``stream`` comes next: 1: its turn is now; 0: nothing completed for that long; -1: interrupted."""
@@ -119,4 +121,4 @@ class ApplyPath(Protocol):
         """Nobody takes answers any more."""
 
     def retained(self) -> list[tuple[int, int, bytes, bytes]]:
-        """(seq, result, reply, payload) of its complete answers that the program may not have."""
+        """(seq, result, reply, payload) of its complete answers that the program might not have."""

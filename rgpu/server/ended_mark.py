@@ -16,7 +16,7 @@ LIMIT = 4096  #: bytes of a reason
 
 
 def write(folder: Path | None, epoch: int, reason: str) -> None:
-    """In the worker's folder. Raises nothing: a full disk must not stop what runs."""
+    """Write the mark into the worker's folder. Raises nothing: a full disk must not stop what runs."""
     if folder is not None:
         with contextlib.suppress(OSError):
             (folder / f"{epoch}{SUFFIX}").write_text(reason)

@@ -42,14 +42,18 @@ class Took(IntEnum):
 class FastPath(ApplyPath, Protocol):
     """See the module docstring. One thread feeds, one takes; any may ask for progress."""
 
-    def take(self, seconds: float) -> Piece | Took: ...
+    def take(self, seconds: float) -> Piece | Took:
+        """Take the next piece of an answer, or wait ``seconds`` for one."""
+
     def take_here(self, seconds: float, fd: int) -> Piece | None:
         """The feeding thread's own short wait for an answer; ends when ``fd`` is readable."""
 
     def look(self, seconds: float, fd: int) -> None:
         """Look whether ``fd`` becomes readable, for that long at most, without sleeping."""
 
-    def release(self, piece: Piece) -> None: ...
+    def release(self, piece: Piece) -> None:
+        """Give a piece's memory back once it was sent."""
+
     def plaintext(self, piece: Piece, head: bytes) -> memoryview:
         """``head`` and the piece's bytes in one run, without a copy of the latter."""
 
@@ -65,7 +69,9 @@ class FastPath(ApplyPath, Protocol):
     def unpin(self, address: int) -> bool:
         """False: not while the device works."""
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        """Wake a thread that waits in :meth:`take`."""
+
     def watermark(self, whole: bool, broken: int) -> bytes:
         """The body of a WATERMARK message; empty when nothing is new."""
 

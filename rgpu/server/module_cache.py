@@ -11,7 +11,7 @@ directory's own lock; a temporary file that nobody holds is a crash's leftover.
 The bound counts temporary files at their full size. Least recently used
 (modification time) goes first.
 
-Whoever names a hash gets the module that it names loaded, so the sessions of one node can
+A client that names a hash gets the module that it names loaded, so the sessions of one node can
 tell which module binaries others brought. They share a pool, and its keys, already.
 """
 
@@ -47,7 +47,7 @@ _LOCK = "lock"
 
 @dataclass
 class Counters:
-    """Of this process. ``saved``: bytes that a client did not have to send."""
+    """Counters of this process. ``saved``: bytes that a client did not have to send."""
 
     hits: int = 0
     misses: int = 0
@@ -239,7 +239,7 @@ class ModuleCache:
                         reason="the disk is full" if full else str(error))
 
     def statistics(self) -> dict[str, int]:
-        """For ``rgpu ps``: what this worker found and kept."""
+        """Figures for ``rgpu ps``: what this worker found and kept."""
         return dict(vars(self.counters))
 
 

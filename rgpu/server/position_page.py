@@ -44,7 +44,7 @@ class Place(Protocol):
     """Told how far the work is."""
 
     def begins(self, seq: int) -> None:
-        """That call is applied next."""
+        """Note that a call is applied next."""
 
     def applied(self, position: int) -> None:
         """Every call ≤ it was applied."""

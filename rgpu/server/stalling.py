@@ -18,8 +18,11 @@ SOME = 3  #: calls whose end shows that work goes on
 class Working(Protocol):
     """What of a device is looked at (:class:`rgpu.checkpoint.device.Device`)."""
 
-    def unfinished(self) -> tuple[int, str] | None: ...
-    def wait_complete(self, seq: int, timeout: float | None = None) -> bool: ...
+    def unfinished(self) -> tuple[int, str] | None:
+        """Return (seq, what it is) of the oldest pending work; None: there is none."""
+
+    def wait_complete(self, seq: int, timeout: float | None = None) -> bool:
+        """Wait ``timeout`` seconds at most for the work of call ``seq``; returns whether it is complete."""
 
 
 def said(oldest: tuple[int, str]) -> str:

@@ -1,4 +1,4 @@
-"""Answers that the program may not have seen yet, and what a replay may not answer differently.
+"""Answers that the program might not have seen yet, and what a replay must not answer differently.
 
 Two books, one on each side of the data link, both without I/O:
 
@@ -40,6 +40,7 @@ class AnswerHash:
         self._hasher: Any = None
 
     def update(self, data: Any) -> None:
+        """Add bytes to the digest; many threads share the work of long ones."""
         if self._hasher is None:
             self._hasher = blake3.blake3(max_threads=_THREADS if len(data) >= LONG else 1)
         self._hasher.update(data)
@@ -70,6 +71,8 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class RetainedAnswer:
+    """An answer that is kept until the program has it."""
+
     seq: int
     result: int  #: CUresult
     reply: bytes
@@ -110,7 +113,7 @@ class RetainedAnswers:
             self._early.add(seq)
 
     def unobserved(self) -> list[tuple[int, int, bytes, bytes]]:
-        """(seq, result, reply, payload) of what the program may not have, by seq."""
+        """(seq, result, reply, payload) of what the program might not have, by seq."""
         return [(a.seq, a.result, a.reply, a.payload) for _, a in sorted(self._answers.items())]
 
     def _drop(self, seq: int) -> bool:
@@ -121,7 +124,7 @@ class RetainedAnswers:
         return True
 
     def as_list(self) -> list[list[Any]]:
-        """For a checkpoint or a move: rows of seq, result, reply, payload."""
+        """Rows, for a checkpoint or a move, of seq, result, reply, payload."""
         return [list(row) for row in self.unobserved()]
 
     @staticmethod
@@ -162,7 +165,7 @@ class DeliveredAnswers:
         self._digests[seq] = answer_digest(result, reply, payload)
 
     def note(self, seq: int, digest: bytes) -> None:
-        """As :meth:`delivered`, with the digest of the answer at hand."""
+        """Check as :meth:`delivered` does, with the digest of the answer at hand."""
         self._digests[seq] = digest
 
     def again(self, seq: int, call_id: int, result: int, reply: Any, payload: Any) -> Divergence | None:

@@ -56,7 +56,9 @@ class Kind(IntEnum):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Whose effects these are. ``boot``: the machine's boot id, as times of two boots cannot be compared."""
+    """Identity of the process whose effects these are. ``boot``: the machine's boot id, as times of two boots cannot be
+    compared.
+    """
 
     v: int
     who: Annotated[str, Meta(max_length=16)]  #: worker | agent | leader
@@ -86,7 +88,7 @@ class History:
 
     @property
     def name(self) -> str:
-        """For sentences: ``worker 4711 on node-a``."""
+        """Name for sentences: ``worker 4711 on node-a``."""
         return f"{self.header.who} {self.header.pid}" + (f" on {self.header.host}" if self.header.host else "")
 
 

@@ -40,7 +40,7 @@ class DeviceInfo:
     attributes: dict[int, int] = field(default_factory=dict)  #: CUdevice_attribute → value
 
     def as_dict(self) -> dict[str, Any]:
-        """For control messages: msgpack takes it as it is."""
+        """Return the facts as control messages carry them: msgpack takes them as they are."""
         return {**asdict(self), "pci": list(self.pci)}
 
     @staticmethod
@@ -74,6 +74,7 @@ class SessionFacts:
     devices: tuple[DeviceInfo, ...]
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the facts as control messages carry them."""
         return {"name": self.name, "number": self.number, "driver_version": self.driver_version, "quota": self.quota,
                 "journal_limit": self.journal_limit, "recover": self.recover,
                 "devices": [device.as_dict() for device in self.devices]}

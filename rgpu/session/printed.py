@@ -112,7 +112,7 @@ class PrintedText:
         self.size = 0
 
     def as_state(self) -> list[Any]:
-        """For a checkpoint or a move: [produced, the bytes at its end that may not be delivered]."""
+        """State for a checkpoint or a move: [produced, the bytes at its end that might not have been delivered]."""
         return [self.produced, b"".join((*self._sent, *self._unsent))]
 
     @staticmethod

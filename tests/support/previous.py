@@ -12,7 +12,8 @@ from rgpu.client.data_link import connection as dl
 from rgpu.client.session.delivery import AnswerAssembler
 from rgpu.link.keys import KeyPair
 from rgpu.link.messages.data import ANSWER, CALLS, PING, PONG
-from rgpu.migrate.records.schema import SessionRecord, decode, session_key
+from rgpu.migrate.records.keys import session_key
+from rgpu.migrate.records.schema import SessionRecord, decode
 from rgpu.session.answers import answer_digest
 from rgpu.session.journal.record import pack_record
 from rgpu.session.journal.recording import Recording

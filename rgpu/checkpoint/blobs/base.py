@@ -75,7 +75,9 @@ class Blobs(Protocol):
     def put(self, name: str, *data: bytes, new: bool = False) -> None:
         """Write whole: pieces, one behind the other. ``new``: raises :class:`AlreadyExists` rather than replace."""
 
-    def create(self, name: str) -> Sink: ...
+    def create(self, name: str) -> Sink:
+        """Open a new blob for writing in pieces; it exists once :meth:`Sink.commit` returns."""
+
     def delete(self, name: str) -> None:
         """One that is not there is no error."""
 
@@ -142,16 +144,19 @@ class Gathered:
         self.size = 0
 
     def write(self, data: Any) -> int:
+        """Append ``data``; returns the offset at which it begins."""
         at = self.size
         self._data += data
         self.size += len(data)
         return at
 
     def commit(self) -> None:
+        """Put everything written as one blob. Raises :class:`StoreError`."""
         data, self._data = bytes(self._data), bytearray()
         self._blobs.put(self._name, data)
 
     def discard(self) -> None:
+        """Forget what was written; no blob is made."""
         self._data = bytearray()
 
 

@@ -37,6 +37,7 @@ def failing_as(what: str, path: Path) -> Iterator[None]:
 
 
 def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable (fsync). Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -114,6 +114,7 @@ class ObjectBlobs:
         return found
 
     def leftovers(self, prefix: str) -> list[Found]:
+        """Return nothing: an object that is not complete does not exist."""
         return []
 
     def put(self, name: str, *data: bytes, new: bool = False) -> None:

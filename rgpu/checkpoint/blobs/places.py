@@ -31,7 +31,7 @@ _LIMIT = 64 * 1024
 
 
 class Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of an object store. ``repr`` shows nothing."""
+    """Credentials of an object store. ``repr`` shows nothing."""
 
     access_key_id: str = ""
     secret_access_key: str = ""
@@ -81,7 +81,7 @@ def parse(address: str) -> Place:
 
 
 def credentials(file: Path | None, environ: Mapping[str, str]) -> Credentials:
-    """From ``file`` if there is one, else from the environment.
+    """Read the credentials from ``file`` if there is one, else from the environment.
 
     Raises :class:`NotFound`, :class:`AuthenticationFailed` if others may read the file, :class:`Corrupt`.
     """

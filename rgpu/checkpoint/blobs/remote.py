@@ -110,6 +110,7 @@ class RemoteBlobs:
         self._ask("delete", name)
 
     def close(self) -> None:
+        """Close the sockets to the daemon; calls under way fail."""
         for sock in self._all:
             sock.close()
 
@@ -131,6 +132,7 @@ class BlobService:
             threading.Thread(target=self._serve, args=(sock,), name="store", daemon=True).start()
 
     def close(self) -> None:
+        """Shut the worker's sockets: its access ends, and the serving threads with it."""
         for sock in self._ours:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

@@ -52,6 +52,7 @@ def chunk_name(raw: Any, key: bytes) -> bytes:
 
 
 def padded(length: int) -> int:
+    """Round a length in bytes up to a multiple of 8."""
     return length + -length % 8
 
 
@@ -102,6 +103,7 @@ def raw_start() -> np.ndarray[Any, Any]:
 
 def read_header(header: bytes, offset: int) -> tuple[int, int, int, bytes, int]:
     """(codec, raw length, stored length, name, CRC of the stored bytes). Raises Corrupt, VersionMismatch."""
+
     def bad(at: int, reason: str) -> Corrupt:
         return Corrupt(f"chunk at offset {offset + at}: {reason}", offset=offset + at, reason=reason)
 
@@ -191,6 +193,7 @@ def pack_end(chunks: int, before: int, digest: bytes) -> bytes:
 
 def check_pack_end(end: bytes, before: int, digest: bytes, pack_name: str) -> int:
     """How many chunks the pack holds. Raises :class:`Corrupt`."""
+
     def bad(reason: str) -> Corrupt:
         return Corrupt(f"pack {pack_name}: its end: {reason}", offset=before, reason=reason)
 

@@ -30,6 +30,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """Whether a page's chunk is stored compressed, and why."""
+
     compress: bool
     reason: str
 

@@ -128,6 +128,7 @@ def _failed(error: Exception) -> bytes:
 
 
 def main(nice: int, fds: list[int]) -> None:
+    """Run an encoding process: serve requests on the sockets ``fds`` at niceness ``nice`` until they close."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with contextlib.suppress(OSError):

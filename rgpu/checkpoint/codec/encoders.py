@@ -71,7 +71,7 @@ def get_ready() -> None:
 
 
 def stand_down() -> None:
-    """No restore comes any more: its processes end, behind whoever calls."""
+    """No restore comes any more: its processes end, in the background."""
     while _ready:
         threading.Thread(target=_ready.pop().close, name="encoders", daemon=True).start()
 
@@ -95,6 +95,8 @@ def for_restore(size: int) -> Iterator[Encoders | None]:
 
 @dataclass(slots=True)
 class Process:
+    """One encoding process: its socket and what it was given so far."""
+
     link: socket.socket
     knows: set[int] = field(default_factory=set)  #: frames that it has mapped
     packs: OrderedDict[int, int] = field(default_factory=OrderedDict)  #: its slots; what was used last comes last
@@ -120,7 +122,9 @@ class Process:
         self.link.sendall(key + wanted.tobytes())
 
     def answer(self) -> Array:
-        """Which rows hold their page. Raises :class:`StoreError`, OSError, :class:`.encoder.Ended`."""
+        """Wait for the answer: which rows hold their page. Raises :class:`StoreError`, OSError,
+        :class:`.encoder.Ended`.
+        """
         status, number = ANSWER.unpack(receive(self.link, ANSWER.size))
         found = receive(self.link, number)
         if status != OK:
@@ -140,9 +144,11 @@ class Process:
         return True
 
     def drop(self) -> None:
+        """Close the link; the process ends when it notices."""
         self.link.close()
 
     def ended(self) -> bool:
+        """Tell whether the link was closed."""
         return self.link.fileno() < 0
 
     def _slot(self, pack: int, open_pack: Callable[[int], int]) -> int:
@@ -164,7 +170,7 @@ class Encoders:
     """Thread-safe. ``count`` processes are started by :meth:`prepare`, or when the first frame comes.
 
     ``nice``: of nice(2), for them. ``keep``: descriptors that they hold open; with these they stay in the group of
-    whoever starts them.
+    the process that starts them.
     """
 
     def __init__(self, count: int, nice: int = NICE, keep: tuple[int, ...] = ()) -> None:
@@ -201,7 +207,7 @@ class Encoders:
             self._all = len(pairs)
 
     def encode(self, memory: Shared, pages: int, hashes: Array, hash_key: bytes, key: bytes) -> Encoded:
-        """As :func:`.encoding.encode`, of a frame's first ``pages`` rows. Raises :class:`StoreError`."""
+        """Encode as :func:`.encoding.encode` does, a frame's first ``pages`` rows. Raises :class:`StoreError`."""
         with self._one(memory.number) as process:
             process.map(memory, ENCODE, pages)
             process.link.sendall(hash_key + key + np.ascontiguousarray(hashes, "<u8").tobytes())
@@ -215,7 +221,7 @@ class Encoders:
 
     @contextmanager
     def all(self) -> Iterator[list[Process]]:
-        """Every process that is idle, for whoever restores; those that were dropped do not come back.
+        """Every process that is idle, for a restore; those that were dropped do not come back.
 
         Raises :class:`StoreError`.
         """

@@ -26,7 +26,8 @@ Read = Callable[[int, int, list[memoryview]], object]
 
 
 def fill(rows: Array, wanted: Array, key: bytes | None, read: Read) -> Array:
-    """Which of (n,) ``wanted`` stand in (n, PITCH) ``rows`` as raw chunks now; the others' rows hold anything.
+    """Fill rows with pages; returns which of (n,) ``wanted`` stand in (n, PITCH) ``rows`` as raw chunks now; the
+    others' rows hold anything.
 
     ``key`` None: names are not compared, and compressed chunks are left out. Raises what ``read`` raises.
     """

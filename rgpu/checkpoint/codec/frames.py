@@ -82,7 +82,8 @@ class Frame(Protocol):
     def deliver(self, pieces: Sequence[tuple[int, int, int]]) -> None:
         """Copy rows to the device: (first row, address, rows) …; they are there once :meth:`settle` has returned."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the frame's memory."""
 
 
 class FramePool:
@@ -153,6 +154,7 @@ class FramePool:
         return self.take(seconds)
 
     def give(self, frame: Frame) -> None:
+        """Put a frame back for the next taker, or close it when there are more than allowed."""
         with self._changed:
             if self._made <= self._limit:
                 self._free.append(frame)
@@ -162,7 +164,7 @@ class FramePool:
         frame.close()
 
     def trim(self) -> None:
-        """Give back the memory of frames that nobody uses, but for a few; behind whoever calls."""
+        """Give back the memory of frames that nobody uses, but for a few; in the background."""
         with self._changed:
             self._limit = self._keep
             more = max(0, min(self._made - self._keep, len(self._free)))
@@ -172,6 +174,7 @@ class FramePool:
             threading.Thread(target=_close, args=(gone,), name="frames", daemon=True).start()
 
     def close(self) -> None:
+        """Close every frame that is not in use."""
         with self._changed:
             gone, self._free = self._free, []
             self._made -= len(gone)
@@ -188,12 +191,15 @@ def _close(frames: list[Frame]) -> None:
 class Copies(Protocol):
     """What :class:`HostFrame` needs of a device."""
 
-    def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes: ...
-    def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None: ...
+    def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes:
+        """Copy pages to the address ``staging`` and hash them there under ``key``."""
+
+    def write_pages(self, runs: Sequence[tuple[int, int, Any]]) -> None:
+        """Write runs of (address, size in bytes, data); data None stands for zeros."""
 
 
 class HostFrame:
-    """For devices whose memory is the host's: :func:`host_pool` makes them."""
+    """Frame of a device whose memory is the host's: :func:`host_pool` makes them."""
 
     def __init__(self, device: Copies, rows: int, scratch: Array, lock: threading.Lock) -> None:
         try:
@@ -204,6 +210,7 @@ class HostFrame:
         self._device, self._scratch, self._lock = device, scratch, lock
 
     def gather(self, ranges: Ranges, key: bytes) -> None:
+        """Copy the pages of ``ranges`` into the rows and hash them under ``key``."""
         with self._lock:
             count = len(self._device.copy_and_hash(ranges, self._scratch.ctypes.data, key).zero)
             self.rows[:count, CHUNK_HEADER:] = self._scratch[:count * PAGE].reshape(count, PAGE)
@@ -212,9 +219,11 @@ class HostFrame:
         """They are there already."""
 
     def done(self) -> bool:
+        """Tell whether the copy is complete; on the host it always is."""
         return True
 
     def deliver(self, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """Write rows to device memory; ``pieces``: (first row, address, number of pages)."""
         self._device.write_pages([(address, count * PAGE, self.rows[row:row + count, CHUNK_HEADER:].tobytes())
                                   for row, address, count in pieces])
 

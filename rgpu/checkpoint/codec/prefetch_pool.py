@@ -8,7 +8,7 @@ ended in a queue for the interpreter: a copy that the device had done in 0.3 ms
 was asked for in 0.8 (docs/benchmarks.md, "Checkpoints and recoveries").
 
 A process that dies, or says that it cannot, or is silent for long, leaves its
-pages to whoever called.
+pages to the caller.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class _Hand:
 
 
 class PrefetchPool:
-    """Of one restore; used once, by one thread. ``times``: seconds of filling and of copying, of all hands together."""
+    """Pool of one restore; used once, by one thread. ``times``: seconds of filling and of copying, of all hands
+    together.
+    """
 
     def __init__(self, processes: Encoders, frames: FramePool, work: Work, times: dict[str, float]) -> None:
         self._processes, self._frames, self._work, self._times = processes, frames, work, times

@@ -1,4 +1,4 @@
-"""For each page of a checkpoint being written: the number of its chunk, and the hash of what is there.
+"""Columns over the pages of a checkpoint being written: the number of its chunk, and the hash of what is there.
 
 All regions' pages stand in two arrays, one region behind the other in the order in which they came: a frame's pages,
 which are of many regions, are told in one go.
@@ -23,16 +23,19 @@ class Extent(Protocol):
     """A region of either kind."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Address at which the region begins."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes of the region."""
 
 
 class PageColumns:
     """``numbers``: uint32, ZERO_PAGE where nothing was added; ``hashes``: (n, 2) uint64, zeros there.
 
     Asking for places may replace both by longer ones: ask first, then name the array.
-    One thread adds regions (every method); whoever else writes to the arrays holds the lock that it holds then.
+    One thread adds regions (every method); other writers to the arrays hold the lock that it holds then.
     """
 
     def __init__(self) -> None:
@@ -55,19 +58,19 @@ class PageColumns:
         return np.array([self._starts[region.address] for region in regions], np.int64)
 
     def place(self, region: Extent, index: int) -> int:
-        """Of one page."""
+        """Place of one page in the columns."""
         if region.address not in self._starts:
             self.starts([region])
         return self._starts[region.address] + index
 
     def places(self, pages: PageList) -> Array:
-        """Of each of them: int64. Parts of one list are told from their common regions."""
+        """Places of each of these pages: int64. Parts of one list are told from their common regions."""
         if pages.regions is not self._regions:
             self._firsts, self._regions = self.starts(pages.regions), pages.regions
         return self._firsts[pages.owners] + pages.indices
 
     def whole(self, regions: Sequence[Extent]) -> Array:
-        """Of every page of these regions, one region behind the other: int64."""
+        """Places of every page of these regions, one region behind the other: int64."""
         counts = np.array([pagehash.page_count(region.size) for region in regions], np.int64)
         ends = np.cumsum(counts)
         return np.repeat(self.starts(regions) - (ends - counts), counts) + np.arange(ends[-1] if len(ends) else 0)

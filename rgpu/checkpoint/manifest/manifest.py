@@ -95,6 +95,7 @@ class Body(msgspec.Struct, kw_only=True):
     facts: dict[str, Any] = {}
 
     def summary(self) -> Summary:
+        """Make the summary that is stored before the pages."""
         state = self.state
         return Summary(
             image=self.image, created=self.created, session=state.session, position=state.position, epoch=state.epoch,
@@ -144,6 +145,7 @@ class Table:
         self.pages = [np.frombuffer(column, "<u4") for column in body.pages]
 
     def name(self, number: int) -> bytes:
+        """Return the 32-byte name of chunk ``number``."""
         return self._names[number * chunk.NAME_SIZE:(number + 1) * chunk.NAME_SIZE]
 
 

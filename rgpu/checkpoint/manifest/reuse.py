@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
 
     @staticmethod
     def everything(counts: Sequence[int]) -> Wanted:
-        """Of regions of so many pages."""
+        """All pages of regions of so many pages."""
         ends = np.cumsum([0, *counts])
         return Wanted(np.arange(ends[-1]) - np.repeat(ends[:-1], counts), np.array(counts, np.int64))
 
@@ -60,7 +60,7 @@ class Unchanged(NamedTuple):
     numbers: Array
 
     def changed(self) -> list[Array]:
-        """For each region the indices of its other pages."""
+        """Indices, for each region, of its other pages."""
         all_of_them = np.flatnonzero(~self.kept)
         cuts = np.searchsorted(all_of_them, self.starts).tolist()
         return [all_of_them[at:end] - start if at < end else _NONE
@@ -73,7 +73,7 @@ class Unchanged(NamedTuple):
         return Wanted(changed - np.repeat(starts[:-1], counts), counts)
 
     def counts(self) -> list[int]:
-        """Of each region, how many are kept."""
+        """Number of pages kept, of each region."""
         before = np.concatenate([[0], np.cumsum(self.kept)])[self.starts].tolist()
         return [end - at for at, end in pairwise(before)]
 
@@ -101,7 +101,7 @@ class Base:
         self._numbers = np.concatenate([column for _, column in hashed] or [np.zeros(0, np.uint32)])
 
     def find_many(self, names: Array) -> Array:
-        """For each row of (n, 32) ``names`` the number of the chunk of that name, or −1: int64."""
+        """Look up names: for each row of (n, 32) ``names`` the number of the chunk of that name, or −1: int64."""
         found = self._index.find(names)
         known = np.flatnonzero(found >= 0)
         if len(known):
@@ -124,7 +124,7 @@ class Base:
             self._decided = True
 
     def unchanged(self, hash_key: bytes, regions: list[RegionState]) -> Unchanged:
-        """Which pages are as they were. Nothing is, if the page hashes were made under another key."""
+        """Tell which pages are as they were. Nothing is, if the page hashes were made under another key."""
         self._decide(hash_key, regions)
         return self._compare(hash_key, regions)
 

@@ -31,9 +31,11 @@ class RegionState(msgspec.Struct, frozen=True):
     hashes: bytes = b""
 
     def region(self) -> Region:
+        """Return the region that this is the state of."""
         return Region(self.address, self.size, self.kind, self.owner, self.name)
 
     def page_hashes(self) -> np.ndarray[Any, Any]:
+        """Return the hashes of its pages: (pages, 2) uint64."""
         return pagehash.unpack(self.hashes)
 
 
@@ -44,7 +46,7 @@ class SessionState(msgspec.Struct, kw_only=True):
     event → session-clock ns of its last completed record, or None. ``clock``:
     session clock, ns. ``answers``: answers the program has not confirmed, as
     the worker keeps them. ``printed``: [bytes that kernels printed so far, those
-    at the end that may not be delivered] (:mod:`rgpu.session.printed`). ``position``: the
+    at the end that might not have been delivered] (:mod:`rgpu.session.printed`). ``position``: the
     last applied journal position.
     ``hash_key``: 32 bytes, keys of the page hashes.
     """
@@ -63,6 +65,7 @@ class SessionState(msgspec.Struct, kw_only=True):
     device: dict[str, Any] = {}  #: name, compute capability, driver version of where it was taken
 
     def encode(self) -> bytes:
+        """Encode it as msgpack, the form that manifests and moves carry."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
@@ -77,6 +80,7 @@ class SessionState(msgspec.Struct, kw_only=True):
 
     def check(self) -> None:
         """Invariants that every reader may rely on. Raises :class:`Corrupt`."""
+
         def bad(reason: str) -> Corrupt:
             return Corrupt(f"session state: {reason}", offset=0, reason=reason)
 

@@ -30,6 +30,7 @@ def _ir() -> str:
 
     ``found``: of each of ``wanted`` its number, or −1; with ``add`` it gets the next one, and ``fresh`` says so.
     """
+
     def each(*lines: str) -> str:
         return "".join(f"\n  {line.replace('#', str(word))}" for word in range(4) for line in lines)
 
@@ -130,7 +131,7 @@ class NameIndex:
         self._names = np.zeros((1 << self._bits - 1, 4), np.uint64)
 
     def find(self, wanted: Array) -> Array:
-        """For each row of (n, 32) uint8 ``wanted`` its number, or −1: (n,) int64."""
+        """Find, for each row of (n, 32) uint8 ``wanted`` the number, or −1: (n,) int64."""
         return self._look(wanted, False)[0]
 
     def add(self, wanted: Array) -> tuple[Array, Array]:

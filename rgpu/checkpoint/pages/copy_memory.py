@@ -1,6 +1,6 @@
 """Device memory for the copies of a cut, taken before the session stands still.
 
-Taking it costs some ms for each GiB, which the pause need not hold. Whoever
+Taking it costs some ms for each GiB, which the pause need not hold. A caller that
 needs the memory more may take it away at any time, as from the cut itself.
 """
 

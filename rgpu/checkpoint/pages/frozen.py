@@ -58,21 +58,27 @@ class MomentView:
         return self.device.error
 
     def error_detail(self) -> str:
+        """Return what the device says of its sticky error."""
         return self.device.error_detail()
 
     def drain(self, timeout: float) -> bool:
+        """Wait ``timeout`` seconds at most for the device's work; returns whether it is complete."""
         return self.device.drain(timeout)
 
     def event_states(self) -> dict[int, int | None]:
+        """Return the device's event states."""
         return self.device.event_states()
 
     def clock(self) -> int:
+        """Return the session's clock, ns."""
         return self.device.clock()
 
     def regions(self) -> list[Region]:
+        """List the regions as they were at the moment of the view."""
         return list(self._regions)
 
     def hash_pages(self, region: Region, key: bytes) -> Array:
+        """Return the hashes of a region's pages as they were found: (pages, 2) uint64."""
         return self._hashed[_identity(region)].hashes
 
     def found(self) -> list[PageHashes]:
@@ -80,12 +86,15 @@ class MomentView:
         return [self._hashed[_identity(region)] for region in self._regions]
 
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[PageHashes]:
+        """Return the page hashes of several regions as they were found."""
         return [self._hashed[_identity(region)] for region in regions]
 
     def read(self, address: int, size: int) -> bytes:
+        """Read bytes of the device; they are those of the moment only while nothing runs."""
         return self.device.read(address, size)
 
     def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes:
+        """Copy pages to the address ``staging`` and hash them there under ``key``."""
         return self.device.copy_and_hash(pages, staging, key)
 
 
@@ -100,7 +109,7 @@ class Block:
 class FrozenPages(MomentView):
     """The pages of a cut that were copied aside. :meth:`release` gives their memory back; also a context manager.
 
-    Thread-safe: whoever needs the memory more may take it away at any time with :meth:`give_way`.
+    Thread-safe: a caller that needs the memory more takes it away at any time with :meth:`give_way`.
     """
 
     def __init__(self, device: Device, regions: Sequence[Region], hashed: Sequence[PageHashes]) -> None:
@@ -156,6 +165,7 @@ class FrozenPages(MomentView):
         return False
 
     def copy_and_hash(self, pages: Ranges, staging: int, key: bytes) -> PageHashes:
+        """Copy pages to the address ``staging``, from their copies where they have one, and hash them there."""
         with self.reading():
             places = [(self.place(address), size) for address, size in pages]
             found = [(place, size) for place, size in places if place is not None]

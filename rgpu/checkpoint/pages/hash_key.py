@@ -40,7 +40,7 @@ class HashKey:
 
 @lru_cache(maxsize=8)
 def expand_key(key: bytes) -> HashKey:
-    """From 32 secret bytes. The multipliers are drawn by rejection, so they are uniform in [0, p)."""
+    """Expand 32 secret bytes to a key. The multipliers are drawn by rejection, so they are uniform in [0, p)."""
     if len(key) != KEY_BYTES:
         raise ValueError(f"a page hash key has {KEY_BYTES} bytes, not {len(key)}")
     wanted = 2 * COEFFICIENTS

@@ -154,5 +154,5 @@ def unpack(data: bytes) -> np.ndarray[Any, Any]:
 
 
 def differ(some: np.ndarray[Any, Any], others: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """For each of two (pages, 2) arrays' rows whether they differ. (``any(axis=1)`` takes ten times as long.)"""
+    """Tell for each of two (pages, 2) arrays' rows whether they differ. (``any(axis=1)`` takes ten times as long.)"""
     return (some[:, 0] != others[:, 0]) | (some[:, 1] != others[:, 1])

@@ -1,4 +1,4 @@
-"""Which pages must be sent or stored: the hashes of what the other side has.
+"""Pages that must be sent or stored: the hashes of what the other side has.
 
 Pure bookkeeping over hashes (:mod:`.pagehash`). A region starts as what the
 other side gets without a page being sent: zeros for mapped memory and pinned
@@ -50,7 +50,7 @@ class PageList:
 
     @staticmethod
     def of(regions: Sequence[Region], some: Sequence[tuple[int, Any, Any]]) -> PageList:
-        """Of (number of a region, indices of its pages, the hashes of all its pages) …, ascending."""
+        """Make a list of (number of a region, indices of its pages, the hashes of all its pages) …, ascending."""
         some = [one for one in some if len(one[1])]
         if not some:
             empty = np.zeros(0, np.int64)
@@ -65,7 +65,7 @@ class PageList:
 
     @staticmethod
     def at(regions: Sequence[Region], owners: Any, indices: Any, hashes: Any) -> PageList:
-        """Of columns; ``hashes``: of these pages."""
+        """Make a list of columns; ``hashes``: of these pages."""
         addresses = np.array([region.address for region in regions], np.uint64)[owners]
         offsets = indices.astype(np.uint64)
         offsets *= np.uint64(PAGE)
@@ -76,6 +76,7 @@ class PageList:
         return len(self.owners)
 
     def part(self, start: int, end: int) -> PageList:
+        """Return the pages from index ``start`` to before ``end`` of this list."""
         return PageList(self.regions, self.owners[start:end], self.indices[start:end], self.hashes[start:end],
                         self.addresses[start:end])
 
@@ -147,6 +148,7 @@ class PageTable:
         return np.flatnonzero(pagehash.differ(hashes, sent))
 
     def mark_sent(self, region: Region, index: int, value: tuple[int, int]) -> None:
+        """Note the hash of a page as the other side has it now."""
         self._sent[_identity(region)][index] = value
 
     def assume(self, region: Region, hashes: np.ndarray[Any, Any]) -> None:

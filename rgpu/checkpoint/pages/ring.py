@@ -38,7 +38,7 @@ class PageRing(Protocol):
 
 
 class HostRing:
-    """For devices whose staging memory is the frame itself. ``address``: of memory that outlives the ring."""
+    """Ring of a device whose staging memory is the frame itself. ``address``: of memory that outlives the ring."""
 
     def __init__(self, slots: int = SLOTS, address: int = 0) -> None:
         self.slots = slots
@@ -49,12 +49,14 @@ class HostRing:
         self._address = address
 
     def staging(self, slot: int) -> int:
+        """Return the address of slot ``slot`` at which pages are staged."""
         return self._address + slot * FRAME + HEADROOM
 
     def fetch(self, slot: int, pages: int) -> None:
         """The pages are there already."""
 
     def frame(self, slot: int) -> memoryview:
+        """Return slot ``slot`` as writable memory, its headroom included."""
         memory = (ctypes.c_ubyte * FRAME).from_address(self._address + slot * FRAME)
         memory.ring = self  # type: ignore[attr-defined]  # what a view is of must not go before it
         return memoryview(memory).cast("B")

@@ -120,12 +120,14 @@ class Link:
         return number
 
     def done(self, ticket: int) -> None:
+        """Note that the process has answered ``ticket``: its frame is free."""
         with self._lock:
             done = self._done.pop(ticket, None)
         if done is not None:
             done()
 
     def all_done(self) -> None:
+        """Free every frame that the process has not answered: it has ended."""
         with self._lock:
             left, self._done = self._done, {}
         for done in left.values():
@@ -188,7 +190,7 @@ class CheckpointProcess:
 
 
 class RemotePace:
-    """As :class:`rgpu.checkpoint.store.pace.Pace`, of whoever writes."""
+    """Pace of the process that writes, used as :class:`rgpu.checkpoint.store.pace.Pace` is."""
 
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
@@ -262,6 +264,7 @@ class RemoteWriter:
         """The process did when it began."""
 
     def wanted(self, hash_key: bytes, regions: list[RegionState]) -> Wanted:
+        """Ask which pages of ``regions`` the store lacks. Raises :class:`StoreError`."""
         self.check()
         fd = self._bulk(pack_regions(regions))
         try:
@@ -271,6 +274,7 @@ class RemoteWriter:
         return unpack_wanted(unbulk(beside))
 
     def inherit(self, state: SessionState) -> None:
+        """Take over from the base what is unchanged in ``state``. Raises :class:`StoreError`."""
         self.check()
         self._tell_bulk("inherit", manifest.state_pieces(state))
 
@@ -290,16 +294,18 @@ class RemoteWriter:
             raise
 
     def add_zeros(self, pages: PageList) -> None:
+        """Add pages of zeros. Raises :class:`StoreError`."""
         self.check()
         self._tell_bulk("zeros", [pack_pages(pages)])
 
     def add_page(self, page: Page) -> None:
-        """Of a region that was asked about last."""
+        """Add a page of the region that was asked about last."""
         self.check()
         self._tell_bulk("page", [page.data or b""], region=page.region.address, index=page.index, hash=list(page.hash))
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
+        """Context in which the writer keeps to no rate."""
         self._link.tell("hurry", on=True)
         try:
             yield
@@ -308,15 +314,18 @@ class RemoteWriter:
                 self._link.tell("hurry", on=False)
 
     def give_up(self, why: RgpuError) -> None:
+        """Give the checkpoint up because of ``why``; later calls raise it."""
         self._failed(why)
         with contextlib.suppress(StoreError):
             self._link.tell("give_up", why=why.as_dict())
 
     def takes_nothing(self) -> RgpuError:
+        """Make the error of a store that took nothing while the session was paused for it."""
         return StoreUnreachable(f"checkpoint {self.name}: the store took nothing for {STILL_PATIENCE:.0f} s while the "
                                 "session stood still for it")
 
     def check(self) -> None:
+        """Raise the failure of the checkpoint, if it has one."""
         if self._failure is not None:
             raise self._failure
 
@@ -371,6 +380,7 @@ def _close_beside(future: Future[tuple[Any, list[int]]]) -> None:
 
 
 def close_all(fds: Sequence[int]) -> None:
+    """Close file descriptors; those that are closed already are no error."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)

@@ -69,7 +69,7 @@ _REGION = np.dtype([("address", "<u8"), ("size", "<u8"), ("kind", "<u4"), ("hash
 def bulk(pieces: Sequence[Any]) -> int:
     """A memfd that holds the pieces, one behind the other. Raises OSError.
 
-    Small ones are written together: whoever writes waits for the interpreter again after each.
+    Small ones are written together: the writer waits for the interpreter again after each.
     """
     fd = os.memfd_create("rgpu-bulk", os.MFD_CLOEXEC)
     try:
@@ -95,12 +95,14 @@ def unbulk(fds: list[int]) -> memoryview:
 
 
 def pack_regions(regions: Sequence[RegionState]) -> list[Any]:
+    """Encode regions as pieces: a table of fixed rows, then the page hashes of each."""
     rows = [(region.address, region.size, KINDS.index(region.kind), len(region.hashes)) for region in regions]
     table = np.array(rows, _REGION)
     return [len(regions).to_bytes(8, "little"), table, *(region.hashes for region in regions if region.hashes)]
 
 
 def unpack_regions(data: memoryview) -> list[RegionState]:
+    """Decode what :func:`pack_regions` made."""
     count = int.from_bytes(data[:8], "little")
     table, at, found = np.frombuffer(data[8:8 + count * _REGION.itemsize], _REGION), 8 + count * _REGION.itemsize, []
     for address, size, kind, length in table.tolist():
@@ -110,22 +112,26 @@ def unpack_regions(data: memoryview) -> list[RegionState]:
 
 
 def pack_wanted(wanted: Wanted) -> list[Any]:
+    """Encode the pages that are wanted as pieces."""
     return [len(wanted.counts).to_bytes(8, "little"), wanted.counts.astype("<u4"), wanted.indices.astype("<u4")]
 
 
 def unpack_wanted(data: memoryview) -> Wanted:
+    """Decode what :func:`pack_wanted` made."""
     count = int.from_bytes(data[:8], "little")
     values = np.frombuffer(data[8:], "<u4")
     return Wanted(values[count:].astype(np.int64), values[:count].astype(np.int64))
 
 
 def pack_pages(pages: PageList) -> bytes:
+    """Encode a list of pages as fixed rows."""
     table = np.empty(len(pages), _PAGE)
     table["owner"], table["index"], table["hash"] = pages.owners, pages.indices, pages.hashes
     return table.tobytes()
 
 
 def unpack_pages(regions: Sequence[Region], data: Any) -> PageList:
+    """Decode what :func:`pack_pages` made, for these regions."""
     table = np.frombuffer(data, _PAGE)
     return PageList.at(regions, table["owner"].astype(np.int64), table["index"].astype(np.int64),
                        table["hash"].astype(np.uint64))
@@ -285,6 +291,7 @@ class Server:
 
 
 def main(fd: int, life: int) -> None:
+    """Serve the worker on socket ``fd`` until it or ``life`` closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
     configure_logging()  # to the worker's log
     with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ room there go to frames of host memory, and nothing else is done with them.
 Behind it, the session runs, and the copies are read, named, compressed and
 stored; each block of device memory is given back once it was read.
 
-Whoever needs that memory more, or the session to be left alone, calls
+A caller that needs that memory more, or the session to be left alone, calls
 :meth:`Checkpointing.give_way`: the checkpoint is given up, with that reason.
 """
 
@@ -77,6 +77,7 @@ class Taken:
     read_ms: float = 0.0  #: of the pause: pages were read
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, times rounded to a µs."""
         return {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
 
@@ -87,6 +88,7 @@ class Clock:
         self._taken, self._last = taken, time.monotonic()
 
     def over(self, name: str) -> None:
+        """Add the time since the last call to the field ``name``, ms."""
         now = time.monotonic()
         setattr(self._taken, name, getattr(self._taken, name) + (now - self._last) * 1000)
         self._last = now

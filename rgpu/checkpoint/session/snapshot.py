@@ -36,6 +36,7 @@ class RegionPages(msgspec.Struct, frozen=True):
     pages: str
 
     def page(self, index: int) -> str:
+        """Return the hexadecimal digest of page ``index``."""
         return self.pages[2 * DIGEST * index:2 * DIGEST * (index + 1)]
 
     @property
@@ -59,6 +60,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     objects: dict[str, str] = {}
 
     def encode(self) -> bytes:
+        """Encode it as JSON."""
         return msgspec.json.encode(self)
 
     @staticmethod
@@ -92,18 +94,23 @@ class ReadableCheckpoint(Protocol):
     """What is needed of a stored checkpoint."""
 
     @property
-    def state(self) -> SessionState: ...
-    def read_page(self, region: int, index: int) -> bytes | None: ...
+    def state(self) -> SessionState:
+        """State of the session at the checkpoint."""
+
+    def read_page(self, region: int, index: int) -> bytes | None:
+        """Return a page's bytes; None stands for zeros. Raises :class:`Corrupt`, :class:`StoreError`."""
 
 
 def take(device: Device, session: str, position: int, live: LiveObjects, source: str = "") -> Snapshot:
-    """Of a drained device. Raises :class:`DeviceError`."""
+    """Take a snapshot of a drained device. Raises :class:`DeviceError`."""
     return Snapshot(session=session, position=position, source=source, objects=_objects(live),
                     regions=[_region(region, _read(device, region)) for region in _sorted(device.regions())])
 
 
 def of_checkpoint(checkpoint: ReadableCheckpoint, source: str = "") -> Snapshot:
-    """Of a stored checkpoint, every page of which is read. Raises :class:`Corrupt`, :class:`StoreError`."""
+    """Make a snapshot of a stored checkpoint, every page of which is read. Raises :class:`Corrupt`,
+    :class:`StoreError`.
+    """
     state = checkpoint.state
     regions = [_region(item.region(), _stored(checkpoint, number, item.size)) for number,
                item in enumerate(state.regions)]

@@ -2,7 +2,7 @@
 docs/developers/image-format.md.
 
 An archive is a store of its own, of one checkpoint, under the key without a secret:
-it can be taken to another pool, and whoever has it has the program's memory.
+it can be taken to another pool, and to have it is to have the program's memory.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ class Source(Protocol):
     name: str
 
     @property
-    def state(self) -> SessionState: ...
-    def read_pages(self, region: int, start: int, count: int) -> list[bytes | None]: ...
+    def state(self) -> SessionState:
+        """State of the session at the checkpoint."""
+
+    def read_pages(self, region: int, start: int, count: int) -> list[bytes | None]:
+        """Return ``count`` pages from index ``start``; None stands for zeros. Raises :class:`Corrupt`."""
 
 
 class ArchiveWriter:
@@ -72,6 +75,7 @@ class ArchiveWriter:
                 self._other[name] = b"".join(data)
 
     def create(self, name: str) -> Gathered:
+        """Open a part of the archive that is put in whole at its commit."""
         return Gathered(self, name)
 
     def size(self, name: str) -> int | None:
@@ -94,12 +98,14 @@ class ArchiveWriter:
         return self.read(name)
 
     def commit(self) -> None:
+        """Write the index and the end, and make the file durable under its name. Raises :class:`StoreError`."""
         index = msgspec.msgpack.encode(self._index)
         at = self._file.write(index)
         self._file.write(_END.pack(END_MAGIC, VERSION, 0, at, len(index), blake3(index).digest()))
         self._file.commit()
 
     def discard(self) -> None:
+        """Remove the unfinished file."""
         self._file.discard()
 
 
@@ -195,12 +201,14 @@ class ArchiveReader:
         raise StoreDenied(f"{self._path} is only read")
 
     def create(self, name: str) -> Any:
+        """Refuse: an archive is only read. Raises :class:`StoreDenied`."""
         raise StoreDenied(f"{self._path} is only read")
 
     def delete(self, name: str) -> None:
         raise StoreDenied(f"{self._path} is only read")
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._descriptor)
 
     def __enter__(self) -> ArchiveReader:

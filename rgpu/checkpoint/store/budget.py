@@ -38,7 +38,7 @@ def need(used: float, waited: bool) -> float:
 class TokenBucket:
     """One writer's share. ``rate``: bytes/s, 0: no limit.
 
-    Whoever writes takes a ticket and may write when it is due; tickets come due in order,
+    A writer takes a ticket and writes when it is due; tickets come due in order,
     whatever their sizes. One that is not waited for is a debt that later ones pay.
     """
 
@@ -53,7 +53,7 @@ class TokenBucket:
         self.now = max(now, self.now)
 
     def set_rate(self, rate: float, now: float) -> None:
-        """From ``now`` on; tickets that are not due yet come due at the new rate."""
+        """Set another rate from ``now`` on; tickets that are not due yet come due at the new rate."""
         self._advance(now)
         if not self.rate or not rate:
             self.allowed = self.taken  # nothing is owed from a time without a limit

@@ -34,7 +34,8 @@ class Namespace(Protocol):
     blobs: Blobs
     prefix: str
 
-    def summaries(self) -> Iterator[tuple[str, int, float, Summary | RgpuError]]: ...
+    def summaries(self) -> Iterator[tuple[str, int, float, Summary | RgpuError]]:
+        """Yield (name, manifest's bytes, when written, summary or why it cannot be read) of every checkpoint."""
 
 
 @dataclass

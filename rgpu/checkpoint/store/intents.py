@@ -67,7 +67,9 @@ class Announced:
         self._beaten = 0.0
 
     def refer(self, packs: list[str]) -> set[str]:
-        """Announce that these packs of others are needed; returns those that may not be: they are condemned."""
+        """Announce that these packs of others are needed; returns those that must not be referred to: they are
+        condemned.
+        """
         self.intent.packs = sorted({*self.intent.packs, *packs})
         self._put()
         start = len(self._prefix + CONDEMNED)
@@ -87,6 +89,7 @@ class Announced:
                          image=self.intent.image)
 
     def end(self) -> None:
+        """Remove the intent: nothing of others is referred to any more."""
         self._blobs.delete(self._name)
 
     def _put(self) -> None:

@@ -22,6 +22,7 @@ class Pace:
         self._waited = False
 
     def set_rate(self, rate: float) -> None:
+        """Set the rate, bytes/s; writers that wait are told."""
         with self._condition:
             self._bucket.set_rate(rate, time.monotonic())
             self._condition.notify_all()

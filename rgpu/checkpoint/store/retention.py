@@ -1,4 +1,4 @@
-"""Which checkpoints of a session may go. Pure.
+"""Retention: which checkpoints of a session may go. Pure.
 
 What is newer is decided by (epoch, position), never by a clock; a clock only
 says how old a checkpoint is, and one dated in the future is not old.

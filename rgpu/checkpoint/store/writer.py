@@ -2,10 +2,10 @@
 
 :meth:`CheckpointWriter.add_page` hands pages to threads that name, compress and
 store them; it waits while more than ``staging`` bytes are under way, so memory
-is bounded whatever the session's size, and whoever holds the session still
+is bounded whatever the session's size, and the caller that pauses the session
 meanwhile holds it no longer than until its last page is taken.
 :meth:`CheckpointWriter.add_rows` does so for many pages in a frame (:mod:`rgpu.checkpoint.codec.frames`),
-from where they lie; there, whoever owns the frames bounds the memory.
+from where they lie; there, the owner of the frames bounds the memory.
 
 Until :meth:`CheckpointWriter.finish` has returned, the checkpoint does not exist; leaving
 the ``with`` block by an exception removes everything that was written.
@@ -133,7 +133,7 @@ class CheckpointWriter:
 
     def add_rows(self, rows: Array, pages: PageList, hash_key: bytes, done: Callable[[], None],
                  memory: Shared | None = None) -> None:
-        """As :meth:`add_page`, for whole pages, not of zeros, in the first ``rows`` of a frame. Does not wait.
+        """Add whole pages as :meth:`add_page` does, not of zeros, in the first ``rows`` of a frame. Does not wait.
 
         ``memory``: the frame's, for other processes; its first row is the first of ``rows``.
 
@@ -196,7 +196,9 @@ class CheckpointWriter:
             self._patience = None
 
     def give_up(self, why: RgpuError) -> None:
-        """From any thread: nothing more is written; whoever adds pages or finishes gets ``why``."""
+        """Give the checkpoint up, from any thread: nothing more is written; adding pages and finishing raise
+        ``why``.
+        """
         if self._failure is None:
             self._failure = why
         self.pace.stop()

@@ -98,6 +98,7 @@ class Demo:
                             "RGPU_JOURNAL_DIR": str(folder / "journal"), "PYTHONUNBUFFERED": "1"}
 
     def say(self, text: str) -> None:
+        """Print a line unless the demo is quiet."""
         if not self.quiet:
             common.out.print(text, markup=False)
 
@@ -110,6 +111,7 @@ class Demo:
         return json.loads(done.stdout)
 
     def run(self) -> dict[str, Any]:
+        """Run the demo; returns its figures. Raises :class:`RgpuError` where a step fails."""
         began = time.monotonic()
         self.say("1. a pool of three nodes, each with a cpu device")
         self.rgpu("up", "--nodes", "3", "--device", "cpu", "--detach", "--no-supervise",

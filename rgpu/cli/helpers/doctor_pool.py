@@ -85,7 +85,7 @@ def room(files: PoolFiles) -> Finding:
 
 
 def ask(pair: KeyPair, endpoint: Endpoint) -> dict[str, Any] | str:
-    """{offset, error: seconds, versions, version} of one node, or why it did not answer."""
+    """Ask one node: {offset, error: seconds, versions, version} of it, or why it did not answer."""
     try:
         with ControlClient(pair, [endpoint]) as client:
             client.call("pool.ping", {}, timeout=ASK_SECONDS)  # the first one also connects
@@ -101,7 +101,7 @@ def ask(pair: KeyPair, endpoint: Endpoint) -> dict[str, Any] | str:
 
 def judge_pool(status: dict[str, Any], nodes: list[dict[str, Any]], lost: Sequence[dict[str, Any]] = ()
                ) -> Iterator[Finding]:
-    """Who leads, who is silent or sick; what operators decided is told, but is no fault."""
+    """Judge the pool: which node leads, which is silent or sick; what operators decided is told, but is no fault."""
     sick = [f"{n['host']} is {n['state'] if n.get('answers', True) else 'silent'}"
             + (f" ({n['reason']})" if n.get("reason") else "")
             for n in nodes if n["state"] == "unhealthy" or not n.get("answers", True)]

@@ -18,6 +18,7 @@ def set_state(pool: str | None, host: str, state: str, reason: str) -> dict[str,
 
 
 def show(result: dict[str, Any]) -> None:
+    """Print the state of a host after a change."""
     why = f" ({result['reason']})" if result["reason"] else ""
     common.out.print(f"{result['host']} is {result['state']}{why}", markup=False)
 

@@ -66,7 +66,7 @@ def create(role: str, user: str, name: str, pool: str | None, output: str) -> No
 def invite(host: str, user: str, role: str, expires: str, pool: str | None, output: str) -> None:
     """Print an invitation: by it one host may join (`rgpu server --join`), or one user (`rgpu login`).
 
-    It works once. Whoever has it can become a node of the pool, or that user: hand it
+    It works once. Its holder can become a node of the pool, or that user: hand it
     over as you would a key (RGPU_JOIN keeps it off command lines).
     """
     from rgpu.link import invitations

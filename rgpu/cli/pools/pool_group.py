@@ -25,7 +25,7 @@ command.add_command(adopt.command)
 @common.output_option
 @common.verb
 def status(pool: str | None, output: str) -> None:
-    """Who leads, whether automation is paused, how many nodes and sessions there are."""
+    """Show which node leads, whether automation is paused, how many nodes and sessions there are."""
     with connect(common.settings(pool=pool)) as client:
         found = client.call("pool.status", {})
     common.emit(found, output, _show)

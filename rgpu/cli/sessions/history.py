@@ -30,6 +30,7 @@ def command(session: str | None, host: str | None, limit: int, operator: bool, p
 
 
 def show(events: list[dict[str, Any]]) -> None:
+    """Print decisions as a table, one a line."""
     common.table(("WHEN", "ABOUT", "DECISION", "EPOCH", "OWNER", "BY", "REASON"), [
         (common.moment(e["when"]), about(e), e["decision"], e["epoch"], e["owner"], e.get("actor"), e["reason"])
         for e in events], drop=("BY", "EPOCH", "OWNER", "WHEN"), cut=("REASON",))

@@ -56,20 +56,24 @@ class TopApp(App[None]):
             name: DataTable(id=name, cursor_type="row", zebra_stripes=True) for name, _, _ in TABLES}
 
     def compose(self) -> ComposeResult:
+        """Lay out headline, trouble line, tables and footer."""
         yield self._headline
         yield self._trouble
         yield from self._tables.values()
         yield Footer()
 
     def on_mount(self) -> None:
+        """Make the tables' columns and begin to follow the pool."""
         for name, columns, _ in TABLES:
             self.table(name).add_columns(*columns)
         self.run_worker(self._follow(), exit_on_error=True)
 
     def table(self, name: str) -> DataTable[str]:
+        """Return the table of that name."""
         return self._tables[name]
 
     def action_hold(self) -> None:
+        """Stop or go on showing what comes (key: p)."""
         self.held = not self.held
 
     async def _follow(self) -> None:

@@ -24,6 +24,7 @@ class Picture:
     sessions: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the picture as ``-o json`` prints it."""
         return {"status": self.status, "nodes": self.nodes, "sessions": self.sessions}
 
 
@@ -57,6 +58,7 @@ def node_rows(picture: Picture) -> Rows:
 
 
 def session_rows(picture: Picture) -> Rows:
+    """Rows of the sessions' table."""
     return [(s["session"], s["state"], str(s.get("host") or ""), str(s["epoch"]), common.size(s.get("memory_bytes")),
              str(s["calls"] if s.get("calls") is not None else ""), str(s.get("command") or "")[:60],
              str(s.get("note") or "")) for s in picture.sessions]
@@ -77,7 +79,7 @@ def move_rows(picture: Picture) -> Rows:
 
 
 def queue_rows(picture: Picture) -> Rows:
-    """Who waits for a place, in the order in which they are served."""
+    """Rows of the requests that wait for a place, in the order in which they are served."""
     return [(str(one["position"] or ""), str(one["name"]), str(one["kind"]), str(one["priority"]),
              common.size(one.get("memory_bytes")) + (f", {one['compute']} %" if one.get("compute") else ""),
              f"{one.get('waited_s') or 0:.0f} s", str(one.get("reason") or ""))

@@ -123,7 +123,7 @@ class LinkLanes:
         return self._awaited[1] if self._awaited is not None else 0
 
     def next(self) -> tuple[int, memoryview] | None:
-        """That message; None: it is not here yet. Raises :class:`LinkError`, :class:`Corrupt`."""
+        """Return that message; None: it is not here yet. Raises :class:`LinkError`, :class:`Corrupt`."""
         assert self._awaited is not None
         number, length, until, came = self._awaited
         message = self.lanes[number].next(length)

@@ -81,7 +81,7 @@ class SameHost:
         self._link = None
 
     def fileno(self) -> int:
-        """Of the channel; -1: there is none."""
+        """File descriptor of the channel; -1: there is none."""
         return self._link.channel.fileno() if self._link is not None and self._link.channel is not None else -1
 
     def ready(self) -> None:

@@ -122,6 +122,7 @@ class DataLink:
         self._unheard = 0  #: bytes that came since
 
     def fileno(self) -> int:
+        """File descriptor of the connection, for polling."""
         return self._sock.fileno()
 
     @property
@@ -150,6 +151,7 @@ class DataLink:
         self._sender.send(frame)
 
     def send_map(self, kind: int, values: dict[str, Any]) -> None:
+        """Send a message whose body is a msgpack map. Raises :class:`LinkError`."""
         self.send(kind, _encode(values))
 
     def send_calls(self, buffers: list[Any]) -> None:
@@ -188,6 +190,7 @@ class DataLink:
         self.send(CALLS_REF, REFERENCE_LAYOUT.pack(offset, length, digest))
 
     def send_have(self, digests: list[bytes]) -> None:
+        """Ask which of these module binaries (BLAKE3 digests) the node has. Raises :class:`LinkError`."""
         self.send(HAVE, *digests)
 
     def rewind(self, offset: int) -> None:
@@ -259,6 +262,7 @@ class DataLink:
         self.close()
 
     def close(self) -> None:
+        """Close the connection, its lanes and its shared memory."""
         self._sender.close()
         self._connection.close()
         self.lanes.close()

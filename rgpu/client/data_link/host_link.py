@@ -44,7 +44,9 @@ class Area:
 
 
 class HostLink:
-    """Of one attachment. Without a :attr:`channel` bulk goes in frames, and :attr:`reason` says why."""
+    """Shared-memory link of one attachment. Without a :attr:`channel` bulk goes in frames, and :attr:`reason` says
+    why.
+    """
 
     def __init__(self) -> None:
         self.channel: shared.Channel | None = None
@@ -54,7 +56,7 @@ class HostLink:
 
     @property
     def state(self) -> str:
-        """For ``rgpu ps``: ``on``, or why bulk goes over TCP."""
+        """State as ``rgpu ps`` shows it: ``on``, or why bulk goes over TCP."""
         return "on" if self.channel is not None else self.reason
 
     def take_area(self) -> Area | None:
@@ -63,6 +65,7 @@ class HostLink:
         return area
 
     def close(self) -> None:
+        """Close the channel and the shared memory."""
         if self.area is not None:
             self.area.close()
         channel, self.channel = self.channel, None

@@ -34,9 +34,14 @@ class Session(Parts, Protocol):
     attachment: at.Attachment
     upkeep: Upkeep
 
-    def feed(self, event: at.Event) -> None: ...
-    def lose(self, reason: str) -> None: ...
-    def effect(self, kind: Kind, position: int, note: str = "") -> None: ...
+    def feed(self, event: at.Event) -> None:
+        """Give the attachment an event."""
+
+    def lose(self, reason: str) -> None:
+        """End the session because of ``reason``; the program's next call fails."""
+
+    def effect(self, kind: Kind, position: int, note: str = "") -> None:
+        """Note an effect at a journal position for the effects log."""
 
 
 class Incoming:
@@ -48,6 +53,7 @@ class Incoming:
         self.unread = False  #: more messages may have been received than were taken
 
     def detached(self) -> None:
+        """Forget what a link that is gone had begun."""
         self.blocked = self.unread = False
 
     def take(self, link: DataLink) -> None:

@@ -35,11 +35,20 @@ class Stream(Protocol):
     """The data link, as far as it matters here."""
 
     @property
-    def stream_offset(self) -> int: ...
-    def send_calls(self, buffers: list[Any]) -> None: ...
-    def send_reference(self, length: int, digest: bytes) -> None: ...
-    def send_have(self, digests: list[bytes]) -> None: ...
-    def rewind(self, offset: int) -> None: ...
+    def stream_offset(self) -> int:
+        """Offset in the stream of what is sent next, bytes."""
+
+    def send_calls(self, buffers: list[Any]) -> None:
+        """Send calls as they stand in the journal."""
+
+    def send_reference(self, length: int, digest: bytes) -> None:
+        """Send a digest in place of ``length`` bytes of the stream."""
+
+    def send_have(self, digests: list[bytes]) -> None:
+        """Ask which of these module binaries the node has."""
+
+    def rewind(self, offset: int) -> None:
+        """Begin again at an earlier offset of the stream, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,5 +149,5 @@ class ModuleShip:
         link.rewind(offset)
 
     def statistics(self) -> dict[str, int]:
-        """For ``rgpu ps``: bytes of module binaries."""
+        """Bytes, as ``rgpu ps`` shows them, of module binaries."""
         return {"module_bytes": self.sent_bytes, "module_bytes_saved": self.named_bytes}

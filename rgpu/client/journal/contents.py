@@ -18,8 +18,11 @@ class Readable(Protocol):
     last: int
 
     @property
-    def size(self) -> int: ...
-    def read(self, offset: int, limit: int) -> list[Any]: ...
+    def size(self) -> int:
+        """Bytes of the run."""
+
+    def read(self, offset: int, limit: int) -> list[Any]:
+        """Return pieces of at most ``limit`` bytes from ``offset`` on."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class Contents:
         return self._found[bisect_left(self._found, (cursor.number, cursor.offset), key=_place)]
 
     def all_after(self, cursor: Cursor) -> list[Content]:
+        """Return the module binaries whose payload begins at the cursor or behind it."""
         return self._found[bisect_left(self._found, (cursor.number, cursor.offset), key=_place):]
 
 

@@ -28,6 +28,8 @@ HALF_LIFE = 30.0  #: seconds of work after which a measured rate counts half
 
 
 class Exposure(Enum):
+    """What the program is exposed to when no more journal can be kept."""
+
     RUNNING = "running"
     BLOCK = "block"
     UNPROTECTED = "unprotected"

@@ -90,6 +90,7 @@ class Journal:
 
     # -- taking in --------------------------------------------------------------------
     def offer(self, offer: NewSegment) -> Segment:
+        """Take a segment that the shim offers. Raises :class:`Corrupt`."""
         return self.walker.offer(offer)
 
     def advance(self) -> list[tuple[int, int, int]]:
@@ -196,6 +197,7 @@ class Journal:
         return None
 
     def at_end(self, cursor: Cursor) -> bool:
+        """Tell whether nothing is published behind the cursor."""
         position = cursor.number - self._base
         return position >= len(self._runs) or \
             position == len(self._runs) - 1 and cursor.offset >= self._runs[position].size

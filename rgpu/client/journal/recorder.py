@@ -25,7 +25,9 @@ PIECE = 16 << 20  #: bytes taken from the journal at once
 
 
 class Recorder:
-    """Of one session. :meth:`take` comes after each look at the journal, before anything of it may be dropped."""
+    """Recorder of one session. :meth:`take` comes after each look at the journal, before anything of it may be
+    dropped.
+    """
 
     def __init__(self, directory: Path, session: str) -> None:
         """Makes DIRECTORY/SESSION.rgpuj and .answers. Raises OSError (FileExistsError: recorded before)."""

@@ -63,6 +63,7 @@ class FiledRun:
         return [data]
 
     def drop(self) -> None:
+        """Let go of the run; the file goes with its last one."""
         self._file.runs -= 1
         self._file.settle()
 

@@ -48,6 +48,7 @@ def stale() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
+    """Write the exports, or with ``--check`` name what is stale; returns the exit status."""
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2

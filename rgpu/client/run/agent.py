@@ -96,6 +96,7 @@ class Agent:
         self._accepting = threading.Thread(target=self._accept, name="agent-accept", daemon=True)
 
     def start(self) -> None:
+        """Begin to accept programs."""
         self._accepting.start()
 
     # -- what the launcher tells --------------------------------------------------------
@@ -113,6 +114,7 @@ class Agent:
         self.observer.placed(facts, str(reply.get("driver_release") or ""))
 
     def child_started(self, pid: int) -> None:
+        """Note the process id of the program that ``rgpu run`` started."""
         self._child = pid
 
     def child_exited(self, code: int) -> None:
@@ -121,7 +123,7 @@ class Agent:
         self._exited.set()
 
     def interrupted(self) -> None:
-        """The user pressed Ctrl-C: whoever waits for a place in the pool waits no more."""
+        """The user pressed Ctrl-C: requests that wait for a place in the pool are withdrawn."""
         self._interrupts += 1
 
     def close(self, timeout: float = 10.0) -> None:
@@ -146,7 +148,7 @@ class Agent:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """By session's name."""
+        """Figures of all sessions, by name."""
         with self._lock:
             return {name: shipper.upkeep.statistics() for name, shipper in self._shippers.items()}
 

@@ -58,6 +58,7 @@ class KnownNodes:
 
     @property
     def endpoints(self) -> list[Endpoint]:
+        """Return the nodes to ask, the best first."""
         with self._lock:
             return list(self._endpoints)
 

@@ -60,7 +60,9 @@ class Desk:
         return self._threads.submit(work, *args)
 
     def call(self, verb: str, args: dict[str, Any], timeout: float = 10.0, **more: Any) -> Any:
-        """As :meth:`ControlClient.call`, from any thread; of nodes of the description if no known one answers."""
+        """Call a verb as :meth:`ControlClient.call` does, from any thread; of nodes of the description if no known one
+        answers.
+        """
         try:
             return self._call(self.nodes.endpoints, verb, args, timeout, **more)
         except (PoolUnavailable, AuthenticationFailed) as error:
@@ -130,6 +132,7 @@ class Desk:
             return False
 
     def close(self) -> None:
+        """Withdraw calls that have not begun, wait for the others and close their clients."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._closed = True
         while True:
@@ -151,11 +154,13 @@ def owner_event(reply: Any) -> Event:
 
 
 def owner(reply: dict[str, Any]) -> Owner:
+    """Read a session's owner out of a node's reply."""
     host, port = reply["address"]
     return Owner(str(reply["owner"]), (str(host), int(port)), int(reply["epoch"]), bool(reply.get("alive", True)))
 
 
 def grant(reply: dict[str, Any]) -> Grant:
+    """Read what lets the agent attach out of a node's reply."""
     # By this clock: one that is an hour behind the pool's would take the ticket for good an hour too long.
     latest = time.time() + LIFETIME
     return Grant(bytes(reply["ticket"]), bytes(reply["secret"]), min(float(reply.get("expires") or latest), latest))

@@ -31,6 +31,8 @@ _BACKOFF = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  #: seconds before the n-th sear
 
 
 class State(Enum):
+    """State of an attachment."""
+
     FINDING = "finding"
     CONNECTING = "connecting"
     ATTACHED = "attached"
@@ -41,7 +43,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who owns the session, as the pool says. ``address``: (host, port) of the data port."""
+    """Owner of the session, as the pool says. ``address``: (host, port) of the data port."""
 
     host: str
     address: tuple[str, int]
@@ -52,6 +54,8 @@ class Owner:
 # -- events: each carries ``now``, monotonic seconds --------------------------------
 @dataclass(frozen=True, slots=True)
 class OwnerKnown:
+    """Event: the pool named the owner."""
+
     owner: Owner
     now: float
 
@@ -112,6 +116,8 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
+    """Event: the session is to end."""
+
     now: float
 
 

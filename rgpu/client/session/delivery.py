@@ -26,6 +26,8 @@ _ANSWERED = frozenset(call.id for call in BY_ID.values() if call.answer is not A
 
 
 class Verdict(Enum):
+    """What becomes of an answer that came."""
+
     DELIVER = "deliver"
     REPEATED = "repeated"
     DIVERGED = "diverged"
@@ -34,6 +36,8 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AnswerMessage:
+    """One answer as the worker sent it."""
+
     seq: int
     result: int
     flags: int

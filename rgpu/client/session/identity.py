@@ -1,4 +1,4 @@
-"""Whose session it is: what an attempt to attach, the shipper and its upkeep say of it."""
+"""Identity of a session: what an attempt to attach, the shipper and its upkeep say of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose session it is. ``pid``: the program's, as the kernel names it.
+    """Identity of a session. ``pid``: the program's, as the kernel names it.
 
     ``asked_pid``: of the process that asked the pool for the session; 0: the program itself did.
     """

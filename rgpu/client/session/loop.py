@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Loop:
-    """Of one thread, but for :meth:`post`."""
+    """Event loop; its methods are of one thread, but for :meth:`post`."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -24,7 +24,7 @@ class Loop:
         self.watch(self.wake, select.EPOLLIN)
 
     def watch(self, fd: int, mask: int) -> None:
-        """From here on for this; a number below 0 is no file."""
+        """Watch the file for these events from here on; a number below 0 is no file."""
         if fd >= 0 and self._masks.get(fd) != mask:
             if fd in self._masks:
                 self._poll.modify(fd, mask)
@@ -51,6 +51,7 @@ class Loop:
             function(*args)
 
     def close(self) -> None:
+        """Close the loop's files; posting to it has no effect from here on."""
         self._poll.close()
         with self.fence:
             os.close(self.wake)

@@ -33,5 +33,8 @@ class Parts(Protocol):
     shipping: Shipping
     desk: Desk
 
-    def down(self, link: DataLink, error: RgpuError | struct.error) -> None: ...
-    def release(self) -> None: ...
+    def down(self, link: DataLink, error: RgpuError | struct.error) -> None:
+        """Note that a link broke with ``error``."""
+
+    def release(self) -> None:
+        """Give back to the shim what no part needs any more."""

@@ -334,6 +334,7 @@ class Shipper:
 
     # -- the attachment's commands --------------------------------------------------------
     def feed(self, event: at.Event) -> None:
+        """Give the attachment an event and carry out its commands."""
         for command in self.attachment.handle(event):
             if isinstance(command, at.Open):
                 self._attempt = Attempt(command.link, command.owner, self.identity, self.grant, self.journal.last_seq,

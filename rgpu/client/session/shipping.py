@@ -31,7 +31,7 @@ CONFIRM_BYTES = 64 * 1024  #: of printed text, before the worker is told that th
 
 
 class Shipping:
-    """Of one session, over one link after the other."""
+    """Shipping of one session's calls, over one link after the other."""
 
     def __init__(self, journal: Journal, returns: Returns, bulk: SameHost, modules: ModuleShip,
                  open_lanes: Callable[[DataLink], None], down: Callable[[DataLink, LinkError], None]) -> None:

@@ -34,7 +34,8 @@ class Session(Parts, Protocol):
     awaited: int
     unsupported: dict[str, None]
 
-    def post(self, function: Callable[..., None], *args: Any) -> None: ...
+    def post(self, function: Callable[..., None], *args: Any) -> None:
+        """Have the loop call ``function`` with these arguments."""
 
 
 class Upkeep:
@@ -56,6 +57,7 @@ class Upkeep:
         self._same_host = "not attached"  #: of the attachment, or the last one
 
     def run(self, now: float) -> None:
+        """Do what is due once a second. ``now``: monotonic seconds."""
         self._shipper.release()
         self.spill()
         self._rate.sample(self._shipper.shipping.acknowledged, now)

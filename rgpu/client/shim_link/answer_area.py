@@ -100,6 +100,7 @@ class AnswerAreas:
         self._named_up_to = position
 
     def close(self) -> None:
+        """Unmap both areas."""
         for area in (self._current, self._next):
             if area is not None:
                 area.close()

@@ -62,9 +62,11 @@ class AgentPage:
         AGENT_PAGE_HEADER_LAYOUT.pack_into(self._map, 0, AGENT_PAGE_MAGIC, AGENT_PAGE_SIZE, ring)
 
     def set_sleeping(self, value: bool) -> None:
+        """Tell the shim whether the agent has to be woken."""
         self._sleeping[self._SLEEPING] = int(value)
 
     def close(self) -> None:
+        """Unmap the page and close its memory."""
         for view in (self._sleeping, self.words, self.view):
             view.release()
         try:
@@ -144,7 +146,7 @@ class AnswerRing:
             os.eventfd_write(self._doorbell, 1)
 
     def published_at(self, after: int, newest: int) -> int:
-        """ns of CLOCK_MONOTONIC when the oldest call behind ``after`` was published, as far as its stamps tell.
+        """Time in ns of CLOCK_MONOTONIC when the oldest call behind ``after`` was published, as far as its stamps tell.
 
         0: nothing is stamped behind it up to ``newest``. The shim may say anything: what is no such time is the
         caller's to find out.
@@ -190,6 +192,7 @@ class AnswerRing:
         return True
 
     def close(self) -> None:
+        """Unmap the ring and close its doorbell."""
         self._data.release()
         self._words.release()
         self._attending.release()

@@ -53,7 +53,9 @@ _WITH_DESCRIPTOR = frozenset({HELLO, SEGMENT, USAGE})
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who connects; ``eventfd`` wakes the agent. The descriptors belong to the receiver of this."""
+    """What a connecting process says of itself; ``eventfd`` wakes the agent. The descriptors belong to the receiver of
+    this.
+    """
 
     pid: int
     ppid: int
@@ -65,6 +67,7 @@ class Hello:
     area: bool = False  #: it can map an area of answers
 
     def close(self) -> None:
+        """Close the descriptors that came with it."""
         for fd in (self.eventfd, *(self.ring or ())):
             os.close(fd)
 
@@ -81,6 +84,8 @@ class NewSegment:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
+    """The program's end of the session, with its reason."""
+
     reason: int
 
 
@@ -131,6 +136,7 @@ class LocalPeer:
         self.eof = False
 
     def fileno(self) -> int:
+        """File descriptor of the socket, for polling."""
         return self.sock.fileno()
 
     # -- receiving ----------------------------------------------------------------
@@ -257,24 +263,31 @@ class LocalPeer:
         return sum(len(view) for view, _ in self._out)
 
     def send_welcome(self, facts: bytes, page: int) -> None:
+        """Answer HELLO with the session's facts and the agent's page (a descriptor)."""
         self.send(WELCOME, facts, fd=page)
 
     def observed(self, observation: bytes) -> None:
+        """Answer a process that only looks."""
         self.send(OBSERVED, observation)
 
     def answer(self, seq: int, result: int, flags: int, reply: Any, payload: Any) -> None:
+        """Send the answer of call ``seq``: CUresult, flags, reply arguments, payload."""
         self.send(ANSWER, ANSWER_HEAD_LAYOUT.pack(seq, result, flags, len(reply)), reply, payload)
 
     def release(self, index: int) -> None:
+        """Give segment ``index`` back to the shim."""
         self.send(RELEASE, struct.pack("<I", index))
 
     def state(self, state: int, reason: str) -> None:
+        """Tell the shim whether it may publish, and why not."""
         self.send(STATE, struct.pack("<I", state), _text(reason))
 
     def refuse(self, result: int, reason: str) -> None:
+        """Refuse the session: the CUresult for the program, and the reason."""
         self.send(REFUSED, struct.pack("<i", result), _text(reason))
 
     def close(self) -> None:
+        """Close the socket and descriptors that nobody took."""
         while self._fds:
             os.close(self._fds.popleft())
         try:

@@ -93,6 +93,7 @@ class Observer:
 
     # -- what the agent tells -----------------------------------------------------------
     def began(self, session: str, pid: int, facts: SessionFacts, release: str) -> None:
+        """Note that a process has a session from now on."""
         with self._lock:
             self._sessions[session] = _Seen(pid, facts, release)
 
@@ -109,13 +110,14 @@ class Observer:
                 self._counted.notify_all()
 
     def ended(self, session: str) -> None:
+        """Note that a session ended."""
         with self._lock:
             self._sessions.pop(session, None)
             self._counted.notify_all()
 
     # -- what a monitor asks --------------------------------------------------------------
     def answer(self, pid: int) -> Observation:
-        """For the process ``pid``. Raises :class:`RgpuError` when the pool has no place, or does not answer."""
+        """Answer the process ``pid``. Raises :class:`RgpuError` when the pool has no place, or does not answer."""
         with self._lock:
             mine = self._session_for(pid)
             if mine is not None and mine.usage is None and not mine.waited:

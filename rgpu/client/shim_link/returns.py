@@ -172,6 +172,7 @@ class Returns:
             self._streams = {stream: seq for stream, seq in self._streams.items() if seq > self._done}
 
     def close(self) -> None:
+        """Close areas and ring."""
         self.areas.close()
         if self._ring is not None:
             self._ring.close()

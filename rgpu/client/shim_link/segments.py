@@ -82,6 +82,7 @@ class Segment:
                           segment=offer.index, reason="header")
 
     def unmap(self) -> None:
+        """Unmap the segment; its memory may be mapped again."""
         self.words.release()
         self.view.release()
         if self.memory is not None:
@@ -107,6 +108,7 @@ class Memory:
         self.identity, self.map, self.number, self.fd = identity, mapping, number, fd
 
     def close(self) -> None:
+        """Unmap the memory and close its descriptor."""
         _close(self.map)
         if self.fd >= 0:
             os.close(self.fd)
@@ -143,6 +145,7 @@ class Mappings:
         return found
 
     def keep(self, memory: Memory) -> None:
+        """Keep a mapping for its next use; the oldest goes when there are too many."""
         if memory.identity[2] > self.LARGEST:
             self._let_go(memory)
             return
@@ -155,6 +158,7 @@ class Mappings:
         memory.close()
 
     def close(self) -> None:
+        """Close every mapping that is kept."""
         for memory in self._kept.values():
             memory.close()
         self._kept.clear()
@@ -220,6 +224,7 @@ class InlineRun:
         return (self.segment,)
 
     def read(self, offset: int, limit: int) -> list[Any]:
+        """Return the bytes from ``offset`` on, ``limit`` at most, as one piece."""
         return [self.segment.view[self.start + offset:min(self.end, self.start + offset + limit)]]
 
 
@@ -244,6 +249,7 @@ class ExternalRun:
         return (self.segment, self.bulk)
 
     def read(self, offset: int, limit: int) -> list[Any]:
+        """Return the bytes from ``offset`` on, ``limit`` at most, in pieces: head, payload, padding."""
         head, (start, length), pad = self._pieces
         found: list[Any] = []
         end = offset + limit
@@ -400,6 +406,7 @@ class Walker:
                        **detail)
 
     def close(self) -> None:
+        """Unmap all segments."""
         for segment in [*self.logs.values(), *self.bulks.values()]:
             segment.unmap()
         self.mappings.close()

@@ -71,7 +71,7 @@ class ControlClient:
     """Blocking; for command lines and agents. Any thread may call; one call at a time.
 
     Several endpoints are tried in turn, the one that answered last first, those that did not answer last: a call's
-    time may not suffice for all of them. One that is dead costs :data:`HEAD_START` while another one is not.
+    time might not suffice for all of them. One that is dead costs :data:`HEAD_START` while another one is not.
     """
 
     advice = "is the pool running? ('rgpu up')"  #: what to do when nobody answers
@@ -192,6 +192,7 @@ class ControlClient:
             peer.close()
 
     def close(self) -> None:
+        """Close the connections to all nodes."""
         with self._lock:
             for endpoint in list(self._peers):
                 self._drop(endpoint)
@@ -292,7 +293,7 @@ class AsyncControlClient:
 
     async def call(self, verb: str, args: dict[str, Any] | None = None, timeout: float = 10.0,
                    on_progress: Progress | None = None, *, leader: int = 0, epoch: int = 0, command: str = "") -> Any:
-        """As :meth:`ControlClient.call`, of this node only."""
+        """Call a verb as :meth:`ControlClient.call` does, of this node only."""
         if self._reader is None:
             self._reader = asyncio.ensure_future(self._read())
         message = Message(secrets.token_hex(8), verb, args or {}, leader, epoch, command or secrets.token_hex(16))
@@ -338,6 +339,7 @@ class AsyncControlClient:
                 queue.put_nowait(body)
 
     async def close(self) -> None:
+        """Stop reading and close the connection."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)

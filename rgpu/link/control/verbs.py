@@ -21,7 +21,7 @@ EVERYBODY = frozenset({"user", "operator", "node"})
 
 
 class Answers(Enum):
-    """Which node answers."""
+    """Node that answers a verb."""
 
     ANY = "any"
     LEADER = "leader"

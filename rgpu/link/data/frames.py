@@ -73,6 +73,7 @@ class SealedConnection:
         tune(sock)
 
     def fileno(self) -> int:
+        """File descriptor of the socket, for polling."""
         return self.sock.fileno()
 
     def send(self, kind: int, *parts: Any) -> None:
@@ -202,6 +203,7 @@ class Handover:
     ticket: str = ""  #: id of its ticket
 
     def pack(self) -> bytes:
+        """Encode it as msgpack, keys included."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
@@ -216,6 +218,7 @@ class Handover:
         return found
 
     def connection(self, sock: socket.socket) -> SealedConnection:
+        """Go on with the connection on ``sock`` where the other process stopped."""
         other = TO_NODE if self.direction == FROM_NODE else FROM_NODE
         return SealedConnection(sock, Sealer(self.send_key, self.direction, self.epoch, self.session),
                                 Opener(self.receive_key, other, self.epoch, self.session),

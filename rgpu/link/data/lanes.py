@@ -53,7 +53,7 @@ def _nothing() -> None:
 
 
 class Lane:
-    """One connection and its two threads. What breaks is raised to whoever uses the lane next: :class:`LinkError`."""
+    """One connection and its two threads. What breaks is raised at the lane's next use: :class:`LinkError`."""
 
     def __init__(self, connection: SealedConnection, *, room: Callable[[int], memoryview | None] | None = None,
                  drop: Callable[[memoryview], None] = lambda body: None, came: Callable[[], None] = _nothing,
@@ -143,7 +143,9 @@ class Lane:
         return message
 
     def take(self, length: int, seconds: float | None = None) -> tuple[int, memoryview]:
-        """As :meth:`next`, waiting for it. Raises :class:`TimedOut` when hardly anything came for so long, too."""
+        """Take a message as :meth:`next` does, waiting for it. Raises :class:`TimedOut` when hardly anything came for
+        so long, too.
+        """
         until, came = None if seconds is None else time.monotonic() + seconds, self.came
         while (message := self.next(length)) is None:
             left = _LOOK if until is None else until - time.monotonic()

@@ -1,4 +1,4 @@
-"""Which payloads go by hash on the data link, and the limits (docs/developers/links/data-link.md, "The data link")."""
+"""Payloads that go by hash on the data link, and the limits (docs/developers/links/data-link.md, "The data link")."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ class Ping:
     stood: bool = False
 
     def pack(self) -> bytes:
+        """Encode the body of PING."""
         return PING_LAYOUT.pack(self.shipped, self.published or 0, self.usual, self.sent, self.stood)
 
     @classmethod
@@ -45,6 +46,7 @@ class Issued:
     published: int
 
     def pack(self) -> bytes:
+        """Encode the body of ISSUED."""
         return ISSUED_LAYOUT.pack(self.sent, self.since, self.published)
 
     @classmethod
@@ -84,6 +86,7 @@ class Clocks:
 
 
 def pong(position: int, usual: int) -> bytes:
+    """Encode the body of PONG: position applied, and how far behind is usual."""
     return PONG_LAYOUT.pack(position, usual)
 
 

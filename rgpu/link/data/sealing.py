@@ -42,6 +42,7 @@ def derive_key(secret: bytes, client_salt: bytes, node_salt: bytes, direction: i
 
 
 def associated_data(direction: int, epoch: int, session: str) -> bytes:
+    """Bytes that are authenticated with each frame: direction, epoch, session."""
     return b"rgpu" + bytes([direction]) + struct.pack("<Q", epoch) + session.encode()
 
 
@@ -183,6 +184,7 @@ class Opener:
         self._start, self._end = 0, pending
 
     def received(self, count: int) -> None:
+        """Note that ``count`` bytes came into the buffer."""
         self._end += count
         self.came += count
 

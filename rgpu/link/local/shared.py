@@ -38,7 +38,7 @@ Identity = tuple[int, int, int]  #: device, inode, size of a memfd: no other has
 
 
 def identity(node: str = "") -> str:
-    """Which boot of which host this is; the same in all its containers. Empty where that cannot be known.
+    """Identity of this boot of this host; the same in all its containers. Empty where that cannot be known.
 
     Tests name hosts with :data:`HOST_VARIABLE`: ``NODE=NAME,…`` for a node's workers, ``NAME`` for agents.
     """
@@ -62,9 +62,11 @@ class Offer:
 
     @classmethod
     def draw(cls) -> Offer:
+        """Draw an offer: a random socket name and two tokens."""
         return cls("rgpu-" + secrets.token_hex(16), secrets.token_bytes(TOKEN), secrets.token_bytes(TOKEN))
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the offer as a message carries it."""
         return {"name": self.name, "prove": self.prove, "proven": self.proven}
 
     @classmethod
@@ -83,7 +85,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Of the Unix socket. ``fd`` belongs to the receiver; -1: none came."""
+    """Message of the Unix socket. ``fd`` belongs to the receiver; -1: none came."""
 
     kind: int
     number: int = 0
@@ -99,6 +101,7 @@ class Channel:
         self.sock = sock
 
     def fileno(self) -> int:
+        """File descriptor of the socket, for polling."""
         return self.sock.fileno()
 
     def check_peer(self) -> None:
@@ -221,7 +224,9 @@ def admit(sock: socket.socket, offer: Offer) -> Channel:
 
 
 def check_sealed(fd: int, size: int, limit: int) -> Identity:
-    """That reading ``size`` bytes of it cannot kill the reader: which memory it is. Raises :class:`Corrupt`."""
+    """Check that reading ``size`` bytes of it cannot kill the reader; returns which memory it is. Raises
+    :class:`Corrupt`.
+    """
     if not 0 < size <= limit:
         raise Corrupt(f"shared memory of {size} bytes", reason="size")
     try:

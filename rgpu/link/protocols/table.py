@@ -43,7 +43,7 @@ class Form(Enum):
 
 
 class Way(Enum):
-    """Which end sends a message."""
+    """Direction of a message: the end that sends it."""
 
     TO = 0  #: the first end to the second
     BACK = 1  #: the second to the first

@@ -12,7 +12,7 @@ from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.locks import SessionLocks
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records import ownership
-from rgpu.migrate.records.schema import CheckpointName, SessionRecord, checkpoint_name
+from rgpu.migrate.records.schema import CheckpointName, SessionRecord
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
 from rgpu.migrate.scheduling.placement import request_for
 from rgpu.session.errors import NotFound, Refused
@@ -115,3 +115,8 @@ def _chosen(record: SessionRecord, checkpoint: str, position: int | None) -> Che
     if not record.recover:
         raise Refused(f"{name} runs with --recover off: no journal is kept that could follow a checkpoint")
     return chosen
+
+
+def checkpoint_name(session: str, epoch: int, position: int, when: float) -> str:
+    """A name that no other checkpoint has: a session has one owner for each epoch, which takes them in order."""
+    return f"{session.replace('/', '@')}-e{epoch}-p{position}-{int(when * 1000):x}"

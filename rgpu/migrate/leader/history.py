@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rgpu.migrate.records.schema import HISTORY, OF_HOST, OF_POOL, HistoryRecord, decode
+from rgpu.migrate.records.keys import HISTORY
+from rgpu.migrate.records.schema import OF_HOST, OF_POOL, HistoryRecord, decode
 from rgpu.migrate.registry.base import Compacted, Entry, Registry
 from rgpu.session.errors import Corrupt, VersionMismatch
 
@@ -31,8 +32,8 @@ def everything(event: dict[str, Any]) -> bool:
 
 
 def view(entry: Entry) -> dict[str, Any] | None:
-    """{revision, kind, when, session, host, decision, reason, epoch, owner, leader, actor, user}; None for a damaged
-    one."""
+    """Decode an entry: {revision, kind, when, session, host, decision, reason, epoch, owner, leader, actor, user}; None
+    for a damaged one."""
     try:
         record = decode(entry.value, HistoryRecord, entry.key)
     except (Corrupt, VersionMismatch):

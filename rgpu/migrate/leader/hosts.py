@@ -12,21 +12,17 @@ import structlog
 
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
+from rgpu.migrate.records.keys import HISTORY, HOSTS, POOL, host_key, node_key
 from rgpu.migrate.records.schema import (
-    HISTORY,
-    HOSTS,
     MAX_TEXT,
     OF_HOST,
     OF_POOL,
-    POOL,
     HistoryRecord,
     HostRecord,
     NodeRecord,
     PoolRecord,
     decode,
     encode,
-    host_key,
-    node_key,
 )
 from rgpu.migrate.registry.base import Entry, Operation, Put, Registry, absent, unchanged
 from rgpu.session.errors import Conflict, NotFound, UsageError

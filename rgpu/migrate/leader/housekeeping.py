@@ -5,8 +5,8 @@ from __future__ import annotations
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.membership.members import Members
+from rgpu.migrate.records.keys import HISTORY, LEADER, session_key
 from rgpu.migrate.records.ownership import Held
-from rgpu.migrate.records.schema import HISTORY, LEADER, session_key
 from rgpu.migrate.registry.base import Delete, Registry, created
 
 KEEP_HISTORY = 2000

@@ -14,17 +14,8 @@ import structlog
 from rgpu.migrate.leader.requests import Order
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
-from rgpu.migrate.records.schema import (
-    MAX_TEXT,
-    QUEUE,
-    HistoryRecord,
-    QueueRecord,
-    SessionRecord,
-    decode,
-    encode,
-    queue_key,
-    session_key,
-)
+from rgpu.migrate.records.keys import QUEUE, queue_key, session_key
+from rgpu.migrate.records.schema import MAX_TEXT, HistoryRecord, QueueRecord, SessionRecord, decode, encode
 from rgpu.migrate.registry.base import Delete, Put, Registry, absent, unchanged
 from rgpu.migrate.registry.base import Entry as Stored
 from rgpu.migrate.scheduling.waiting import Entry, Served, Waiting, parked, queued, row

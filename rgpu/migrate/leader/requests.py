@@ -36,6 +36,7 @@ class Order:
             raise UsageError(f"a session cannot have {self.quota} bytes of memory")
 
     def request(self) -> Request:
+        """Return the request as the scheduler takes it."""
         wants = self.wants
         return Request(self.name, self.quota or 0, host=self.host, device=self.device, compute=wants.compute,
                        models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus)
@@ -87,7 +88,7 @@ def read_wants(options: dict[str, Any]) -> tuple[Wants, int]:
 
 
 def program_of(program: Any) -> Program:
-    """Who asks. Raises :class:`UsageError`."""
+    """Program that asks. Raises :class:`UsageError`."""
     values = program or {}
     if not isinstance(values, dict):
         raise UsageError("program must be a map")

@@ -13,8 +13,9 @@ from rgpu.migrate.leader.recovering.owner_loss import OwnerLoss
 from rgpu.migrate.leader.recovering.resuming import LOSS_GRACE, Resuming
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.leader.term.tasks import TermTasks
+from rgpu.migrate.records.keys import NODES
 from rgpu.migrate.records.ownership import Held
-from rgpu.migrate.records.schema import NODES, NodeRecord, decode
+from rgpu.migrate.records.schema import NodeRecord, decode
 from rgpu.migrate.registry.base import Change, Compacted, Entry, Registry
 from rgpu.session.errors import PoolUnavailable, RgpuError, UnknownOutcome
 

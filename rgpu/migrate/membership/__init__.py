@@ -1,4 +1,4 @@
-"""Who is in the pool and who leads it: leases, registration, election, keys on record.
+"""Membership of the pool and its leader: leases, registration, election, keys on record.
 
 It knows nothing of sessions.
 """

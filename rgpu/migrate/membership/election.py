@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from rgpu.migrate.membership.leases import LEADER_SLOT, KeptLease, LeaseKeeper
+from rgpu.migrate.records.keys import LEADER
 from rgpu.migrate.records.ownership import Leader
-from rgpu.migrate.records.schema import LEADER, LeaderRecord, decode, encode
+from rgpu.migrate.records.schema import LeaderRecord, decode, encode
 from rgpu.migrate.registry.base import Compacted, Put, Registry, absent, txn_certain
 from rgpu.migrate.registry.clock import boot_time_ns
 from rgpu.session.errors import RgpuError
@@ -28,7 +29,7 @@ Lead = Callable[[Leader], Awaitable[None]]
 
 
 async def current_leader(registry: Registry) -> tuple[LeaderRecord, Leader] | None:
-    """Who leads, read linearizably; None while nobody does."""
+    """Read linearizably which node leads; None while none does."""
     entry = await registry.get(LEADER)
     if entry is None:
         return None

@@ -67,6 +67,7 @@ class DeadlinePage:
 
     @classmethod
     def create(cls) -> DeadlinePage:
+        """Make a page in sealed shared memory. Raises OSError."""
         import fcntl
 
         fd = os.memfd_create("rgpu-leases", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -79,9 +80,11 @@ class DeadlinePage:
         return int(_I64.unpack_from(self._map, self._at(slot))[0])
 
     def state(self, slot: int) -> int:
+        """Return the state of a slot's lease."""
         return int(_U32.unpack_from(self._map, self._at(slot) + 16)[0])
 
     def lease(self, slot: int) -> int:
+        """Return the id of a slot's lease."""
         return int(_U64.unpack_from(self._map, self._at(slot) + 8)[0])
 
     def in_time(self, slot: int) -> bool:
@@ -89,12 +92,14 @@ class DeadlinePage:
         return boot_time_ns() < self.deadline(slot)
 
     def write(self, slot: int, deadline: int, lease: int, state: int) -> None:
+        """Set a slot: deadline (ns of CLOCK_BOOTTIME), lease id, state; the deadline last."""
         at = self._at(slot)
         _U64.pack_into(self._map, at + 8, lease)
         _U32.pack_into(self._map, at + 16, state)
         _I64.pack_into(self._map, at, deadline)
 
     def sign_of_life(self) -> None:
+        """Note that the daemon lives, now."""
         _I64.pack_into(self._map, self._at(0) + 24, boot_time_ns())
 
     def keeper_is_up(self) -> None:
@@ -102,12 +107,15 @@ class DeadlinePage:
         _I64.pack_into(self._map, self._at(0) + 32, boot_time_ns())
 
     def keeper_up(self) -> bool:
+        """Tell whether the keeper process has begun."""
         return bool(_I64.unpack_from(self._map, self._at(0) + 32)[0])
 
     def last_sign(self) -> int:
+        """Return when the daemon was last seen alive, ns of CLOCK_BOOTTIME."""
         return int(_I64.unpack_from(self._map, self._at(0) + 24)[0])
 
     def close(self) -> None:
+        """Unmap the page and close its descriptor."""
         self._map.close()
         os.close(self.fd)
 
@@ -121,7 +129,8 @@ class DeadlinePage:
 class LeaseClient(Protocol):
     """What the keeper needs of a registry: blocking. The embedded store has it as it is."""
 
-    def keepalive(self, lease: int) -> float: ...
+    def keepalive(self, lease: int) -> float:
+        """Renew a lease; returns the seconds granted. Raises :class:`NotFound`, :class:`PoolUnavailable`."""
 
 
 @dataclass

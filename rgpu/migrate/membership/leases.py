@@ -31,6 +31,7 @@ class KeptLease:
         return self.page.deadline(self.slot) if self.page.lease(self.slot) == self.lease else 0
 
     def in_time(self) -> bool:
+        """Tell whether the deadline has not passed."""
         return boot_time_ns() < self.deadline()
 
     def held(self) -> bool:

@@ -1,4 +1,4 @@
-"""Who belongs to the pool, on record: keys that all nodes let in, and invitations to join.
+"""Members of the pool, on record: keys that all nodes let in, and invitations to join.
 
 ``keys/NAME`` holds public keys; each node lets those in besides the ones in its
 own folder. ``invitations/NAME`` is single-use: it names the key that used it, so
@@ -13,9 +13,9 @@ from rgpu.link.keys import check_name
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.membership.revoking import tombstone
+from rgpu.migrate.records.keys import INVITATIONS, host_key, invitation_key, member_key
 from rgpu.migrate.records.revoked import revoked_key
 from rgpu.migrate.records.schema import (
-    INVITATIONS,
     OF_HOST,
     OF_POOL,
     HistoryRecord,
@@ -24,9 +24,6 @@ from rgpu.migrate.records.schema import (
     check_host_name,
     decode,
     encode,
-    host_key,
-    invitation_key,
-    member_key,
 )
 from rgpu.migrate.registry.base import Delete, Entry, Operation, Put, Registry, absent, unchanged
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Conflict, NotFound, Refused, UsageError

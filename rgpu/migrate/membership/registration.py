@@ -14,18 +14,8 @@ from collections.abc import Callable
 import structlog
 
 from rgpu.migrate.membership.leases import NODE_SLOT, KeptLease, LeaseKeeper
-from rgpu.migrate.records.schema import (
-    OF_HOST,
-    HistoryRecord,
-    HostRecord,
-    NodeRecord,
-    NodeState,
-    decode,
-    encode,
-    host_key,
-    node_key,
-    note_key,
-)
+from rgpu.migrate.records.keys import host_key, node_key, note_key
+from rgpu.migrate.records.schema import OF_HOST, HistoryRecord, HostRecord, NodeRecord, NodeState, decode, encode
 from rgpu.migrate.registry.base import (
     Compare,
     Delete,

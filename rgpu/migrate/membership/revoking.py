@@ -19,19 +19,10 @@ from rgpu.migrate.leader.term.commands import FencedCommands
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.leader.term.tasks import TermTasks
+from rgpu.migrate.records.keys import KEYS, NODES, member_key
 from rgpu.migrate.records.ownership import Held
 from rgpu.migrate.records.revoked import REVOKED, RevokedRecord, revoked_key
-from rgpu.migrate.records.schema import (
-    KEYS,
-    NODES,
-    OF_POOL,
-    HistoryRecord,
-    KeyRecord,
-    NodeRecord,
-    decode,
-    encode,
-    member_key,
-)
+from rgpu.migrate.records.schema import OF_POOL, HistoryRecord, KeyRecord, NodeRecord, decode, encode
 from rgpu.migrate.registry.base import Compare, Delete, Operation, Put, Registry, absent, unchanged
 from rgpu.session.errors import Conflict, Fenced, NotFound, Refused, RgpuError
 

@@ -1,1 +1,1 @@
-"""A move without I/O: the three tables, what runs them, what whoever asks may want, what it will cost. Pure."""
+"""A move without I/O: the three tables, what runs them, the options of a request, what it will cost. Pure."""

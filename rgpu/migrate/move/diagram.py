@@ -51,6 +51,7 @@ def page() -> str:
 
 
 def main(arguments: list[str]) -> int:
+    """Write the page of the tables, or with ``--check`` say whether it is stale; returns the exit status."""
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2

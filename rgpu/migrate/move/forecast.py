@@ -62,12 +62,15 @@ class Cost:
     total: float
 
     def as_dict(self) -> dict[str, float]:
+        """Return the cost in ms, as statistics carry it."""
         return {"downtime_ms": round(self.downtime * 1000, 1), "brownout_ms": round(self.brownout * 1000, 1),
                 "total_ms": round(self.total * 1000, 1)}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """The mode chosen, why, and what either would cost."""
+
     mode: Mode
     reason: str
     copy: Cost
@@ -149,7 +152,7 @@ def given_up(measured: Measured, sampled: Sampled, *, behind: float, limit: floa
     """Why a replay that is under way is to be given up for copying; empty: it goes on.
 
     ``behind``: seconds of the program's own time still to be caught up with, so what going on costs in brownout;
-    ``limit``: of the last pause; ``asked``: nobody but whoever asks weighs it against copying, so only the limit
+    ``limit``: of the last pause; ``asked``: the request alone weighs it against copying, so only the limit
     counts. The limit is judged by the fewest pages that may differ: a replay is not given up for bad luck.
     """
     if not repair_fits(sampled.fewest_pages, measured.speed, limit):

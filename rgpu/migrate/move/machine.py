@@ -17,7 +17,9 @@ from typing import Any, Generic, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened. ``now``: seconds on the clock of whoever runs the role; ``found``: what a command has found."""
+    """What happened. ``now``: seconds on the clock of the process that runs the role; ``found``: what a command has
+    found.
+    """
 
     kind: str
     now: float = 0.0
@@ -36,7 +38,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """In ``state``, on ``event`` (and if ``guard`` holds): go to ``next`` and do ``commands``."""
+    """Row of a table: in ``state``, on ``event`` (and if ``guard`` holds): go to ``next`` and do ``commands``."""
 
     state: str
     event: str

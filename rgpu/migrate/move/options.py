@@ -51,7 +51,9 @@ class MoveOptions:
         return self.on_timeout == ABORT
 
     def as_dict(self) -> dict[str, Any]:
-        """For the source's worker. One of an earlier version knows no ``pages``, and is not told of the default."""
+        """Options as the source's worker is told them. One of an earlier version knows no ``pages``, and is not told of
+        the default.
+        """
         found = asdict(self)
         if self.pages == "auto":
             del found["pages"]
@@ -59,7 +61,7 @@ class MoveOptions:
 
     @staticmethod
     def from_options(options: dict[str, Any]) -> MoveOptions:
-        """Of a request; what it does not say is the default. Raises :class:`UsageError`."""
+        """Read the options of a request; what it does not say is the default. Raises :class:`UsageError`."""
         found = {name: options[name] for name in MoveOptions.__dataclass_fields__ if options.get(name) is not None}
         try:
             for name in ("max_downtime", "max_slowdown", "mismatched"):

@@ -61,7 +61,9 @@ class Sampled:
 
 
 def choose(counts: Sequence[int], wanted: int, chance: random.Random) -> list[list[int]]:
-    """For regions of so many pages: which of them to look at, ascending; all when there are no more than ``wanted``."""
+    """Choose pages of regions of so many pages: which of them to look at, ascending; all when there are no more than
+    ``wanted``.
+    """
     ends = list(itertools.accumulate(counts))
     total = ends[-1] if ends else 0
     chosen: list[list[int]] = [[] for _ in counts]

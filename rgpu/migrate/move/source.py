@@ -58,7 +58,7 @@ PROMISED = frozenset({"offered", "withdrawing", "asking"})
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Of pages that were sent; ``seconds`` without rests. ``objects``: the destination makes objects ahead."""
+    """Round of pages that were sent; ``seconds`` without rests. ``objects``: the destination makes objects ahead."""
 
     pages: int
     sent: int = 0  #: bytes
@@ -138,6 +138,7 @@ class SourceRole(Role):
 
 
 def role_for(options: MoveOptions) -> SourceRole:
+    """Make the role of a source for these options."""
     return SourceRole(options=options, mode=options.mode, why=f"{options.mode} was asked for")
 
 

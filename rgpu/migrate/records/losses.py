@@ -1,7 +1,7 @@
-"""Which losses of a session's server speak against one place in its calls (OWNERSHIP 9). Pure.
+"""Losses of a session's server that speak against one place in its calls (OWNERSHIP 9). Pure.
 
 A loss says how far the work came: every call ≤ ``complete`` was complete, device work included; the call ``begun`` was
-the last one begun. A call that ends whoever applies it lies behind ``complete`` and not behind ``begun``, each time.
+the last one begun. A call that ends its worker lies behind ``complete`` and not behind ``begun``, each time.
 
 ==============================================  ======================================================================
 the loss                                        counts
@@ -49,7 +49,7 @@ def begun(failure: Failure) -> int:
 
 
 def passed(record: SessionRecord, failures: Sequence[Failure]) -> int:
-    """The furthest call that is known to have been complete once, whoever applied it."""
+    """The furthest call that is known to have been complete once, by any worker."""
     return max([record.checkpoint.position if record.checkpoint else 0,
                 *(complete(failure) for failure in failures if failure.position is not None)])
 

@@ -40,8 +40,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rgpu.migrate.records import losses
+from rgpu.migrate.records.keys import LEADER, history_key, node_key, queue_key, session_key
 from rgpu.migrate.records.schema import (
-    LEADER,
     MAX_OLDER,
     MAX_TEXT,
     CheckpointName,
@@ -54,10 +54,6 @@ from rgpu.migrate.records.schema import (
     SessionRecord,
     Wants,
     encode,
-    history_key,
-    node_key,
-    queue_key,
-    session_key,
 )
 from rgpu.migrate.registry.base import Compare, Delete, Operation, Put, created, unchanged
 from rgpu.session.errors import AlreadyExists, Fenced, Refused
@@ -89,7 +85,7 @@ OLDER_CHECKPOINTS_KEPT = 0
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who decides: the fencing token of the elected leader. ``actor``: on whose word; empty: on its own."""
+    """The fencing token of the elected leader. ``actor``: on whose word; empty: on its own."""
 
     host: str
     revision: int

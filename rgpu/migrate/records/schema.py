@@ -9,7 +9,6 @@ checked before a record is believed, errors are :class:`Corrupt`.
 from __future__ import annotations
 
 import re
-import secrets
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -25,9 +24,6 @@ MAX_TEXT = 4096
 MAX_OLDER = 4
 MAX_PRIORITY = 1000
 
-NODES, SESSIONS, HISTORY, LEADER = "nodes/", "sessions/", "history/", "election/leader"
-HOSTS, POOL, KEYS, INVITATIONS = "hosts/", "pool/settings", "keys/", "invitations/"
-QUEUE, IDENTITY = "queue/", "pool/identity"
 #: Subjects of history that are no session; no session may have such a name.
 OF_HOST, OF_POOL = "@host/", "@pool"
 
@@ -142,6 +138,7 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     store: Text = ""
 
     def device(self, name: str) -> DeviceRecord | None:
+        """Return the record of a device by its name; None: the node has none such."""
         return next((device for device in self.devices if device.device == name), None)
 
     def all_of(self, name: str) -> list[DeviceRecord]:
@@ -460,42 +457,3 @@ def check_host_name(host: str) -> str:
         raise UsageError(f"a host cannot be called {host!r}: use letters, digits, dots, dashes and underscores",
                          host=host)
     return host
-
-
-def node_key(host: str) -> str:
-    return NODES + host
-
-
-def host_key(host: str) -> str:
-    return HOSTS + host
-
-
-def member_key(name: str) -> str:
-    return KEYS + name
-
-
-def invitation_key(name: str) -> str:
-    return INVITATIONS + name
-
-
-def session_key(name: str) -> str:
-    return SESSIONS + name
-
-
-def queue_key(name: str) -> str:
-    return QUEUE + name
-
-
-def history_key(subject: str, revision: int) -> str:
-    """One key for each change of a record: ``revision`` is the mod revision that the change replaced."""
-    return f"{HISTORY}{subject}/@{revision:016d}"
-
-
-def note_key(subject: str, revision: int) -> str:
-    """For a decision that changes no session's record: like no other key, whoever writes at ``revision`` as well."""
-    return f"{history_key(subject, revision)}.{secrets.token_hex(4)}"
-
-
-def checkpoint_name(session: str, epoch: int, position: int, when: float) -> str:
-    """A name that no other checkpoint has: a session has one owner for each epoch, which takes them in order."""
-    return f"{session.replace('/', '@')}-e{epoch}-p{position}-{int(when * 1000):x}"

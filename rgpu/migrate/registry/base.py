@@ -8,7 +8,7 @@ that was acknowledged to anybody before the read began.
 Errors
     :class:`Conflict`         from :meth:`Registry.put_if`: a compare did not hold
     :class:`PoolUnavailable`  the registry cannot be reached; nothing was changed
-    :class:`UnknownOutcome`   a change was sent and may or may not have happened
+    :class:`UnknownOutcome`   a change was sent and happened or did not: unknown
     :class:`NotFound`         the lease has expired or was revoked
     :class:`Compacted`        the watch asks for changes that are no longer kept
 """
@@ -68,10 +68,12 @@ def created(key: str, create_revision: int) -> Compare:
 
 
 def absent(key: str) -> Compare:
+    """Compare: the key does not exist."""
     return Compare(key, Target.CREATE, 0)
 
 
 def has_value(key: str, value: bytes) -> Compare:
+    """Compare: the key has this value."""
     return Compare(key, Target.VALUE, value)
 
 
@@ -86,6 +88,8 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
+    """Operation: remove a key."""
+
     key: str
 
 
@@ -94,6 +98,8 @@ Operation = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """A key with its value and revisions; ``lease`` 0: none."""
+
     key: str
     value: bytes
     create_revision: int
@@ -145,9 +151,11 @@ class Registry(Protocol):
     async def revision(self) -> int:
         """The revision of the last change, read linearizably."""
 
-    async def get(self, key: str) -> Entry | None: ...
+    async def get(self, key: str) -> Entry | None:
+        """Return a key's entry, read linearizably; None: it does not exist. Raises :class:`PoolUnavailable`."""
 
-    async def list(self, prefix: str) -> Listing: ...
+    async def list(self, prefix: str) -> Listing:
+        """Return all entries under a prefix as of one revision. Raises :class:`PoolUnavailable`."""
 
     async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
         """If every compare holds, apply all operations at once, else none.
@@ -181,7 +189,8 @@ class Registry(Protocol):
     async def compact(self, revision: int) -> None:
         """Forget changes up to ``revision`` (watches only; entries stay)."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close connections; calls under way fail."""
 
 
 def check_txn(compares: Sequence[Compare], operations: Sequence[Operation]) -> None:

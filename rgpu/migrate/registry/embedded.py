@@ -57,33 +57,43 @@ class EmbeddedRegistry:
         return await self._loop.run_in_executor(self._executor, function, *arguments)
 
     async def revision(self) -> int:
+        """Return the registry's revision."""
         return await self._run(self._store.revision)
 
     async def get(self, key: str) -> Entry | None:
+        """Return a key's entry; None: it does not exist."""
         return await self._run(self._store.get, key)
 
     async def list(self, prefix: str) -> Listing:
+        """Return all entries under a prefix as of one revision."""
         return await self._run(self._store.list, prefix)
 
     async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+        """Apply operations if all compares hold, in one transaction."""
         return await self._run(self._store.txn, compares, operations)
 
     async def put_if(self, compare: Compare, value: bytes, lease: int = 0) -> int:
+        """Put a value if the compare holds; returns the revision. Raises :class:`Conflict` if it does not."""
         return require(await self.txn([compare], [Put(compare.key, value, lease)]), f"put of {compare.key}")
 
     async def lease_grant(self, ttl: float) -> int:
+        """Grant a lease of ``ttl`` seconds; returns its id."""
         return await self._run(self._store.lease_grant, ttl)
 
     async def keepalive(self, lease: int) -> float:
+        """Renew a lease; returns the seconds granted. Raises :class:`NotFound`."""
         return await self._run(self._store.keepalive, lease)
 
     async def lease_revoke(self, lease: int) -> None:
+        """End a lease and remove its keys."""
         await self._run(self._store.lease_revoke, lease)
 
     async def compact(self, revision: int) -> None:
+        """Forget the history up to a revision."""
         await self._run(self._store.compact, revision)
 
     async def watch(self, prefix: str, from_revision: int = 0) -> AsyncIterator[Change]:
+        """Yield changes under a prefix from a revision on (0: from now on)."""
         wake = asyncio.Event()
         self._watches.add(wake)
         try:

@@ -2,7 +2,7 @@
 
 A registry that was restored from a backup, wiped, or exchanged for another one
 says things that are over: epochs below those that agents have seen, sessions
-that ended, no session where one runs. Who believes it starts a session twice,
+that ended, no session where one runs. A node that acted on it would start a session twice,
 or forgets one that runs. So a node remembers, in a file of its own, the data's
 identity and the highest revision that it was told, and when those go back it
 treats the registry as one that does not answer (:class:`PoolUnavailable` with
@@ -73,6 +73,7 @@ class Guard:
         self.reason = self._doubt = reason
 
     def save(self) -> None:
+        """Write cluster id and revision seen to the guard's file; a full disk is no error."""
         if self._file is None or not self.cluster:
             return
         self._saved = time.monotonic()

@@ -13,7 +13,7 @@ offset    type   field of lease n, at 16 · n
                  registry removes its row and what it held
 ========  =====  ==================================================================
 
-Whoever renews a lease or ends it holds the flock of this file: one of the two
+To renew a lease or end it, a process holds the flock of this file: one of the two
 comes first, and the other one sees it. Nothing slow is done meanwhile.
 """
 
@@ -42,6 +42,7 @@ class LeaseFile:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)
 
     def granted(self, lease: int) -> None:
@@ -50,7 +51,9 @@ class LeaseFile:
             os.pwrite(self._fd, _RECORD.pack(0, 0), _RECORD.size * lease)
 
     def renew(self, lease: int, deadline: int, length: int) -> None:
-        """For ``length`` ns from now on. ``deadline``: what its row says. Raises :class:`NotFound` if it has ended."""
+        """Renew a lease for ``length`` ns from now on. ``deadline``: what its row says. Raises :class:`NotFound` if it
+        has ended.
+        """
         with self._locked():
             renewed, ended = self._read(lease)
             now = boot_time_ns()
@@ -60,7 +63,9 @@ class LeaseFile:
             os.pwrite(self._fd, _RECORD.pack(now + length, 0), _RECORD.size * lease)
 
     def end_due(self, rows: Iterable[tuple[int, int]], now: int) -> list[int]:
-        """Of (lease, deadline of its row) … those that are over at ``now``; from here on they are, for everybody."""
+        """End those of (lease, deadline of its row) … that are over at ``now``; from here on they are, for
+        everybody.
+        """
         found = []
         with self._locked():
             for lease, deadline in rows:
@@ -71,7 +76,7 @@ class LeaseFile:
         return found
 
     def deadline(self, lease: int, row: int) -> int:
-        """As it stands at this moment. ``row``: what its row says."""
+        """Deadline of a lease at this moment, ns. ``row``: what its row says."""
         renewed, ended = self._read(lease)
         return 0 if ended else max(renewed, row)
 

@@ -113,6 +113,7 @@ class Store:
             self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def close(self) -> None:
+        """Close the database."""
         try:
             with self._locked():  # the last connection to close checkpoints
                 self._db.close()
@@ -122,14 +123,17 @@ class Store:
 
     # -- reading ----------------------------------------------------------------
     def revision(self) -> int:
+        """Return the registry's revision; expired leases are ended first."""
         self._expire_if_due()
         return int(self._read(lambda: self._meta("revision")))
 
     def get(self, key: str) -> Entry | None:
+        """Return a key's entry; None: it does not exist."""
         self._expire_if_due()
         return self._read(lambda: self._entry(key))
 
     def list(self, prefix: str) -> Listing:
+        """Return all entries under a prefix as of one revision."""
         self._expire_if_due()
 
         def body() -> Listing:
@@ -146,6 +150,7 @@ class Store:
 
         Raises :class:`Compacted`.
         """
+
         def body() -> tuple[Changes, int]:
             with self._snapshot():
                 compacted, last = int(self._meta("compacted")), int(self._meta("revision"))
@@ -172,6 +177,7 @@ class Store:
 
     # -- changing ---------------------------------------------------------------
     def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> TxnResult:
+        """Apply operations if all compares hold, in one transaction."""
         check_txn(compares, operations)
         with self._transaction():
             if not all(_holds(compare, self._entry(compare.key)) for compare in compares):
@@ -183,6 +189,7 @@ class Store:
             return TxnResult(True, self._apply(operations))
 
     def lease_grant(self, ttl: float) -> int:
+        """Grant a lease of ``ttl`` seconds; returns its id. Raises ValueError outside 0.05 s to a day."""
         if not 0.05 <= ttl <= 86400:
             raise ValueError(f"a lease of {ttl} s; 0.05 s to a day allowed")
         with self._transaction():
@@ -194,6 +201,7 @@ class Store:
             return lease
 
     def keepalive(self, lease: int) -> float:
+        """Renew a lease; returns the seconds granted. Raises :class:`NotFound`."""
         row = self._read(lambda: self._db.execute("SELECT boot, deadline, ttl FROM leases WHERE id = ?",
                                                   (lease,)).fetchone())
         if row is None or row[0] != boot_id():
@@ -202,10 +210,12 @@ class Store:
         return int(row[2]) / NANOSECOND
 
     def lease_revoke(self, lease: int) -> None:
+        """End a lease and remove its keys."""
         with self._transaction():
             self._end_leases([lease])
 
     def compact(self, revision: int) -> None:
+        """Forget the history up to a revision."""
         with self._transaction():
             self._compact(min(revision, int(self._meta("revision"))))
 

@@ -110,7 +110,7 @@ class Index:
         return float((WHOLE - np.clip(self.compute[self.exists], 0, WHOLE)).sum()) / WHOLE
 
     def admits(self, need: Demand, rows: Ints | None = None) -> Bools:
-        """Of ``rows`` (None: all), those that might take the demand at all: model and host resources."""
+        """Rows, of ``rows`` (None: all), that might take the demand at all: model and host resources."""
         which = slice(None) if rows is None else rows
         admitted = (self.cpu[which] >= need.cpu_milli) & (self.host_memory[which] >= need.host_memory_mib)
         if need.models:
@@ -134,7 +134,7 @@ def effective(compute: Ints, memory: Ints, total_memory: Ints) -> Ints:
 
 
 def fragmentation(mix: Mix, free: Ints, cpu: Ints) -> Floats:
-    """Of each row (its devices' free per cent, its free CPU), in per cent of a device."""
+    """Fragmentation of each row (its devices' free per cent, its free CPU), in per cent of a device."""
     level = mix.level(cpu)
     whole = (free >= WHOLE).sum(axis=-1)
     return np.asarray(free.sum(axis=-1) - (free * mix.single[level[..., None], free]).sum(axis=-1)

@@ -1,4 +1,4 @@
-"""Which device a session may go to: pure, a snapshot in, a choice with its reason out.
+"""Choice of the device that a session goes to: pure, a snapshot in, a choice with its reason out.
 
 What is free is counted from the promises in the session records (quotas and compute shares of
 sessions and of moves under way, and places reserved for what is coming), not from what nodes
@@ -52,6 +52,7 @@ class Snapshot:
     decider: Decider | None = field(default=None, compare=False, repr=False)
 
     def node(self, host: str) -> NodeRecord | None:
+        """Return a node's record by its host; None: there is none."""
         return next((node for node in self.nodes if node.host == host), None)
 
     @cached_property
@@ -135,6 +136,8 @@ def request_for(record: SessionRecord, **more: Any) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """A device chosen, why, and its free bytes."""
+
     host: str
     device: str
     reason: str
@@ -143,6 +146,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
+    """A device that would do, with its free bytes."""
+
     node: NodeRecord
     device: DeviceRecord
     free: int
@@ -162,16 +167,16 @@ class Decider(Protocol):
     """Answers about a snapshot from what it remembers of others: the same as the functions here, sooner."""
 
     def place(self, snapshot: Snapshot, request: Request) -> Choice:
-        """As ``scheduling.adapter.place_by_fragmentation``."""
+        """Same as ``scheduling.adapter.place_by_fragmentation``."""
 
     def suitable(self, snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, DeviceRecord]]:
-        """As :func:`suitable`."""
+        """Same as :func:`suitable`."""
 
     def sizes(self, snapshot: Snapshot, request: Request) -> list[int]:
-        """As :func:`sizes`."""
+        """Same as :func:`sizes`."""
 
     def room(self, snapshot: Snapshot, request: Request) -> Room:
-        """As :func:`room`."""
+        """Same as :func:`room`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +289,7 @@ def _look(promises: Promises, nodes: Iterable[NodeRecord], request: Request,
 
 
 def alike(request: Request, devices: Sequence[DeviceRecord], least: int | None = None) -> list[DeviceRecord]:
-    """Of a host's devices those that a session may have together: of one kind, and each reaches the others' memory.
+    """Devices of a host that a session may have together: of one kind, and each reaches the others' memory.
 
     The most that there are of any kind; empty where they are fewer than ``least`` (default: the request's count).
     """

@@ -143,7 +143,7 @@ def least(score: tuple[Floats, ...]) -> int:
 
 
 def least_fragmenting(index: Index, need: Demand, places: Places) -> int:
-    """Which place :func:`by_gradient` puts first; best-fit is worked out for its equals alone."""
+    """Find the place that :func:`by_gradient` puts first; best-fit is worked out for its equals alone."""
     mark = marks(gradient(index, need, places))
     best = np.flatnonzero(mark >= mark.max() - DUST)
     if len(best) == 1:

@@ -12,6 +12,8 @@ from rgpu.migrate.scheduling.snapshot import Request, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
+    """A request that waits: its position and why."""
+
     request: Request
     position: int  #: 1: the head
     reason: str

@@ -88,6 +88,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Device:
+    """A device of a snapshot; memory in MiB."""
+
     name: str
     memory_mib: int
     healthy: bool = True
@@ -95,6 +97,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Node:
+    """A node of a snapshot; CPU in thousandths, memory in MiB."""
+
     host: str
     devices: tuple[Device, ...]
     model: str = ""

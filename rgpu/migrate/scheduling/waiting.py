@@ -1,4 +1,4 @@
-"""Who waits for a place, in which order, and who gets one now: pure.
+"""The queue of requests that wait for a place, its order, and which gets one now: pure.
 
 Two kinds wait in one line: requests (``queue/NAME``) and parked sessions. By priority, then by age.
 One that does not fit keeps every device that could ever take it from those behind it: nobody is
@@ -65,9 +65,11 @@ class Served:
     waiting: tuple[Waiting, ...] = ()
 
     def choice(self, name: str) -> Choice | None:
+        """Return the place given to a request; None: it got none."""
         return next((choice for entry, choice in self.placed if entry.name == name), None)
 
     def waits(self, name: str) -> Waiting | None:
+        """Return how a request waits; None: it does not."""
         return next((waiting for waiting in self.waiting if waiting.entry.name == name), None)
 
     @property
@@ -91,14 +93,14 @@ def parked(record: SessionRecord, hold: str = "") -> Entry:
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """By priority, then age, then name."""
+    """Sort requests by priority, then age, then name."""
     known = {entry.name: entry for entry in entries}
     return [known[wanted.name] for wanted in ordered(
         Wanted(entry.name, Demand(), entry.priority, entry.arrived) for entry in known.values())]
 
 
 def serve(snapshot: Snapshot, entries: Iterable[Entry]) -> Served:
-    """Who gets which place now; each place is counted before the next one is looked for."""
+    """Decide which requests get which places now; each place is counted before the next one is looked for."""
     placed: list[tuple[Entry, Choice]] = []
     waiting: list[Waiting] = []
     kept: dict[Place, str] = {}

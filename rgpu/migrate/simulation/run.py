@@ -29,6 +29,8 @@ OVERTAKEN = 32  #: requests that may be looked at behind a waiting one, in one p
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """Options of a simulation; times in seconds, memory in MiB."""
+
     policy: str = "fgd"
     rebalance: bool = False
     seed: int = 0
@@ -41,6 +43,8 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
+    """One look at the simulated pool: ``at`` s, shares of its GPUs."""
+
     at: float
     allocated: float
     fragmented: float

@@ -32,6 +32,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class Task:
+    """A recorded task: its demand and its life in seconds (None: not known)."""
+
     demand: Demand
     life: float | None  #: seconds; None: it was asked for, and never ran, or nobody asks how long
 

@@ -1,7 +1,7 @@
 """The Unix socket over which a source hands descriptors of its memory to the destination on the same host.
 
 The destination listens in its own folder and says on the sealed link of the move
-where, and a token; so whoever knows the token is who holds the other end of that
+where, and a token; so the peer that knows the token holds the other end of that
 link. Both sides ask the kernel who the other one is (SO_PEERCRED): it must be a
 process of the same user. Packets (SOCK_SEQPACKET): first the token, then one for
 each GRANT: its number (u32) with the descriptors beside it.
@@ -32,7 +32,7 @@ _NUMBER = struct.Struct("<I")
 
 
 def boot_id() -> str:
-    """Of the running kernel; empty where it cannot be read."""
+    """Boot id of the running kernel; empty where it cannot be read."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -144,9 +144,11 @@ class Giver:
         self._number += 1
 
     def close(self) -> None:
+        """Close the socket."""
         self._socket.close()
 
 
 def close_all(fds: Sequence[int]) -> None:
+    """Close file descriptors."""
     for fd in fds:
         os.close(fd)

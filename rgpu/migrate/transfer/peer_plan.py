@@ -44,6 +44,7 @@ T = TypeVar("T")
 
 
 def encode(value: msgspec.Struct) -> bytes:
+    """Encode a message's body as msgpack."""
     return msgspec.msgpack.encode(value)
 
 
@@ -98,6 +99,7 @@ def pieces(runs: Array, limit: int) -> Iterator[Array]:
 
 
 def pages_of(runs: Array) -> int:
+    """Return the number of pages in runs."""
     return int(runs["bytes"].sum()) // PAGE
 
 
@@ -131,13 +133,13 @@ def hashes(values: Array) -> Iterator[bytes]:
 
 
 def known(rows: Mapping[tuple[int, int], tuple[Array, Array]]) -> list[tuple[int, int, bytes, bytes]]:
-    """For ROUND."""
+    """Encode the known pages for ROUND."""
     return [(address, size, indices.astype("<u4").tobytes(), values.astype("<u8").tobytes())
             for (address, size), (indices, values) in rows.items()]
 
 
 def read_known(body: Any) -> dict[tuple[int, int], tuple[Array, Array]]:
-    """Of a ROUND; empty if it says nothing. Raises :class:`Corrupt`."""
+    """Decode the known pages of a ROUND; empty if it says nothing. Raises :class:`Corrupt`."""
     found: dict[tuple[int, int], tuple[Array, Array]] = {}
     for address, size, indices, values in decode(body, Round).known:
         whole_rows = size > 0 and len(indices) % 4 == 0 and len(values) == 4 * len(indices)

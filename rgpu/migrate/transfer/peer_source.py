@@ -85,6 +85,7 @@ class PeerSource:
             raise NoPeer(error.message) from error
 
     def close(self) -> None:
+        """Close the socket that gives memory handles away."""
         self._giver.close()
 
     def forget_told(self) -> None:

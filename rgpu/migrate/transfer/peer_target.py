@@ -54,7 +54,7 @@ class PeerTarget:
 
     # -- may it be ------------------------------------------------------------------------
     def answer(self, asked: Ask) -> Answer:
-        """For READY. Whatever keeps this side from pulling is said, and pages come over the connection."""
+        """Answer for READY. Whatever keeps this side from pulling is said, and pages come over the connection."""
         why = self._why_not(asked)
         if why:
             return Answer(why)

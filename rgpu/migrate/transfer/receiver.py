@@ -181,6 +181,7 @@ class PageReceiver:
         self._begun.set()
 
     def done(self, pages: int, phases_ms: dict[str, float] | None = None) -> None:
+        """Send DONE: pages received, and the times of phases in ms."""
         self.connection.send(DONE, _encode({"pages": pages, "phases_ms": phases_ms or {}}))
 
     def failed(self, error: dict[str, Any]) -> None:
@@ -241,6 +242,7 @@ class PageReceiver:
         connection.close()
 
     def close_lanes(self) -> None:
+        """Close all lanes."""
         with self._lock:
             lanes, self._lanes = list(self._lanes.values()), {}
         for lane in lanes:

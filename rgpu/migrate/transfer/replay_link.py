@@ -5,7 +5,7 @@ link, once the destination has verified every page of the cut. The messages are 
 docs/protocols/pages.md.
 
 The state of LAST holds the hash of every page at the last pause, the answers
-that the program may not have, events and clock; its ``live`` is
+that the program might not have, events and clock; its ``live`` is
 {"digest": …}, of :func:`objects_digest`. After WANT the page stream goes on as
 in any last round: LAYOUT, PAGES, ROUND, a STATE without regions, DONE. FAILED
 may come at any time. A PROBE stands among the calls where the source stood when
@@ -55,10 +55,12 @@ def pieces(state: SessionState) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def ping(number: int) -> bytes:
+    """Encode the body of PING."""
     return PING_LAYOUT.pack(number)
 
 
 def pong(number: int, applied: int) -> bytes:
+    """Encode the body of PONG: what it answers, and the position applied."""
     return PONG_LAYOUT.pack(number, applied)
 
 
@@ -78,6 +80,7 @@ def read_pong(body: Any) -> tuple[int, int]:
 
 
 def probe(number: int, position: int, entries: np.ndarray[Any, Any]) -> bytes:
+    """Encode the body of PROBE: its number, a position, entries of sampled pages."""
     return PROBE_HEAD_LAYOUT.pack(number, position) + entries.tobytes()
 
 
@@ -98,6 +101,7 @@ def read_probe(body: Any) -> tuple[int, int, np.ndarray[Any, Any]]:
 
 
 def probed(number: int, compared: int, differing: int) -> bytes:
+    """Encode the body of PROBED: its number, pages compared, pages that differ."""
     return PROBED_LAYOUT.pack(number, compared, differing)
 
 
@@ -120,7 +124,7 @@ def read_replay(body: Any) -> int:
 
 
 def read_want(body: Any) -> dict[int, list[int]]:
-    """{region address: pages}. Raises :class:`Corrupt`."""
+    """Decode {region address: pages}. Raises :class:`Corrupt`."""
     try:
         rows = msgspec.msgpack.decode(body, type=list[tuple[int, list[int]]])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

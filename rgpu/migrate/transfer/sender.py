@@ -82,6 +82,7 @@ class Statistics:
     bytes_pulled: int = 0  #: of those sent: out of the source's memory, by the destination
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
@@ -288,6 +289,7 @@ class PageSender:
         return self._ring
 
     def count(self, pages: int, size: int, pulled: bool = False) -> None:
+        """Add pages and bytes that went; ``pulled``: by the other side from memory."""
         with self._lock:
             self.statistics.pages_sent += pages
             self.statistics.bytes_sent += size

@@ -1,4 +1,5 @@
-"""Whose fault an error of the driver is: the program's, who is told, or the hardware's, from which it is recovered.
+"""Cause of an error of the driver: the program's own work, which is told, or the hardware's, from which it is
+recovered.
 
 Pure (OWNERSHIP 9). Source: CUDA driver API, "CUresult"; what NVIDIA's device plugin for Kubernetes takes for the
 program's among the XIDs (XID Errors, NVIDIA data center documentation).

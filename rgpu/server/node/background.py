@@ -39,7 +39,8 @@ class Background:
             task.cancel()
 
     def reporter(self, request: Request) -> Callable[[dict[str, Any]], None]:
-        """A function that sends values to whoever made the request, as its progress, and does not wait for that."""
+        """A function that sends values to the request's sender, as its progress, and does not wait for that."""
+
         def report(values: dict[str, Any]) -> None:
             self.spawn(request.progress(**values))
 

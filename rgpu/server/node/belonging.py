@@ -32,7 +32,8 @@ import structlog
 
 from rgpu.link import description
 from rgpu.link.keys import KeyPair, PoolDescription, PoolFiles, write_file
-from rgpu.migrate.records.schema import IDENTITY, KEYS, IdentityRecord, KeyRecord, decode, encode
+from rgpu.migrate.records.keys import IDENTITY, KEYS
+from rgpu.migrate.records.schema import IdentityRecord, KeyRecord, decode, encode
 from rgpu.migrate.registry.base import Put, Registry, absent, txn_certain
 from rgpu.migrate.registry.open import open_registry
 from rgpu.session.errors import Corrupt, PoolUnavailable, Refused, RgpuError

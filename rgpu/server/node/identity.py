@@ -1,4 +1,4 @@
-"""Which node this is, for as long as its daemon runs."""
+"""Identity of this node, for as long as its daemon runs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rgpu import __version__
 from rgpu.migrate.leader.hosts import pool_record
-from rgpu.migrate.records.schema import QUEUE
+from rgpu.migrate.records.keys import QUEUE
 from rgpu.server.node.commands.fence import LeaderFence
 from rgpu.server.node.devices.slots import DeviceSlots
 from rgpu.server.node.metrics import SPECS, Samples

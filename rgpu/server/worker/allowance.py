@@ -23,7 +23,9 @@ class Allowance:
     saved: float = SAVED
 
     def spend(self, elapsed: float, busy: float) -> float:
-        """In ``elapsed`` seconds it worked for ``busy``: the seconds that it has to stand still now, mostly none."""
+        """Account for work: in ``elapsed`` seconds it worked for ``busy``: the seconds that it has to stand still now,
+        mostly none.
+        """
         if not self.share:
             self.saved = SAVED
             return 0.0

@@ -29,20 +29,26 @@ RECENT = 10.0  #: seconds that its recent share is taken over
 class Working(Protocol):
     """The device, as far as it is needed here."""
 
-    def busy_seconds(self) -> float: ...
+    def busy_seconds(self) -> float:
+        """Return the seconds that the device has worked for the session."""
 
 
 class Held(Protocol):
     """The runtime, as far as it is needed here."""
 
     @property
-    def device(self) -> Working: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
+    def device(self) -> Working:
+        """Device of the session, None while there is none."""
+
+    def pause(self) -> None:
+        """Stop applying calls."""
+
+    def resume(self) -> None:
+        """Go on applying calls."""
 
 
 class Limiter:
-    """Of one session, while its worker lives."""
+    """Limiter of one session's compute, while its worker lives."""
 
     def __init__(self, runtime: Held) -> None:
         self._runtime = runtime
@@ -56,12 +62,13 @@ class Limiter:
         self._thread.start()
 
     def limit(self, share: float) -> None:
-        """To this share (0 to 1) of the device's time from now on; 0: to none."""
+        """Limit the session to this share (0 to 1) of the device's time from now on; 0: to none."""
         with self._changed:
             self._allowance = Allowance(share)
             self._changed.notify_all()
 
     def close(self) -> None:
+        """Stop limiting; waits for the thread."""
         with self._changed:
             self._over = True
             self._changed.notify_all()

@@ -257,6 +257,7 @@ class Worker:
         self.report(event, **self.describe())
 
     def do_describe(self) -> dict[str, Any]:
+        """Answer with what the worker says of itself."""
         return self.describe()
 
     def silent(self) -> float:
@@ -403,12 +404,14 @@ def since_exec_ms() -> int:
 
 
 def end_process() -> None:
+    """End the process at once, without clean-up: the kernel frees the rest."""
     log.info("worker ends")
     sys.stderr.flush()
     os._exit(0)
 
 
 def main() -> None:
+    """Run a worker until its daemon or its session ends it."""
     parser = argparse.ArgumentParser(description="internal: one session's worker; started by `rgpu server`")
     parser.add_argument("--session", default="")
     parser.add_argument("--epoch", type=int, default=0)

@@ -1,7 +1,7 @@
 """Notices that this process stood still: a thread whose beat is late.
 
-Whoever is stopped (SIGSTOP, a frozen container or machine) goes on without a word, in the middle of what it did. The
-thread that applies looks at the last beat before it applies what came meanwhile; so does the thread that beats.
+A process that is stopped (SIGSTOP, a frozen container or machine) goes on without a word, in the middle of what it did.
+The thread that applies looks at the last beat before it applies what came meanwhile; so does the thread that beats.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Pulse:
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
 
     def start(self) -> None:
+        """Begin to beat, in a thread of its own."""
         self._last = time.monotonic()
         self._thread.start()
 

@@ -3,7 +3,7 @@
 A device that has kernels which print offers a :class:`DeviceText` as its
 attribute ``text``. Three kinds of thread meet here: the link's sender takes
 pieces ahead of each watermark and answer, the applying thread stands still
-while too much is under way, and whoever takes the session's state collects
+while too much is under way, and the taking of the session's state collects
 what there is. The counting is :class:`rgpu.session.printed.PrintedText`'s.
 """
 
@@ -111,7 +111,7 @@ class SessionText:
             self._book.discard()
 
     def state(self) -> list[Any]:
-        """Of a session whose work is complete: its count, and what may not be delivered."""
+        """State of a session whose work is complete: its count, and what might not have been delivered."""
         if self.printing:
             if self._source is not None:
                 self._source.flush()

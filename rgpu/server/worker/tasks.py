@@ -37,7 +37,8 @@ from rgpu.server.stalling import stuck
 from rgpu.server.worker import session_state
 from rgpu.server.worker.handed_over import adopt
 from rgpu.server.worker.move.arrival import Arrival, DestinationWorker
-from rgpu.server.worker.move.departure import Departure, SourceWorker, measure
+from rgpu.server.worker.move.departure import Departure, SourceWorker
+from rgpu.server.worker.move.measuring import measure
 from rgpu.session.errors import DeviceError, Fenced, Refused
 
 log = structlog.get_logger(__name__)
@@ -51,7 +52,7 @@ class TaskWorker(SourceWorker, DestinationWorker, Protocol):
 
     @property
     def state(self) -> str:
-        """empty | incoming | running | paused | over."""
+        """One of: empty| incoming | running | paused | over."""
 
     @property
     def quota(self) -> int:
@@ -253,7 +254,7 @@ class Tasks:
             runtime.resume()
 
     def give_way(self, reason: str) -> int:
-        """Whoever needs the device more than a checkpoint does: give it up; the bytes of device memory freed."""
+        """Give the checkpoint up, for what needs the device more; returns the bytes of device memory freed."""
         checkpointing = self._checkpointing
         if checkpointing is None:
             return 0

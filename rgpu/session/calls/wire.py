@@ -46,6 +46,8 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Arg:
+    """An argument of a wire call: name and type."""
+
     name: str
     type: str
 

@@ -67,6 +67,8 @@ def stream_of(call_id: int, args: Any) -> int | None:
 
 
 class State(Enum):
+    """State of the order in which calls are applied."""
+
     LIVE = "live"
     ORDERED = "ordered"
     OVERLAPPING = "overlapping"
@@ -90,7 +92,7 @@ class Replaying:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """That replay is over."""
+    """Event: the replay is over."""
 
     applied: int
 
@@ -116,7 +118,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Calls came ``seconds`` later than calls come at the quickest, whoever kept them.
+    """Calls came ``seconds`` later than calls come at the quickest, whatever kept them.
 
     ``share``: of the last while that was spent in catch-ups which such lateness began.
     """

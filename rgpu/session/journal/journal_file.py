@@ -61,6 +61,7 @@ class JournalReport:
     calls: dict[str, int] = field(default_factory=dict)  #: wire call → records
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
@@ -248,6 +249,7 @@ class JournalFileReader:
         return True
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> JournalFileReader:

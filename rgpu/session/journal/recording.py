@@ -45,6 +45,7 @@ class RecordingReport:
     calls: dict[str, int] = field(default_factory=dict)  #: wire call → records
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 

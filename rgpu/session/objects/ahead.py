@@ -58,6 +58,7 @@ class Ahead:
     digests: tuple[bytes, ...] = ()
 
     def encode(self) -> bytes:
+        """Encode it as msgpack for the other worker."""
         return msgspec.msgpack.encode(_Body(self.contents, self.rows))
 
     @staticmethod
@@ -79,7 +80,7 @@ class Ahead:
         return Ahead(body.contents, body.rows, tuple(blake3.blake3(one).digest() for one in body.contents))
 
     def calls(self) -> list[Record]:
-        """In the order to apply them."""
+        """Calls in the order to apply them."""
         return [Record(row.seq, row.call_id, row.args, self.contents[row.payload] if row.payload >= 0 else b"",
                        row.thread, row.flags) for row in self.rows]
 
@@ -89,7 +90,9 @@ class Ahead:
 
     # -- the last pause ---------------------------------------------------------------
     def shorten(self, objects: dict[str, Any]) -> dict[str, Any]:
-        """Of :meth:`LiveObjects.to_dict` of the same objects later: contents that the other side has as numbers."""
+        """Shorten :meth:`LiveObjects.to_dict` of the same objects, taken later: contents that the other side has as
+        numbers.
+        """
         numbers = {id(one): number for number, one in enumerate(self.contents)}
         return {**objects, "payloads": [numbers.get(id(one), one) for one in objects["payloads"]]}
 
@@ -104,7 +107,7 @@ class Ahead:
         return {**objects, "payloads": whole}, digests
 
     def rest(self, calls: list[Record]) -> list[Record]:
-        """Of all structural calls those that were not applied ahead. Raises :class:`RecoveryFailed`."""
+        """Structural calls that were not applied ahead. Raises :class:`RecoveryFailed`."""
         wanted, made = {call.seq for call in calls}, {row.seq for row in self.rows}
         if gone := [row.seq for row in self.rows if row.call_id == _CONTEXT and row.seq not in wanted]:
             raise RecoveryFailed(f"the context of call {gone[0]} was destroyed while the session was being moved; "
@@ -113,7 +116,7 @@ class Ahead:
 
 
 def of(live: LiveObjects) -> Ahead:
-    """Of a session that applies no call at this moment. Contents are those of ``live``, not copies."""
+    """Take the objects of a session that applies no call at this moment. Contents are those of ``live``, not copies."""
     contents: list[bytes] = []
     numbers: dict[int, int] = {}
     rows: list[_Row] = []

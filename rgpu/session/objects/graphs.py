@@ -48,6 +48,8 @@ _MEMSET = struct.Struct("<4QII")
 
 @dataclass(frozen=True, slots=True)
 class KernelNode:
+    """A node that launches a kernel."""
+
     module: int
     function: int
     grid: tuple[int, int, int]
@@ -98,6 +100,8 @@ class MemsetNode:
 
 @dataclass(frozen=True, slots=True)
 class EmptyNode:
+    """A node that only orders others."""
+
     dependencies: tuple[int, ...] = ()
     disabled: bool = False
 
@@ -185,7 +189,7 @@ def decode(payload: Any) -> list[Node]:
 
 
 def decode_changes(payload: Any) -> dict[int, Node]:
-    """{index: new node, without dependencies} of ``graph_exec_update``. Raises :class:`Corrupt`."""
+    """Decode {index: new node, without dependencies} of ``graph_exec_update``. Raises :class:`Corrupt`."""
     reader = _Reader(payload)
     changes: dict[int, Node] = {}
     for _ in range(reader.count(_NODE.size + 4)):

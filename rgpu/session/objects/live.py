@@ -369,7 +369,7 @@ class LiveObjects:
 
     # -- checkpoints and moves ---------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint or a move; msgpack takes it as it is. Contents of modules stand in it once each."""
+        """Return the objects as checkpoints and moves carry them, for msgpack; contents of modules once each."""
         digests = list(self._payloads)
         index = {digest: number for number, digest in enumerate(digests)}
         calls, answers = [], []

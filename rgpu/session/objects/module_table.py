@@ -26,6 +26,8 @@ _LEAST_GLOBAL = U16.size + _PLACE.size
 
 @dataclass(frozen=True, slots=True)
 class FunctionInfo:
+    """A kernel of a module: parameters as (offset, size) in bytes, attributes by their number."""
+
     name: str
     parameters: tuple[tuple[int, int], ...]  #: (offset, size) in bytes
     attributes: tuple[int, ...]  #: CUfunction_attribute 0…15, −1 where unknown
@@ -33,6 +35,8 @@ class FunctionInfo:
 
 @dataclass(frozen=True, slots=True)
 class GlobalVariable:
+    """A variable of a module; ``size`` in bytes."""
+
     name: str
     address: int
     size: int

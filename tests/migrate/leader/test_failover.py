@@ -15,8 +15,9 @@ import pytest
 
 from rgpu.migrate.leader.coordinator import Coordinator
 from rgpu.migrate.leader.recovering.resuming import patience
+from rgpu.migrate.records.keys import session_key
 from rgpu.migrate.records.ownership import Leader
-from rgpu.migrate.records.schema import Failure, encode, session_key
+from rgpu.migrate.records.schema import Failure, encode
 from rgpu.migrate.registry.base import Put
 from rgpu.session.errors import LinkError, RgpuError, UnknownOutcome
 from tests.support.leader.happenings import Crash, Happening, interrupted, leader_crashes, leader_freezes, report_deaths

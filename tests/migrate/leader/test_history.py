@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from rgpu.migrate.leader import history
-from rgpu.migrate.records.schema import history_key
+from rgpu.migrate.records.keys import history_key
 from rgpu.migrate.registry.base import Put
 from tests.support.leader.pool import World, run
 

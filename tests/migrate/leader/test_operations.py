@@ -10,7 +10,8 @@ import pytest
 from rgpu.migrate.leader.capacity.draining import MOVES_AT_ONCE
 from rgpu.migrate.leader.hosts import pool_record
 from rgpu.migrate.membership.registration import Membership
-from rgpu.migrate.records.schema import HISTORY, OF_HOST, OF_POOL, HistoryRecord, NodeRecord, decode, node_key
+from rgpu.migrate.records.keys import HISTORY, node_key
+from rgpu.migrate.records.schema import OF_HOST, OF_POOL, HistoryRecord, NodeRecord, decode
 from rgpu.migrate.registry.base import Delete
 from rgpu.session.errors import Fenced, NotFound, Refused, RgpuError, UsageError
 from tests.support.leader.happenings import Crash, interrupted, leader_crashes, report_deaths

@@ -10,7 +10,8 @@ import pytest
 
 from rgpu.link.invitations import new_pair
 from rgpu.link.keys import AuthorizedKeys, KeyPair
-from rgpu.migrate.records.schema import HISTORY, INVITATIONS, KEYS, OF_HOST
+from rgpu.migrate.records.keys import HISTORY, INVITATIONS, KEYS
+from rgpu.migrate.records.schema import OF_HOST
 from rgpu.migrate.registry.base import Change, Delete
 from rgpu.server.node.pool.keyring import Keyring
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Fenced, NotFound, Refused, UsageError

@@ -17,8 +17,9 @@ from rgpu.migrate.membership.election import Election, current_leader
 from rgpu.migrate.membership.lease_keeper import DeadlinePage, Keeper, granted_until, renewal_interval
 from rgpu.migrate.membership.leases import NODE_SLOT, LeaseKeeper
 from rgpu.migrate.membership.registration import Membership
+from rgpu.migrate.records.keys import LEADER, node_key
 from rgpu.migrate.records.ownership import Leader
-from rgpu.migrate.records.schema import LEADER, NodeRecord, decode, node_key
+from rgpu.migrate.records.schema import NodeRecord, decode
 from rgpu.migrate.registry.clock import NANOSECOND, boot_time_ns
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.session.errors import AlreadyExists, NotFound, PoolUnavailable

@@ -9,7 +9,8 @@ import pytest
 
 from rgpu.link.keys import AuthorizedKeys, KeyPair
 from rgpu.link.revoked import RevokedKeys
-from rgpu.migrate.records.schema import KeyRecord, encode, member_key
+from rgpu.migrate.records.keys import member_key
+from rgpu.migrate.records.schema import KeyRecord, encode
 from rgpu.migrate.registry.base import Put
 from rgpu.server.node.pool.keyring import Keyring
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, NotFound, Refused

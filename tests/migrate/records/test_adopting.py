@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rgpu.migrate.records.keys import session_key
 from rgpu.migrate.records.repair import MOST_EPOCH, Answers, Holding, Plan, Report, Step, plan
-from rgpu.migrate.records.schema import CheckpointName, MoveRecord, SessionRecord, decode, encode, session_key
+from rgpu.migrate.records.schema import CheckpointName, MoveRecord, SessionRecord, decode, encode
 
 NOW = 1_800_000_000.0
 INCARNATIONS = {"node-a": 11, "node-b": 22, "node-c": 33}

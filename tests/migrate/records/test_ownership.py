@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rgpu.migrate.records import ownership
+from rgpu.migrate.records.keys import LEADER, node_key, queue_key, session_key
 from rgpu.migrate.records.losses import count_failure, next_place
 from rgpu.migrate.records.ownership import Decision, Held, Leader, Node, went_back
 from rgpu.migrate.records.reconcile import Holding, reconcile
 from rgpu.migrate.records.schema import (
-    LEADER,
     CheckpointName,
     DeviceRecord,
     Failure,
@@ -22,9 +22,6 @@ from rgpu.migrate.records.schema import (
     Program,
     SessionRecord,
     decode,
-    node_key,
-    queue_key,
-    session_key,
 )
 from rgpu.migrate.registry.base import Delete, Put, Target
 from rgpu.session.errors import AlreadyExists, Fenced, Refused, RgpuError

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from rgpu.migrate.leader.checkpoints import checkpoint_name
 from rgpu.migrate.records import schema as records
+from rgpu.migrate.records.keys import history_key
 from rgpu.migrate.records.schema import (
     CheckpointName,
     DeviceRecord,
@@ -20,10 +22,8 @@ from rgpu.migrate.records.schema import (
     SessionRecord,
     check_host_name,
     check_session_name,
-    checkpoint_name,
     decode,
     encode,
-    history_key,
 )
 from rgpu.session.errors import Corrupt, RgpuError, UsageError, VersionMismatch
 

@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given, settings
 
 from rgpu.migrate.leader.requests import read_order, read_wants
-from rgpu.migrate.records.schema import (
-    Parked,
-    QueueRecord,
-    SessionRecord,
-    Wants,
-    decode,
-    encode,
-    queue_key,
-    session_key,
-)
+from rgpu.migrate.records.keys import queue_key, session_key
+from rgpu.migrate.records.schema import Parked, QueueRecord, SessionRecord, Wants, decode, encode
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation, view
 from rgpu.migrate.scheduling.placement import Claim, Request, Snapshot, is_model, never_fits, place, share_of_memory
 from rgpu.migrate.scheduling.waiting import Entry, in_order, parked, queued, row, serve

@@ -11,7 +11,7 @@ import pytest
 
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import KeyPair, PoolFiles
-from rgpu.migrate.records.schema import session_key
+from rgpu.migrate.records.keys import session_key
 from rgpu.migrate.registry.base import absent
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from tests.support.pools.pool import LocalPool

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rgpu.migrate.records.schema import MoveRecord, SessionRecord, decode, encode, session_key
+from rgpu.migrate.records.keys import session_key
+from rgpu.migrate.records.schema import MoveRecord, SessionRecord, decode, encode
 from rgpu.migrate.registry.base import Put
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.server.node.pool.reconciler import Reconciler

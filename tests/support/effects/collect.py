@@ -9,7 +9,8 @@ from collections import defaultdict
 from contextlib import aclosing
 from pathlib import Path
 
-from rgpu.migrate.records.schema import SESSIONS, SessionRecord, decode
+from rgpu.migrate.records.keys import SESSIONS
+from rgpu.migrate.records.schema import SessionRecord, decode
 from rgpu.migrate.registry.base import Entry
 from rgpu.migrate.registry.etcd.registry import EtcdRegistry
 from rgpu.session.effects import History, unpack

@@ -13,20 +13,11 @@ from rgpu.migrate.leader.coordinator import Coordinator
 from rgpu.migrate.leader.nodes import Progress
 from rgpu.migrate.membership.election import current_leader
 from rgpu.migrate.records import ownership
+from rgpu.migrate.records.keys import LEADER, node_key, session_key
 from rgpu.migrate.records.ownership import Held, Leader
 from rgpu.migrate.records.reconcile import Holding, reconcile
-from rgpu.migrate.records.schema import (
-    LEADER,
-    HistoryRecord,
-    LeaderRecord,
-    NodeRecord,
-    SessionRecord,
-    decode,
-    encode,
-    node_key,
-    session_key,
-)
 from rgpu.migrate.records.schema import DeviceRecord as Device
+from rgpu.migrate.records.schema import HistoryRecord, LeaderRecord, NodeRecord, SessionRecord, decode, encode
 from rgpu.migrate.registry.base import Delete, Put, Registry, absent
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.session.errors import Fenced, LinkError, MoveFailed, NotFound, Refused, RgpuError

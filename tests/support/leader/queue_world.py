@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from rgpu.migrate.leader.requests import Order
-from rgpu.migrate.records.schema import QUEUE, Program, QueueRecord, SessionRecord, Wants, decode
+from rgpu.migrate.records.keys import QUEUE
+from rgpu.migrate.records.schema import Program, QueueRecord, SessionRecord, Wants, decode
 from rgpu.migrate.scheduling.waiting import Waiting
 from rgpu.session.errors import RgpuError
 from tests.support.leader.happenings import Crash

@@ -184,7 +184,7 @@ class Admission:
 
     # -- waiting ------------------------------------------------------------------
     async def create_or_wait(self, order: Order, *, known: str = "", wait: float = 0.0) -> SessionRecord | Waiting:
-        """As :meth:`create`; where that would be refused for now, the request waits.
+        """Create a session as :meth:`create` does; where that would be refused for now, the request waits.
 
         The answer is the session's record, or how it stands: as soon as that is another reason than
         ``known``, and after ``wait`` seconds at the latest. To be asked again by the same program
@@ -243,7 +243,7 @@ class Admission:
         return record
 
     async def withdraw(self, name: str, *, agent: str, program: Program, reason: str) -> None:
-        """That program waits no more: its request goes, or the session that was just made for it ends."""
+        """Withdraw a program's request: its request goes, or the session that was just made for it ends."""
         order = Order(name, agent, program=program)
         async with self.locks.session(name):
             found, held = await self.queue.find(name), await self.records.find(name)

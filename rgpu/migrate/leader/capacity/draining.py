@@ -1,6 +1,6 @@
 """Emptying a host: every session on a ``draining`` host is moved away, by the leader of the moment.
 
-That a host is to be emptied is on record (``hosts/HOST``), so whoever leads
+That a host is to be emptied is on record (``hosts/HOST``), so each new leader
 goes on with it; which sessions are left, the records say as well. Only why one
 is stuck is remembered here, and found out again by a next leader. A host that
 nothing is left on becomes ``cordoned``.

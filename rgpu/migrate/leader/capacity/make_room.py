@@ -54,7 +54,7 @@ class Prepared:
     claims: dict[tuple[str, str], tuple[Claim, ...]]
 
     def moves(self) -> list[dict[str, Any]]:
-        """As ``rgpu rebalance`` prints them."""
+        """Moves of the plan, as ``rgpu rebalance`` prints them."""
         return [{"session": move.session.name, "from": move.session.host, "to": move.to.host,
                  "device": self.view.device(move.to.host, move.to.devices), "gain": round(move.gain, 3),
                  "reason": move.reason} for move in self.plan.moves]

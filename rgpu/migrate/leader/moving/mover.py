@@ -76,6 +76,7 @@ class Mover:
             self._cancelled.set_result(reason)
 
     def involves(self, host: str) -> bool:
+        """Tell whether a host is the move's source or destination."""
         return host in (self._source, self._destination)
 
     async def run(self) -> dict[str, Any]:
@@ -108,6 +109,7 @@ class Mover:
 
     # -- the commands of the role, in the order of a good move --------------------
     async def do_run_checks(self, command: Command) -> Event:
+        """Check that the session can move there; events: checked, refused."""
         assert self.check is not None
         try:
             await self.check.run()
@@ -119,6 +121,7 @@ class Mover:
         return Event("passed", reason=self.check.reason)
 
     async def do_write_begin(self, command: Command) -> Event:
+        """Write the move into the record, if the destination still has room."""
         assert self.check is not None
         check = self.check
         async with self.records.placing:
@@ -132,12 +135,14 @@ class Mover:
                 now=self.term.clock.wall(), reason=command.reason))
 
     async def do_command_receive(self, command: Command) -> Event:
+        """Have the destination start a worker that receives."""
         assert self.check is not None
         args = {"session": self.name, "move": self.move, "epoch": self._epoch + 1,
                 "quota": self.check.held.record.quota, "device": self.check.device, "source": self._source}
         return await self._command(self._destination, "move.receive", args, "received", START_SECONDS)
 
     async def do_command_send(self, command: Command) -> Event:
+        """Have the source send; answers when the copy is verified."""
         args = {"session": self.name, "move": self.move, "wishes": self.options.as_dict(),
                 "host": self._destination, **{key: self._receiver.get(key) for key in ("address", "ticket", "secret")}}
         event = await self._command(self._source, "move.send", args, "offered", MOVE_SECONDS)
@@ -159,11 +164,13 @@ class Mover:
         return min(max(float(share), 0.0), 1.0) if isinstance(share, int | float) else None
 
     async def do_write_ready(self, command: Command) -> Event:
+        """Write that both sides are ready."""
         return await self._write(lambda held: ownership.move_ready(
             held, epoch=self._epoch, move=self.move, leader=self.term.leader, now=self.term.clock.wall(),
             reason=command.reason))
 
     async def do_write_commit(self, command: Command) -> Event:
+        """Commit: one transaction names the new owner (OWNERSHIP 2)."""
         try:
             node = await self.records.node(self._destination)
         except RgpuError as error:
@@ -176,6 +183,7 @@ class Mover:
             reason=f"moved from {self._source} to {self._destination}{self._how()}: {command.reason}"))
 
     async def do_write_abort(self, command: Command) -> Event:
+        """Abort: write that the source stays the owner."""
         self._why = command.reason
         return await self._write(lambda held: ownership.abort(
             held, epoch=self._epoch, move=self.move, leader=self.term.leader, now=self.term.clock.wall(),
@@ -226,6 +234,7 @@ class Mover:
         return True
 
     async def do_write_clear(self, command: Command) -> None:
+        """Take the decided move out of the record."""
         epoch = self._epoch + (self.role.state == "committed")
         try:
             await self.term.change(self.name, lambda held: ownership.clear_move(

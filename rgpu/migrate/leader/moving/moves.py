@@ -166,7 +166,7 @@ class Moves:
         return await self.status(name)
 
     async def status(self, name: str) -> dict[str, Any]:
-        """{session, move: its record or None, role: the state of the move that this leader drives}."""
+        """Return {session, move: its record or None, role: the state of the move that this leader drives}."""
         record = (await self.records.held(name)).record
         mover = self._movers.get(name)
         move = record.move

@@ -14,8 +14,9 @@ import structlog
 
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.membership.election import current_leader
+from rgpu.migrate.records.keys import LEADER, note_key
 from rgpu.migrate.records.ownership import Decision, Held, Leader, describe
-from rgpu.migrate.records.schema import LEADER, MAX_TEXT, OF_HOST, OF_POOL, HistoryRecord, encode, note_key
+from rgpu.migrate.records.schema import MAX_TEXT, OF_HOST, OF_POOL, HistoryRecord, encode
 from rgpu.migrate.registry.base import Compare, Operation, Put, Registry, TxnResult, absent, created, txn_certain
 from rgpu.session.errors import Conflict, Fenced, NotFound, PoolUnavailable, UnknownOutcome
 

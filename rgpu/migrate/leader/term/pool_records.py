@@ -5,18 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from rgpu.migrate.records.decoded import Decoded
+from rgpu.migrate.records.keys import NODES, POOL, SESSIONS, node_key, session_key
 from rgpu.migrate.records.ownership import Held, Node
-from rgpu.migrate.records.schema import (
-    NODES,
-    POOL,
-    SESSIONS,
-    NodeRecord,
-    PoolRecord,
-    SessionRecord,
-    decode,
-    node_key,
-    session_key,
-)
+from rgpu.migrate.records.schema import NodeRecord, PoolRecord, SessionRecord, decode
 from rgpu.migrate.registry.base import Entry, Registry
 from rgpu.migrate.scheduling.following.kept import Kept
 from rgpu.migrate.scheduling.placement import Claim, Snapshot

@@ -26,6 +26,7 @@ class Keys:
         self._base = f"{prefix}/pool/".encode()
 
     def outer(self, key: str) -> bytes:
+        """Return a key as etcd knows it: below the pool's prefix."""
         return self._base + key.encode()
 
     def inner(self, key: bytes) -> str:
@@ -45,6 +46,7 @@ def successor(prefix: bytes) -> bytes:
 
 
 def entry(keys: Keys, kv: Any) -> Entry:
+    """Make an entry of etcd's KeyValue."""
     return Entry(keys.inner(kv.key), kv.value, kv.create_revision, kv.mod_revision, kv.lease)
 
 
@@ -76,6 +78,7 @@ def _operation(rpc: Rpc, keys: Keys, operation: Operation) -> Any:
 
 
 def txn_result(keys: Keys, compares: Sequence[Compare], response: Any) -> TxnResult:
+    """Make a result of etcd's answer to a transaction."""
     if response.succeeded:
         return TxnResult(True, response.header.revision)
     found: dict[str, Entry | None] = {compare.key: None for compare in compares}
@@ -96,7 +99,7 @@ def changes(keys: Keys, events: Iterable[Any]) -> list[Change]:
 
 
 class Fault(Enum):
-    """What the failure of a request means for whoever sent it."""
+    """What the failure of a request means for its sender."""
 
     ELSEWHERE = "nothing was done; another member, or this one later, may do it"
     UNKNOWN = "a change may have been made or not"
@@ -113,6 +116,8 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    """A text of an etcd error, and what it means."""
+
     text: str  #: in the error's details
     fault: Fault
 

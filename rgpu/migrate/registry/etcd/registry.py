@@ -105,7 +105,7 @@ class EtcdRegistry:
         return (entry(self._keys, answer.kvs[0]) if answer.kvs else None), int(answer.header.revision)
 
     async def list(self, prefix: str) -> Listing:
-        """In pages, all of the first one's revision; from the start if that is compacted meanwhile."""
+        """List in pages, all of the first one's revision; from the start if that is compacted meanwhile."""
         while True:
             try:
                 return await self._pages(prefix)
@@ -166,7 +166,9 @@ class EtcdRegistry:
 
     # -- leases -------------------------------------------------------------------
     async def lease_grant(self, ttl: float) -> int:
-        """etcd grants whole seconds, and no less than its own minimum (three halves of its election timeout)."""
+        """Grant a lease: etcd grants whole seconds, and no less than its own minimum (three halves of its election
+        timeout).
+        """
         if not 0.05 <= ttl <= 86400:
             raise ValueError(f"a lease of {ttl} s; 0.05 s to a day allowed")
         await self._verify()
@@ -212,6 +214,7 @@ class EtcdRegistry:
             self._watches.discard(watch)
 
     async def close(self) -> None:
+        """Save what the guard has seen and close the connections."""
         self._guard.save()
         await self._client.close()
 
@@ -270,6 +273,7 @@ class EtcdLeases:
         return self._loop.run_until_complete(self._registry.keepalive(lease, self.TIMEOUT))
 
     def close(self) -> None:
+        """Close the registry and the event loop of this thread."""
         self._loop.run_until_complete(self._registry.close())
         self._loop.close()
 

@@ -1,4 +1,4 @@
-"""etcd's messages and methods, out of the package ``etcd3``.
+"""Access to etcd's messages and methods, out of the package ``etcd3``.
 
 ``etcd3`` 0.12.0 is of 2020: the modules that protoc generated for it build
 descriptors in a way that protobuf refuses since version 4 ("Descriptors cannot

@@ -70,6 +70,7 @@ class Followed:
         return None if column is None else (self.index.rows[place[0]], column)
 
     def place_at(self, row: int, column: int) -> Place:
+        """Return (host, device) of a row and a column of the arrays."""
         node = self.nodes[row]
         return node.host, node.devices[column].device
 

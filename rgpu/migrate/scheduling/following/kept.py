@@ -39,7 +39,7 @@ class Kept:
 
     # -- asked ------------------------------------------------------------------------
     def place(self, snapshot: Snapshot, request: Request) -> Choice:
-        """As ``adapter.place_by_fragmentation``. Raises what that raises."""
+        """Same as ``adapter.place_by_fragmentation``. Raises what that raises."""
         with self._following(snapshot) as pool, pool.without(request.session):
             if request.host is not None and request.host not in pool.index.rows:
                 raise unknown_host(pool.nodes, request.host)
@@ -54,19 +54,19 @@ class Kept:
             return Choice(node.host, device.device, reason_of(node, device.device, len(rows), free), free)
 
     def suitable(self, snapshot: Snapshot, request: Request) -> list[tuple[NodeRecord, DeviceRecord]]:
-        """As ``placement.suitable``."""
+        """Same as ``placement.suitable``."""
         with self._following(snapshot) as pool:
             mask = self._suiting(request) & (pool.total >= min(request.quota, MOST))
             return [(pool.nodes[row], pool.nodes[row].devices[column]) for row, column in np.argwhere(mask).tolist()]
 
     def sizes(self, snapshot: Snapshot, request: Request) -> list[int]:
-        """As ``placement.sizes``."""
+        """Same as ``placement.sizes``."""
         with self._following(snapshot) as pool:
             found = pool.total[self._suiting(request)]
             return [int(found.min()), int(found.max())] if len(found) else []
 
     def room(self, snapshot: Snapshot, request: Request) -> Room:
-        """As ``placement.room``."""
+        """Same as ``placement.room``."""
         with self._following(snapshot) as pool:
             mask = pool.ready & self._suiting(request) & (pool.total >= min(request.quota, MOST))
             ready, before = int(mask.sum()), set()

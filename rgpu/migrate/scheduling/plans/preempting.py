@@ -1,4 +1,4 @@
-"""Which sessions of lower priority to park (checkpointed, resumed later) so that a request fits."""
+"""Choice of the sessions of lower priority to park (checkpointed, resumed later) so that a request fits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from rgpu.migrate.scheduling.snapshot import Placed, Request
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
+    """Sessions to park, the place that this frees, and why."""
+
     park: tuple[Placed, ...]
     room: Place
     reason: str

@@ -23,6 +23,8 @@ TRIED_HOSTS = 12  #: hosts to clear that are worked out in full
 
 @dataclass(frozen=True, slots=True)
 class Move:
+    """One move of a plan: what it gains, and why."""
+
     session: Placed
     to: Place
     gain: float  #: devices' worth less fragmented; 0 in a plan that makes room
@@ -35,6 +37,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """Moves in their order, why, and what they cost together."""
+
     moves: tuple[Move, ...]
     reason: str
     cost: float  #: GPU-seconds

@@ -54,6 +54,7 @@ class Reservation:
         mapping.put(address, size, mapping.READ | mapping.WRITE, mapping.PRIVATE | mapping.FIXED | mapping.NORESERVE)
 
     def close(self) -> None:
+        """Give the address range back."""
         if self._open:
             self._open = False
             mapping.take_away(self.base, self.size)

@@ -23,10 +23,15 @@ Run = Callable[[], None]
 class Work(Protocol):
     """What the device makes of a node: checks it now, returns what executes it."""
 
-    def launch_work(self, launch: Launch) -> Run: ...
+    def launch_work(self, launch: Launch) -> Run:
+        """Return what runs a kernel launch."""
+
     def copy_work(self, destination: int, destination_pitch: int, source: int, source_pitch: int, width: int,
-                  height: int) -> Run: ...
-    def fill_work(self, destination: int, pitch: int, width: int, height: int, element: int, value: int) -> Run: ...
+                  height: int) -> Run:
+        """Return what copies ``height`` rows of ``width`` bytes."""
+
+    def fill_work(self, destination: int, pitch: int, width: int, height: int, element: int, value: int) -> Run:
+        """Return what sets ``height`` rows of ``width`` elements to ``value``."""
 
 
 @dataclass(slots=True)
@@ -51,15 +56,18 @@ class Graphs:
         self._execs[number] = _Exec(context, nodes, [None] * len(nodes))
 
     def update(self, number: int, changes: dict[int, Node]) -> None:
+        """Replace nodes of an executable graph by index. Raises :class:`DeviceError`, :class:`Corrupt`."""
         found = self._find(number)
         found.nodes = apply_changes(found.nodes, changes)
         found.runs = [None if index in changes else run for index, run in enumerate(found.runs)]
 
     def destroy(self, number: int) -> None:
+        """Destroy an executable graph. Raises :class:`DeviceError`."""
         self._find(number)
         del self._execs[number]
 
     def destroy_context(self, context: int) -> None:
+        """Forget the executable graphs of a context."""
         self._execs = {number: found for number, found in self._execs.items() if found.context != context}
 
     def launch(self, seq: int, number: int) -> tuple[Op, Op | None]:

@@ -43,6 +43,7 @@ class PlacedGlobal:
 
 
 def round_up(value: int, unit: int) -> int:
+    """Round ``value`` up to a multiple of ``unit``."""
     return -(-value // unit) * unit
 
 
@@ -104,6 +105,7 @@ class Memory:
         return next((n for n, base in enumerate(self._bases) if base <= address < base + addresses.DEVICE_STRIDE), 0)
 
     def map(self, address: int, size: int) -> None:
+        """Back [address, address+size) with zeros; both multiples of the granule. Raises :class:`DeviceError`."""
         device = self._of(address)
         low, high = self._bases[device], self._bases[device] + addresses.ALLOCATION_SIZE
         if size <= 0 or address % addresses.GRANULE or size % addresses.GRANULE:
@@ -124,6 +126,7 @@ class Memory:
             self._mapped = self._mapped.added(address, size)
 
     def unmap(self, address: int, size: int) -> None:
+        """Take away a mapping as it was made, which nothing valid lies in. Raises :class:`DeviceError`."""
         with self._lock:
             if self._mappings.get(address) != size:
                 raise DeviceError(f"{address:#x}+{size:#x} is not a mapping", INVALID_VALUE)
@@ -142,6 +145,7 @@ class Memory:
 
     # -- what the program may use -------------------------------------------------
     def allocate(self, address: int, size: int) -> None:
+        """Make a sub-range of mapped memory valid. Raises :class:`DeviceError`."""
         with self._lock:
             if size <= 0 or not self._mapped.contains(address, size):
                 raise DeviceError(f"allocation {address:#x}+{size:#x} is not in mapped memory", INVALID_VALUE)
@@ -151,6 +155,7 @@ class Memory:
             self.valid = self.valid.added(address, size)
 
     def free(self, address: int) -> None:
+        """Free the allocation that begins at ``address``. Raises :class:`DeviceError`."""
         with self._lock:
             size = self._allocations.pop(address, None)
             if size is None:
@@ -180,6 +185,7 @@ class Memory:
             self.valid = self.valid.added(address, size)
 
     def host_free(self, address: int) -> None:
+        """Free the mirror that begins at ``address``. Raises :class:`DeviceError`."""
         with self._lock:
             size = self._pinned.pop(address, None)
             if size is None:
@@ -268,7 +274,7 @@ class Memory:
                               address=address, size=size)
 
     def check_rows(self, address: int, pitch: int, width: int, height: int, what: str) -> None:
-        """As :meth:`check` for ``height`` rows of ``width`` bytes, ``pitch`` bytes apart."""
+        """Check as :meth:`check` does ``height`` rows of ``width`` bytes, ``pitch`` bytes apart."""
         if min(pitch, width, height) < 0 or (height > 1 and pitch < width):
             raise DeviceError(f"{what}: pitch {pitch} is less than the width {width}", INVALID_VALUE)
         if width and height:
@@ -290,6 +296,7 @@ class Memory:
         return addressspace.view(address, size)
 
     def close(self) -> None:
+        """Give all memory back."""
         self.valid = self._mapped = RangeTable()
         for device in self._devices:
             device.close()

@@ -47,11 +47,14 @@ class Engine(Protocol):
     PtxError: type[Exception]
     MemoryRanges: Any
 
-    def parse_module(self, text: str, max_target: int = ..., max_registers: int = ...) -> Any: ...
+    def parse_module(self, text: str, max_target: int = ..., max_registers: int = ...) -> Any:
+        """Check and compile PTX text for at most this target and number of registers. Raises DeviceError."""
 
 
 @dataclass(slots=True)
 class Kernel:
+    """A kernel of a module; sizes in bytes, ``max_threads`` of a block."""
+
     name: str
     info: Any  #: the engine's KernelInfo
     parameter_bytes: int
@@ -61,6 +64,8 @@ class Kernel:
 
 @dataclass(slots=True)
 class Module:
+    """A loaded module: code, kernels, placed variables, table."""
+
     linked: Any
     kernels: list[Kernel]
     variables: tuple[PlacedGlobal, ...] = field(default=())
@@ -125,11 +130,13 @@ class Modules:
         return Module(linked, kernels, placed, table), table
 
     def unload(self, handle: int) -> None:
+        """Unload a module with its variables. Raises :class:`DeviceError`."""
         self._get(handle)
         del self._modules[handle]
         self._memory.remove_globals(handle)
 
     def unload_all(self) -> None:
+        """Unload every module."""
         for handle in list(self._modules):
             self.unload(handle)
 
@@ -140,13 +147,14 @@ class Modules:
         return module
 
     def kernel(self, handle: int, function: int) -> tuple[Module, Kernel]:
+        """Return a module and its kernel number ``function``. Raises :class:`DeviceError`."""
         module = self._get(handle)
         if not 0 <= function < len(module.kernels):
             raise DeviceError(f"module {handle} has no function {function}", INVALID_HANDLE)
         return module, module.kernels[function]
 
     def attributes(self, handle: int, function: int) -> tuple[int, ...]:
-        """As in the table: nothing is loaded lazily here."""
+        """Attributes of a kernel, as in the table: nothing is loaded lazily here."""
         module, _ = self.kernel(handle, function)
         return module.table.functions[function].attributes
 

@@ -4,7 +4,7 @@ The descriptor is of ``/proc/self/mem``, opened for reading by the process whose
 memory it is (proc(5)): it stays bound to that address space wherever it is sent,
 and reading it changes nothing there, no page is made and no mapping turned into
 a shared one. Reading what the session unmapped gives zeros or fails with EIO,
-never a signal. It opens more than the session's own memory to whoever holds it:
+never a signal. It opens more than the session's own memory to its holder:
 a process of the same user, which holds the other end of the move's sealed link.
 """
 

@@ -40,6 +40,7 @@ class Printed:
         """Text is here before the launch that printed it is complete."""
 
     def take(self, most: int) -> bytes:
+        """Take ``most`` bytes at most of what kernels printed."""
         found, size = [], 0
         with self._changed:
             while self._pieces and size < most:

@@ -1,4 +1,4 @@
-"""cuLink* for PTX: several modules become one PTX text.
+"""Linking (cuLink*) of PTX: several modules become one PTX text.
 
 A PTX module is a header and top-level items (variables, functions, entries).
 Linking keeps one header (the newest version and target of the inputs), drops
@@ -39,6 +39,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
+    """One PTX text, cut into its items."""
+
     name: str
     version: tuple[int, int]
     target: str

@@ -35,11 +35,12 @@ class RangeTable:
         return i >= 0 and base + size <= self._ends[i]
 
     def overlaps(self, base: int, size: int) -> bool:
+        """Tell whether any byte of [base, base+size) lies in a range."""
         i = bisect_right(self._bases, base + size - 1) - 1
         return i >= 0 and self._ends[i] > base
 
     def added(self, base: int, size: int) -> RangeTable:
-        """With ``[base, base+size)``, which must not overlap."""
+        """Return a table with ``[base, base+size)``, which must not overlap."""
         end = base + size
         i = bisect_right(self._bases, base)
         bases, ends = self._bases.copy(), self._ends.copy()

@@ -1,4 +1,4 @@
-"""In which order ordered work may run: streams, events and the legacy stream as a graph.
+"""The order in which ordered work runs: streams, events and the legacy stream as a graph.
 
 Every piece of ordered work is an :class:`Op`. An op waits for the ops that
 CUDA's stream semantics put before it and for nothing else, so streams run
@@ -92,6 +92,7 @@ class Schedule:
 
     # -- objects ----------------------------------------------------------------
     def create_stream(self, number: int, context: int, flags: int, device: int = 0) -> None:
+        """Make a stream. Raises :class:`DeviceError` for a number in use."""
         if number in self._streams:
             raise DeviceError(f"stream {number} exists", INVALID_HANDLE)
         stream = Stream(number, context, not flags & STREAM_NON_BLOCKING, device)
@@ -100,6 +101,7 @@ class Schedule:
             self._blocking[device].add(stream)
 
     def destroy_stream(self, number: int) -> None:
+        """Forget a stream; its work is completed. Raises :class:`DeviceError`."""
         stream = self.stream(number)
         if stream in self._legacy:
             raise DeviceError("the legacy stream cannot be destroyed", INVALID_HANDLE)
@@ -108,11 +110,13 @@ class Schedule:
             self._blocking[stream.device].discard(stream)
 
     def create_event(self, number: int, context: int, flags: int) -> None:
+        """Make an event. Raises :class:`DeviceError` for a number in use."""
         if number in self._events:
             raise DeviceError(f"event {number} exists", INVALID_HANDLE)
         self._events[number] = Event(context, flags)
 
     def destroy_event(self, number: int) -> None:
+        """Forget an event. Raises :class:`DeviceError`."""
         self.event(number)
         del self._events[number]
 
@@ -123,18 +127,21 @@ class Schedule:
         self._events = {n: e for n, e in self._events.items() if e.context != context}
 
     def stream(self, number: int) -> Stream:
+        """Return a stream by its number. Raises :class:`DeviceError`."""
         stream = self._streams.get(number)
         if stream is None:
             raise DeviceError(f"no stream {number}", INVALID_HANDLE)
         return stream
 
     def event(self, number: int) -> Event:
+        """Return an event by its number. Raises :class:`DeviceError`."""
         event = self._events.get(number)
         if event is None:
             raise DeviceError(f"no event {number}", INVALID_HANDLE)
         return event
 
     def events(self) -> dict[int, Event]:
+        """Return the events by their numbers."""
         return self._events
 
     # -- the graph ----------------------------------------------------------------
@@ -207,10 +214,12 @@ class Schedule:
             self.error, self.detail = result, detail
 
     def unfinished(self) -> tuple[int, str] | None:
+        """Return (seq, what it is) of the oldest pending work; None: there is none."""
         if not self.pending:
             return None
         op = self.pending[min(self.pending)]
         return op.seq, op.what
 
     def progress(self) -> tuple[set[int], dict[int, int]]:
+        """Return the pending calls, and of each stream the last one that is done."""
         return set(self.pending), {n: s.done_seq for n, s in self._streams.items() if s.done_seq}

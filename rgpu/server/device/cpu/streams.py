@@ -284,26 +284,32 @@ class Streams:
 
     # -- progress -----------------------------------------------------------------
     def on_progress(self, notify: Callable[[], None]) -> None:
+        """Have ``notify`` called when work is done, once until :meth:`progress` is asked."""
         with self._mutex:
             self._notify, self._notified = notify, False
 
     def progress(self) -> tuple[set[int], dict[int, int]]:
+        """Return the pending calls, and of each stream the last one that is done."""
         with self._mutex:
             self._notified = False
             return self.schedule.progress()
 
     def unfinished(self) -> tuple[int, str] | None:
+        """Return (seq, what it is) of the oldest pending work; None: there is none."""
         with self._mutex:
             return self.schedule.unfinished()
 
     def is_complete(self, seq: int) -> bool:
+        """Tell whether the work of call ``seq`` is complete."""
         return seq not in self.schedule.pending
 
     def wait_complete(self, seq: int, timeout: float | None) -> bool:
+        """Wait ``timeout`` seconds (None: for ever) for the work of call ``seq``; returns whether it is complete."""
         with self._mutex:
             return self._changed.wait_for(lambda: seq not in self.schedule.pending, timeout)
 
     def drain(self, timeout: float) -> bool:
+        """Wait ``timeout`` seconds for all work and callbacks; returns whether they are over."""
         with self._mutex:
             return self._changed.wait_for(lambda: not self.schedule.pending and not self._callbacks, timeout)
 

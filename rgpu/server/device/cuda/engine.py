@@ -131,6 +131,7 @@ class Engine:
         return int(self._lib.rge_applied(self._engine))
 
     def feed(self, data: Any) -> Fed:
+        """Apply records; stops before one that is not hot. Raises :class:`Corrupt`, :class:`DeviceError`."""
         address, size, keep = _address(data)
         step = self._step
         self._lib.rge_feed(self._engine, address, size, step)
@@ -150,6 +151,7 @@ class Engine:
                    step.applied)
 
     def given(self, records: Iterable[Record]) -> Iterable[bytes]:
+        """Pack records as the engine takes them."""
         return map(pack_record, records)
 
     def may_go_on(self) -> bool:
@@ -160,17 +162,21 @@ class Engine:
         """It bounds what is under way by the time that the work takes."""
 
     def waited(self) -> int:
+        """Time in ns that it has waited for work of the device."""
         return int(self._step.waited)
 
     def in_order(self, stream: int, seconds: float) -> int:
+        """Let work of a stream come next: 1: its turn is now; 0: nothing completed for ``seconds``; -1: interrupted."""
         return int(self._lib.rge_in_order(self._engine, stream, int(seconds * 1e9)))
 
     def position(self, applied: int, foreign: list[int]) -> None:
+        """Set the position, and which calls another owner applied."""
         self._lib.rge_position(self._engine, applied)
         numbers = (c_uint64 * len(foreign))(*foreign)
         self._lib.rge_foreign(self._engine, numbers, len(foreign))
 
     def room(self, size: int) -> memoryview | None:
+        """Take a frame for ``size`` bytes that come; None: they do not fit, or all are in use."""
         if size > self._frame_size:
             return None
         address = self._lib.rge_take_frame(self._engine)
@@ -179,19 +185,23 @@ class Engine:
         return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
     def give(self, buffer: memoryview) -> None:
+        """Give a frame back that :meth:`room` lent."""
         self._lib.rge_give_frame(self._engine, _address(buffer)[0])
 
     # -- memory shared with other processes ---------------------------------------------
     def area(self) -> tuple[int, int, int] | None:
+        """Return (descriptor, address, size in bytes) of the shared answer area; None without one."""
         address, size = c_void_p(), c_size_t()
         fd = int(self._lib.rge_area(self._engine, byref(address), byref(size)))
         return (fd, address.value or 0, size.value) if fd >= 0 else None
 
     def pin(self, address: int, size: int) -> bool | None:
+        """Register memory of another process; None: not while the device works, else whether the driver took it."""
         found = int(self._lib.rge_pin(self._engine, address, size))
         return None if found < 0 else bool(found)
 
     def unpin(self, address: int) -> bool:
+        """Take back :meth:`pin`; False: not while the device works."""
         return bool(self._lib.rge_unpin(self._engine, address))
 
     # -- one call -------------------------------------------------------------------
@@ -214,6 +224,7 @@ class Engine:
 
     # -- progress ---------------------------------------------------------------------
     def progress(self) -> tuple[set[int], dict[int, int]]:
+        """Return the pending calls, and of each stream the last one that is done."""
         size, pairs = 4096, c_size_t()
         pending, streams = (c_uint64 * size)(), (c_uint64 * (2 * size))()
         count = self._lib.rge_progress(self._engine, pending, size, streams, size, byref(pairs))
@@ -226,15 +237,18 @@ class Engine:
         return (module.value, function.value) if found else None
 
     def watermark(self, whole: bool, broken: int) -> bytes:
+        """Encode WATERMARK, ``whole`` or what is new; empty when nothing is."""
         size = self._lib.rge_watermark(self._engine, self._body, WATERMARK_SIZE, whole, broken)
         return ctypes.string_at(self._body, size) if size else b""
 
     # -- answers ------------------------------------------------------------------------
     def take(self, seconds: float) -> Piece | Took:
+        """Take the next piece of an answer for the link, or wait ``seconds`` for one."""
         self._lib.rge_take(self._engine, self._out, int(seconds * 1e9))
         return _piece(self._out) or Took(self._out.took)
 
     def take_here(self, seconds: float, fd: int) -> Piece | None:
+        """Take the next piece of an answer for a client on this host, or wait ``seconds``; wakes by ``fd``."""
         self._lib.rge_take_here(self._engine, self._here, int(seconds * 1e9), fd)
         return _piece(self._here)
 
@@ -249,9 +263,11 @@ class Engine:
         return _piece(out) or Took(out.took)
 
     def release(self, piece: Piece) -> None:
+        """Give a piece's memory back once it was sent."""
         self._lib.rge_release(self._engine, piece.handle)
 
     def plaintext(self, piece: Piece, head: bytes) -> memoryview:
+        """Return a piece with ``head`` before it, in one memory. Raises ValueError for too long a head."""
         if len(head) > Piece.HEADROOM:
             raise ValueError(f"a head of {len(head)} bytes does not fit before a piece")
         if not piece.address:
@@ -270,6 +286,7 @@ class Engine:
         return b"".join(parts)
 
     def retained(self) -> list[tuple[int, int, bytes, bytes]]:
+        """Return (seq, result, reply, payload) of complete answers that the program might not have."""
         numbers = (c_uint64 * 65536)()
         found = []
         for seq in numbers[:self._lib.rge_retained(self._engine, numbers, len(numbers))]:

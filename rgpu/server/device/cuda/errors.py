@@ -1,4 +1,4 @@
-"""From the driver's CUresult to :class:`DeviceError`."""
+"""Translation of the driver's CUresult to :class:`DeviceError`."""
 
 from __future__ import annotations
 

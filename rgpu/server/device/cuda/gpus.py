@@ -51,6 +51,7 @@ class Gpu:
                              [gpu.ordinal for gpu in gpus if gpu is not self])
 
     def close(self) -> None:
+        """Let go of the GPU's memory and its primary context."""
         self.use()
         self.memory.close()
         self.zeroing.close()

@@ -21,7 +21,7 @@ WAIT_MS = 1000  #: for the next XID
 
 
 def name(uuid: bytes) -> str:
-    """As NVML writes it."""
+    """Name of a device, as NVML writes it."""
     return f"GPU-{UUID(bytes=uuid)}"
 
 
@@ -85,6 +85,7 @@ class XidWatch:
         self._stop = threading.Event()
 
     def start(self) -> None:
+        """Begin to watch for Xid errors, in a thread of its own."""
         threading.Thread(target=self._run, name="xids", daemon=True).start()
 
     def close(self) -> None:

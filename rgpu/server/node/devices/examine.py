@@ -1,7 +1,7 @@
 """Look whether a device works: ``python -m rgpu.server.node.devices.examine --device cuda:0``, by the daemon, as a
 process.
 
-A device that is sick may hang whoever touches it, so nobody does who has anything else to do. Memory is taken,
+A device that is sick can hang a process that touches it, so only this one does. Memory is taken,
 written, hashed by a kernel, and read; what comes back is compared. One line on stdout: {"fault": "…"}, empty where
 there is none. What says nothing of the device, such as no room for a context, is no fault; ``worked`` is false then.
 """
@@ -58,6 +58,7 @@ def _work(device: Device) -> str:
 
 
 def main() -> None:
+    """Examine one device and print what was found; may hang on a sick one."""
     parser = argparse.ArgumentParser(description="internal: looks whether a device works; started by `rgpu server`")
     parser.add_argument("--device", required=True)
     options = parser.parse_args()

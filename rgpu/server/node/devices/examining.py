@@ -110,5 +110,6 @@ class Examining:
         self._xids.start()
 
     def close(self) -> None:
+        """Stop watching for Xid errors."""
         if self._xids is not None:
             self._xids.close()

@@ -23,7 +23,7 @@ AGAIN, LONGEST = 60.0, 3600.0  #: seconds
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Of one device. ``reason``: why it is as it is, as the log, ``rgpu nodes`` and refusals say it."""
+    """Health of one device. ``reason``: why it is as it is, as the log, ``rgpu nodes`` and refusals say it."""
 
     healthy: bool = True
     reason: str = ""

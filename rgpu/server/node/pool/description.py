@@ -13,7 +13,7 @@ import structlog
 
 from rgpu.link import description
 from rgpu.link.keys import AuthorizedKeys, Endpoint, PoolFiles
-from rgpu.migrate.records.schema import NODES
+from rgpu.migrate.records.keys import NODES
 from rgpu.migrate.registry.base import Compacted
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.session.errors import RgpuError

@@ -20,8 +20,9 @@ from pathlib import Path
 import structlog
 
 from rgpu.link.keys import AuthorizedKeys, PublicKey, private_directory, write_file
+from rgpu.migrate.records.keys import INVITATIONS, KEYS, member_key
 from rgpu.migrate.records.revoked import REVOKED, RevokedRecord, revoked_key
-from rgpu.migrate.records.schema import INVITATIONS, KEYS, InvitationRecord, KeyRecord, decode, encode, member_key
+from rgpu.migrate.records.schema import InvitationRecord, KeyRecord, decode, encode
 from rgpu.migrate.registry.base import Compacted, Delete, Put, Registry, absent, txn_certain, unchanged
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, RgpuError
 

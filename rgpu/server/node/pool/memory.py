@@ -14,8 +14,9 @@ from typing import Any
 
 import structlog
 
+from rgpu.migrate.records.keys import session_key
 from rgpu.migrate.records.repair import MOST_EPOCH
-from rgpu.migrate.records.schema import SessionRecord, decode, encode, session_key
+from rgpu.migrate.records.schema import SessionRecord, decode, encode
 from rgpu.server.node.workers.handles import worker_folder
 from rgpu.session.errors import RgpuError
 

@@ -46,7 +46,7 @@ class Reconciler:
     async def reconcile(self, *, session: str, move: str, **_: Any) -> dict[str, Any]:
         """Read the record and obey it; one that decides nothing yet is looked at again.
 
-        Never what whoever asks says it holds. ``move``: the one that is asked about, empty for any. Returns {done,
+        Never what the request says is held. ``move``: the one that is asked about, empty for any. Returns {done,
         reason}. Raises what the registry and the worker raise.
         """
         async with self._locks[session]:

@@ -10,16 +10,9 @@ import structlog
 
 from rgpu.link.keys import Endpoint
 from rgpu.migrate.membership.election import current_leader
+from rgpu.migrate.records.keys import NODES, SESSIONS, node_key, session_key
 from rgpu.migrate.records.ownership import Held
-from rgpu.migrate.records.schema import (
-    NODES,
-    SESSIONS,
-    NodeRecord,
-    SessionRecord,
-    decode,
-    node_key,
-    session_key,
-)
+from rgpu.migrate.records.schema import NodeRecord, SessionRecord, decode
 from rgpu.migrate.registry.base import Registry
 from rgpu.migrate.registry.open import open_registry
 from rgpu.session.errors import NotFound, PoolUnavailable
@@ -76,7 +69,7 @@ class PoolRecords:
         return node
 
     async def incarnation_of(self, host: str) -> int | None:
-        """Of the node's record as it is now; None where there is none."""
+        """Incarnation in the node's record as it is now; None where there is none."""
         entry = await self.registry.get(node_key(host))
         return None if entry is None else decode(entry.value, NodeRecord, entry.key).incarnation
 
@@ -103,7 +96,7 @@ class PoolRecords:
         return found
 
     async def record(self, name: str) -> SessionRecord:
-        """As :meth:`session`, without its revision."""
+        """Record as :meth:`session` reads it, without its revision."""
         return (await self.session(name)).record
 
     # -- the leader -------------------------------------------------------------

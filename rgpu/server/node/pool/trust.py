@@ -11,7 +11,8 @@ import structlog
 
 from rgpu.link.keys import AuthorizedKeys
 from rgpu.migrate.leader.hosts import pool_record
-from rgpu.migrate.records.schema import MAX_TEXT, OF_POOL, POOL, HistoryRecord, encode, note_key
+from rgpu.migrate.records.keys import POOL, note_key
+from rgpu.migrate.records.schema import MAX_TEXT, OF_POOL, HistoryRecord, encode
 from rgpu.migrate.registry.base import Put, Registry, txn_certain, unchanged
 from rgpu.migrate.registry.open import open_registry
 from rgpu.server.node.pool.keyring import Keyring
@@ -60,7 +61,7 @@ class RegistryTrust:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def doubt(self, reason: str) -> bool:
-        """The registry does not know an epoch that was seen: automation pauses, and this node believes it no more.
+        """The registry does not know an epoch that was seen: automation pauses, and this node trusts it no more.
 
         False for one that is never doubted.
         """

@@ -61,7 +61,7 @@ class DataPort:
         self._own.append(name)
 
     def admit(self, session: str, move: str) -> dict[str, Any]:
-        """{address, ticket, secret} with which a move's source reaches the worker that receives the session here."""
+        """Grant {address, ticket, secret}: a move's source reaches by it the worker that receives the session here."""
         granted = tickets.issue(self._secret, session, move, "pages", lifetime=MOVE_TICKET_SECONDS)
         return {"address": list(self.address), "ticket": granted.ticket, "secret": granted.secret}
 

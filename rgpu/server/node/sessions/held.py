@@ -52,7 +52,7 @@ class HeldSessions:
 
     # -- asking -----------------------------------------------------------------
     def handles(self) -> list[WorkerHandle]:
-        """Of workers that take a part of a device, as long as their processes live."""
+        """Handles of workers that take a part of a device, as long as their processes live."""
         return list(self.running.values()) + [i.handle for i in self.incoming.values()] + list(self.leaving.handles)
 
     def here(self, session: str) -> bool:

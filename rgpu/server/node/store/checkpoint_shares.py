@@ -32,7 +32,8 @@ class Handle(Protocol):
     device: str
     quota: int
 
-    async def request(self, do: str, *, timeout: float = 30.0, **values: Any) -> dict[str, Any]: ...
+    async def request(self, do: str, *, timeout: float = 30.0, **values: Any) -> dict[str, Any]:
+        """Ask the worker to do something. Raises :class:`RgpuError`."""
 
 
 @dataclass(eq=False)

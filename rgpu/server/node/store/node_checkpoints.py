@@ -45,6 +45,7 @@ class NodeCheckpoints:
 
     # -- whose -------------------------------------------------------------------
     def of_tag(self, tag: str) -> UserCheckpoints:
+        """Return the checkpoints of the user with this tag."""
         return UserCheckpoints(self.blobs, tag, user_key(self._secret, tag))
 
     def tag(self, public: str) -> str:

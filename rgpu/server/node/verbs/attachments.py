@@ -24,7 +24,7 @@ class Attachments:
 
     async def of(self, record: SessionRecord, public: str, *, ticket: bool = True,
                  with_facts: bool = False) -> dict[str, Any]:
-        """Of a session, for the agent with the key ``public``. Raises :class:`NotFound`."""
+        """Attachment to a session, for the agent with the key ``public``. Raises :class:`NotFound`."""
         nodes = await self._records.nodes()
         node = nodes.get(record.owner or "")
         value: dict[str, Any] = {"session": record.name, "owner": record.owner, "epoch": record.epoch,

@@ -45,6 +45,7 @@ class CheckpointVerbs:
         self._opened: OrderedDict[tuple[str, str], tuple[StoredCheckpoint, bytes]] = OrderedDict()
 
     def register(self, control: ControlServer) -> None:
+        """Enter the verbs at the control server."""
         for verb, handler in {
             "image.ls": self._ls, "image.show": self._show, "image.verify": self._verify, "image.rm": self._rm,
             "image.gc": self._gc, "image.state": self._state, "image.pages": self._pages, "image.import": self._import,

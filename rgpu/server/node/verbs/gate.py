@@ -18,7 +18,8 @@ from rgpu.link.control.verbs import VERBS, Answers, On
 from rgpu.link.keys import AuthorizedKeys
 from rgpu.migrate.leader.term.decisions import acting
 from rgpu.migrate.membership.members import node_name
-from rgpu.migrate.records.schema import QUEUE, QueueRecord, SessionRecord, decode, queue_key
+from rgpu.migrate.records.keys import QUEUE, queue_key
+from rgpu.migrate.records.schema import QueueRecord, SessionRecord, decode
 from rgpu.server.node.pool.leader_link import LeaderVerb, Progress
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.session.errors import AuthenticationFailed

@@ -1,4 +1,4 @@
-"""Who belongs to the pool: keys that are invited, listed and revoked, hosts that join and are removed."""
+"""Members of the pool: keys that are invited, listed and revoked, hosts that join and are removed."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The decision is :mod:`rgpu.migrate.records.repair`. That node gathers what all r
 (:mod:`rgpu.server.node.pool.memory`) and hold, and carries the plan out: automation paused, workers raised to their new
 epochs, records written by compare-and-swap, and only then the registry
 believed, by every node that answered. Broken off at any point it is simply
-done again: epochs only grow, and nothing is decided by a registry that no node believes.
+done again: epochs only grow, and nothing is decided by a registry that no node trusts.
 """
 
 from __future__ import annotations
@@ -21,21 +21,16 @@ from rgpu.link.control import ControlServer, Request
 from rgpu.link.keys import Endpoint, PoolFiles
 from rgpu.migrate.leader.hosts import pool_record
 from rgpu.migrate.records import repair as adopting
+from rgpu.migrate.records.keys import KEYS, NODES, SESSIONS, history_key, member_key, session_key
 from rgpu.migrate.records.repair import Answers, Plan, Report, Step
 from rgpu.migrate.records.schema import (
-    KEYS,
     MAX_TEXT,
-    NODES,
-    SESSIONS,
     HistoryRecord,
     KeyRecord,
     NodeRecord,
     SessionRecord,
     decode,
     encode,
-    history_key,
-    member_key,
-    session_key,
 )
 from rgpu.migrate.registry.base import Put, Registry, absent, txn_certain, unchanged
 from rgpu.migrate.registry.open import open_registry
@@ -98,7 +93,7 @@ class RegistryRepair:
 
 
 class Mending:
-    """One run. ``registry``: opened anew, so that it remembers nothing and believes what it reads.
+    """One run. ``registry``: opened anew, so that it remembers nothing and trusts what it reads.
 
     ``known``: where nodes may answer, the likeliest first.
     """

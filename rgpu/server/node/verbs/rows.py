@@ -1,4 +1,4 @@
-"""The lines of `rgpu ps`: what a session's record and its worker's own words are to whoever looks."""
+"""The lines of `rgpu ps`: what a session's record and its worker's own words are to the caller."""
 
 from __future__ import annotations
 

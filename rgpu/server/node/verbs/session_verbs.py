@@ -10,7 +10,8 @@ from rgpu.link.control import ControlServer, Request
 from rgpu.link.keys import Endpoint
 from rgpu.migrate.leader.capacity.admission import DEFAULT_QUOTA
 from rgpu.migrate.leader.requests import read_order
-from rgpu.migrate.records.schema import QUEUE, QueueRecord, decode
+from rgpu.migrate.records.keys import QUEUE
+from rgpu.migrate.records.schema import QueueRecord, decode
 from rgpu.migrate.scheduling import placement
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation
 from rgpu.server.node.pool.memory import RecordMemory

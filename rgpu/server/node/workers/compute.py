@@ -34,7 +34,8 @@ LEAST = 5  #: per cent that those who were promised nothing have between them in
 
 
 def limits(promised: Mapping[str, int], policy: str) -> dict[str, float]:
-    """Of the sessions of one device (per cent that they were promised, 0: nothing): their shares (0 to 1; 0: no limit).
+    """Limits of the sessions of one device (per cent that they were promised, 0: nothing): their shares (0 to 1; 0: no
+    limit).
 
     Shares add up to 1 at most, but for the :data:`LEAST` of those who were promised nothing.
     """
@@ -57,7 +58,8 @@ class Handle(Protocol):
     session: str
     device: str
 
-    async def request(self, do: str, *, timeout: float = 30.0, **values: Any) -> dict[str, Any]: ...
+    async def request(self, do: str, *, timeout: float = 30.0, **values: Any) -> dict[str, Any]:
+        """Ask the worker to do something. Raises :class:`RgpuError`."""
 
 
 class ComputeShares:

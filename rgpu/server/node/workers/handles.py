@@ -321,6 +321,7 @@ async def _clear(directory: Path, held: set[Home | None], boxes: Boxes) -> None:
 
 
 def worker_folder(directory: Path, session: str) -> Path:
+    """Folder of a session's worker."""
     return directory / "workers" / session.replace("/", "@")
 
 

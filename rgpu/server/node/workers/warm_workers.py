@@ -88,7 +88,7 @@ class WarmWorkers:
         return CONTEXT_MEMORY * max(0, self.ready(device) + self._starting.get(device, 0) - 1)
 
     def pids(self) -> list[int]:
-        """Of those that stand ready."""
+        """Process ids of the workers that are ready."""
         return [item.process.pid for items in self._ready.values() for item in items]
 
     async def become(self, device: str, assignment: Assignment, log_path: Path

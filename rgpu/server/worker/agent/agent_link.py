@@ -84,6 +84,7 @@ class AgentLink:
         self._receiver = threading.Thread(target=self._receive, name="agent-link", daemon=True)
 
     def start(self) -> None:
+        """Begin to receive."""
         self._receiver.start()
 
     # -- receiving ----------------------------------------------------------------
@@ -308,6 +309,7 @@ class AgentLink:
         self._sender.notice(kind, **values)
 
     def close(self) -> None:
+        """Close the link; the session stays, for the next one."""
         self._sender.close()
         self.runtime.detach(self._sender.deliver)
         self.connection.close()

@@ -73,13 +73,13 @@ class DeviceArea:
         self.number, self.fd, self.address, self.size = _number(), fd, address, size
 
     def offset(self, address: int, length: int) -> int | None:
-        """Of memory of this process; None if it does not lie in the area."""
+        """Offset in the area of memory of this process; None if it does not lie in the area."""
         at = address - self.address
         return at if 0 <= at <= self.size - length else None
 
 
 class PlainArea:
-    """For a device whose answers are bytes: they are copied here. One thread places them.
+    """Area for a device whose answers are bytes: they are copied here. One thread places them.
 
     The place of an answer is free again when the program has it: ``kept(seq)``
     says whether it may still be on its way there.
@@ -135,7 +135,7 @@ class HostMemory:
         self._area_failed = False
 
     def invite(self, host: Any) -> Door | str | None:
-        """For an agent on ``host``: a door, why there is none, or None for another host."""
+        """Invite an agent on ``host``: a door, why there is none, or None for another host."""
         if not host or host != shared.identity(self._node):
             return None
         try:
@@ -230,6 +230,7 @@ class Door:
         self._memories: dict[int, Memory] = {}
 
     def start(self) -> None:
+        """Begin to wait for the agent, in a thread of its own."""
         threading.Thread(target=self._run, name="shared-memory", daemon=True).start()
 
     def _run(self) -> None:

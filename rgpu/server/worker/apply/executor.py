@@ -144,20 +144,24 @@ class Executor:
         """Order only: the worker has waited already."""
 
     def context_create(self, record: Record, args: Any) -> None:
+        """Create a context, primary or not, on its device."""
         self.device.create_context(args.context, args.flags, bool(args.primary), args.device)
         self._contexts[args.context] = args.device
 
     def context_destroy(self, record: Record, args: Any) -> None:
+        """Destroy a context."""
         self.device.destroy_context(args.context)
         self._contexts.pop(args.context, None)
 
     def context_limit(self, record: Record, args: Any) -> None:
+        """Set a limit of a context."""
         self.device.set_limit(args.context, args.limit, args.value)
 
     def context_flags(self, record: Record, args: Any) -> None:
         """Scheduling flags concern the waiting thread, which is the client's."""
 
     def context_synchronize(self, record: Record, args: Any) -> None:
+        """Answer when all work of a context's device is complete."""
         device = self._contexts.get(args.context)
         if device is None:
             raise DeviceError(f"no context {args.context}", CUDA_ERROR_INVALID_CONTEXT)
@@ -165,20 +169,25 @@ class Executor:
 
     # -- memory ---------------------------------------------------------------
     def memory_map(self, record: Record, args: Any) -> None:
+        """Map memory, unless it was mapped ahead."""
         if any(at <= args.address and args.address + args.size <= at + size for at, size in self.premapped):
             return
         self.device.map(args.address, args.size)
 
     def memory_unmap(self, record: Record, args: Any) -> None:
+        """Unmap memory."""
         self.device.unmap(args.address, args.size)
 
     def memory_allocate(self, record: Record, args: Any) -> None:
+        """Make an allocation valid."""
         self.device.allocate(args.address, args.size)
 
     def memory_free(self, record: Record, args: Any) -> None:
+        """Free an allocation."""
         self.device.free(args.address)
 
     def memory_free_wait(self, record: Record, args: Any) -> None:
+        """Free an allocation when the device's work is complete, and answer then."""
         address = args.address
         seq = record.seq
 
@@ -192,20 +201,25 @@ class Executor:
         self.device.synchronize_device(record.seq, device_of(address) or 0, done)
 
     def memset(self, record: Record, args: Any) -> None:
+        """Set rows of elements, in stream order."""
         self.device.fill(record.seq, args.stream, args.destination, args.pitch, args.width, args.height,
                          args.element, args.value)
 
     def memcpy_h2d(self, record: Record, args: Any) -> None:
+        """Copy the payload to the device."""
         size = len(record.payload)
         self.device.copy_in(record.seq, args.stream, args.destination, size, size, 1, record.payload)
 
     def memcpy_d2h(self, record: Record, args: Any) -> None:
+        """Answer with bytes of the device."""
         self.device.copy_out(record.seq, args.stream, args.source, args.size, args.size, 1, self._when_done(record))
 
     def memcpy_d2d(self, record: Record, args: Any) -> None:
+        """Copy bytes within device memory."""
         self.device.copy(record.seq, args.stream, args.destination, args.size, args.source, args.size, args.size, 1)
 
     def memcpy2d_h2d(self, record: Record, args: Any) -> None:
+        """Copy the payload's rows to the device. Raises :class:`DeviceError` for another length."""
         if len(record.payload) != args.width * args.height:
             raise DeviceError(f"payload of {len(record.payload)} bytes for {args.width} x {args.height}",
                               CUDA_ERROR_INVALID_VALUE)
@@ -213,27 +227,34 @@ class Executor:
                             record.payload)
 
     def memcpy2d_d2h(self, record: Record, args: Any) -> None:
+        """Answer with rows of device memory."""
         self.device.copy_out(record.seq, args.stream, args.source, args.pitch, args.width, args.height,
                              self._when_done(record))
 
     def memcpy2d_d2d(self, record: Record, args: Any) -> None:
+        """Copy rows within device memory."""
         self.device.copy(record.seq, args.stream, args.destination, args.destination_pitch, args.source,
                          args.source_pitch, args.width, args.height)
 
     def host_allocate(self, record: Record, args: Any) -> None:
+        """Make the mirror of a pinned range."""
         self.device.host_allocate(args.address, args.size)
 
     def host_free(self, record: Record, args: Any) -> None:
+        """Free the mirror of a pinned range."""
         self.device.host_free(args.address)
 
     def host_shadow_write(self, record: Record, args: Any) -> None:
+        """Write what the program's CPU wrote into its mirror."""
         self.device.mirror_write(record.seq, args.stream, args.address, record.payload)
 
     def host_shadow_read(self, record: Record, args: Any) -> None:
+        """Answer with bytes of a mirror."""
         self.device.mirror_read(record.seq, args.stream, args.address, args.size, self._when_done(record))
 
     # -- modules --------------------------------------------------------------
     def module_load(self, record: Record, args: Any) -> None:
+        """Load a module and answer with its table and the compiler's log."""
         binary = bytes(record.payload)  # the buffer that it came in may be used again
         try:
             table, text = self.device.load(args.module, binary, bytes(args.options), bool(args.library),
@@ -248,16 +269,20 @@ class Executor:
         self._reply(record, "module_load", table=module_table.encode(table), log=text.encode())
 
     def module_unload(self, record: Record, args: Any) -> None:
+        """Unload a module."""
         self.device.unload(args.module)
 
     def function_attribute(self, record: Record, args: Any) -> None:
+        """Set an attribute of a kernel."""
         self.device.set_function_attribute(args.module, args.function, args.attribute, args.value)
 
     def function_load(self, record: Record, args: Any) -> None:
+        """Answer with a kernel's attributes, loading it if it is not yet."""
         attributes = self.device.function_attributes(args.module, args.function)
         self._reply(record, "function_load", attributes=struct.pack(f"<{len(attributes)}i", *attributes))
 
     def link(self, record: Record, args: Any) -> None:
+        """Link module binaries and answer with the result and the log."""
         try:
             binary, text = self.device.link(parse_link_inputs(record.payload), bytes(args.options))
         except DeviceError as error:
@@ -267,25 +292,30 @@ class Executor:
         self._reply(record, "link", image=binary, log=text.encode())
 
     def cluster_occupancy(self, record: Record, args: Any) -> None:
+        """Answer with a kernel's occupancy in clusters."""
         value = self.device.cluster_occupancy(
             args.module, args.function, args.form, (args.grid_x, args.grid_y, args.grid_z),
             (args.block_x, args.block_y, args.block_z), args.shared, (args.cluster_x, args.cluster_y, args.cluster_z))
         self._reply(record, "cluster_occupancy", value=value)
 
     def launch(self, record: Record, args: Any) -> None:
+        """Launch a kernel."""
         self.device.launch(record.seq, Launch(
             module=args.module, function=args.function, grid=(args.grid_x, args.grid_y, args.grid_z),
             block=(args.block_x, args.block_y, args.block_z), shared=args.shared, stream=args.stream,
             parameters=bytes(args.parameters), cooperative=bool(args.flags & 1), attributes=bytes(args.attributes)))
 
     def tensor_map(self, record: Record, args: Any) -> None:
+        """Encode a tensor map and answer with it."""
         self._reply(record, "tensor_map", map=self.device.tensor_map(args.form, bytes(args.arguments)))
 
     # -- graphs -----------------------------------------------------------------
     def graph_instantiate(self, record: Record, args: Any) -> None:
+        """Make an executable graph of its nodes."""
         self.device.instantiate_graph(args.exec, args.context, args.flags, _read(graphs.decode, record))
 
     def graph_exec_update(self, record: Record, args: Any) -> None:
+        """Replace nodes of an executable graph."""
         changes = _read(graphs.decode_changes, record)
         try:
             self.device.update_graph(args.exec, changes)
@@ -293,46 +323,60 @@ class Executor:
             raise DeviceError(error.message, CUDA_ERROR_INVALID_VALUE) from error
 
     def graph_launch(self, record: Record, args: Any) -> None:
+        """Launch an executable graph."""
         self.device.launch_graph(record.seq, args.exec, args.stream)
 
     def graph_exec_destroy(self, record: Record, args: Any) -> None:
+        """Destroy an executable graph."""
         self.device.destroy_graph(args.exec)
 
     # -- streams and events ---------------------------------------------------
     def stream_create(self, record: Record, args: Any) -> None:
+        """Make a stream."""
         self.device.create_stream(args.stream, args.context, args.flags, args.priority)
 
     def stream_destroy(self, record: Record, args: Any) -> None:
+        """Destroy a stream."""
         self.device.destroy_stream(args.stream)
 
     def stream_synchronize(self, record: Record, args: Any) -> None:
+        """Answer when a stream's work is complete."""
         self.device.synchronize(record.seq, args.stream, self._when_done(record))
 
     def stream_wait_event(self, record: Record, args: Any) -> None:
+        """Let a stream wait for an event."""
         self.device.wait_event(record.seq, args.stream, args.event)
 
     def stream_memory_operation(self, record: Record, args: Any) -> None:
+        """Write a value to memory, or wait for one, in stream order."""
         self.device.memory_operation(record.seq, args.stream, args.kind, args.address, args.value, args.flags)
 
     def event_create(self, record: Record, args: Any) -> None:
+        """Make an event."""
         self.device.create_event(args.event, args.context, args.flags)
 
     def event_destroy(self, record: Record, args: Any) -> None:
+        """Destroy an event."""
         self.device.destroy_event(args.event)
 
     def event_record(self, record: Record, args: Any) -> None:
+        """Record an event in a stream."""
         self.device.record_event(record.seq, args.event, args.stream)
 
     def event_synchronize(self, record: Record, args: Any) -> None:
+        """Answer when an event is complete."""
         self.device.synchronize_event(record.seq, args.event, self._when_done(record))
 
     def event_elapsed(self, record: Record, args: Any) -> None:
+        """Answer with the time between two events, ms."""
         self._reply(record, "event_elapsed", milliseconds=self.device.elapsed(args.start, args.end))
 
     def host_function(self, record: Record, args: Any) -> None:
+        """Have the program run a host function, in stream order."""
         self.device.host_function(record.seq, args.stream, self._when_done(record))
 
     def host_function_done(self, record: Record, args: Any) -> None:
+        """Note that the program ran a host function."""
         if args.call > self.restored:  # else its stream was let go before the module binary was made (lookahead.py)
             self.device.host_function_done(args.call)
 

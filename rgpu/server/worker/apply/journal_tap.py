@@ -3,7 +3,7 @@
 The applying thread appends what it has applied, in the form in which it came:
 pieces of the record stream, cut anywhere. Another thread takes them. Nothing
 stands in the tap that was not applied, but for the head of a record whose rest
-is still to come; so whoever replays all of it is never ahead of the session.
+is still to come; so a replay of all of it is never ahead of the session.
 A *mark* stands between what was applied before it and after it.
 
 With a native fast path nobody but it knows where in the stream a record begins:

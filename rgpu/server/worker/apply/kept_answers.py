@@ -68,7 +68,7 @@ class KeptAnswers:
 
     # -- the state --------------------------------------------------------------------
     def rows(self) -> list[list[Any]]:
-        """Every answer that the program may not have, for a checkpoint or a move: rows of seq, result, reply,
+        """Every answer that the program might not have, for a checkpoint or a move: rows of seq, result, reply,
         payload.
         """
         return sorted(self.retained.as_list() + [list(row) for row in self._path.retained()])

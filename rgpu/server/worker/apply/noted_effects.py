@@ -16,7 +16,7 @@ class NotedEffects:
         self._path = path
 
     def applying(self, seq: int) -> None:
-        """That record, which the path handed back, is applied next."""
+        """Note that the record, which the path handed back, is applied next."""
         if self.log is not None and self._path.every_record:
             self.log.applying(self.epoch, seq)
 

@@ -62,10 +62,11 @@ class Distance:
         self._long: deque[tuple[float, int]] = deque()
 
     def tell(self, calls: int) -> None:
-        """By the program's side, of workers before this one."""
+        """Tell, by the program's side, of workers before this one."""
         self.told = calls
 
     def look(self, now: float, calls: int) -> None:
+        """Note how many calls behind the worker is at ``now``, s."""
         for seen, seconds in ((self._seen, WINDOW), (self._long, LONG)):
             seen.append((now, calls))
             while seen[0][0] < now - seconds:
@@ -73,6 +74,7 @@ class Distance:
 
     @property
     def usual(self) -> int:
+        """Return how many calls behind is usual here; until enough was seen, what was told."""
         seen = list(self._seen)
         return min(calls for _, calls in seen) if len(seen) >= SAMPLES else self.told
 
@@ -110,7 +112,7 @@ class Ordering:
 
     # -- events -----------------------------------------------------------------------
     def feed(self, event: Event) -> None:
-        """From any thread."""
+        """Feed records to be applied, from any thread."""
         with self._lock:
             if not self.machine.handle(event):
                 return
@@ -149,7 +151,7 @@ class Ordering:
         return self.machine.state is State.OVERLAPPING
 
     def describe(self) -> dict[str, Any]:
-        """For ``rgpu ps -o json`` and ``rgpu describe``."""
+        """Facts for ``rgpu ps -o json`` and ``rgpu describe``."""
         with self._lock:
             machine = self.machine
             return {"state": machine.state.value, "reason": machine.reason, "catch_ups": machine.catch_ups,

@@ -14,8 +14,11 @@ from rgpu.session.errors import TimedOut
 class Pausing(Protocol):
     """The session, as far as it is needed here."""
 
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
+    def pause(self) -> None:
+        """Stop applying calls."""
+
+    def resume(self) -> None:
+        """Go on applying calls."""
 
 
 def quiesce(session: Pausing, device: Device, path: ApplyPath, limit: float, settle: float) -> None:

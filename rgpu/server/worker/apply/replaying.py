@@ -90,7 +90,9 @@ class Replay:
         return result
 
     def write_checkpoint(self, store: Path, name: str) -> None:
-        """Write the end state as checkpoint ``name`` into the directory ``store``. Raises :class:`StoreError` …"""
+        """Write the end state as checkpoint ``name`` into the directory ``store``. Raises :class:`StoreError` and what
+        a checkpoint's writer raises.
+        """
         runtime = self.runtime
         state = cut.take(runtime.device, session=runtime.session, epoch=1, position=runtime.applied,
                          hash_key=runtime.hash_key, live=runtime.objects(), answers=runtime.answers(),

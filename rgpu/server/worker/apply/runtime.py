@@ -66,7 +66,7 @@ class SessionRuntime:
 
     @property
     def epoch(self) -> int:
-        """At which this worker applies what it is given."""
+        """Epoch at which this worker applies what it is given."""
         return self.effects.epoch
 
     @epoch.setter
@@ -74,7 +74,7 @@ class SessionRuntime:
         self.effects.epoch = epoch
 
     def keep_place(self, page: PositionPage) -> None:
-        """From now on how far the work is stands in ``page``."""
+        """Write how far the work is into ``page`` from now on."""
         self.loop.place = page
         self.path.keep_place(page.begun_address)
 
@@ -221,11 +221,11 @@ class SessionRuntime:
 
     @property
     def retained(self) -> RetainedAnswers:
-        """Answers made in Python that the program may not have."""
+        """Answers made in Python that the program might not have."""
         return self.kept.retained
 
     def answers(self) -> list[list[Any]]:
-        """Every answer that the program may not have, for a checkpoint or a move: rows of seq, result, reply,
+        """Every answer that the program might not have, for a checkpoint or a move: rows of seq, result, reply,
         payload.
         """
         return self.kept.rows()

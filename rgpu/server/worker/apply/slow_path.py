@@ -46,9 +46,11 @@ class SlowPath:
 
     # -- the stream of records --------------------------------------------------
     def reset(self) -> None:
+        """Forget what was begun: a piece comes from its beginning again."""
         self._reader, self._records, self._held = RecordReader(), None, None
 
     def feed(self, data: Any) -> Fed:
+        """Take records up to the next one that is due."""
         fed = self._fed
         fed.taken, fed.record, fed.applied = 0, None, self.applied
         if self._interrupts:
@@ -81,16 +83,19 @@ class SlowPath:
         return (b"",)
 
     def passed(self, seq: int) -> None:
+        """Note that a call was applied."""
         self.applied = seq
         self._look_due = seq % min(PACE, self._ahead) == 0
 
     def position(self, applied: int, foreign: list[int]) -> None:
+        """Set the position of the last call applied."""
         self.applied = applied
 
     def keep_place(self, address: int) -> None:
         """Every call is handed back: there is nothing to store here."""
 
     def interrupt(self, on: bool) -> None:
+        """Hold up :meth:`feed`, or let it go on; holds are counted."""
         with self._lock:
             self._interrupts += 1 if on else -1
 
@@ -114,12 +119,15 @@ class SlowPath:
         return True
 
     def may_go_on(self) -> bool:
+        """Wait 20 ms at most for room; returns whether the next call may be applied."""
         return self._device.wait_complete(self._goal, 0.02) or time.monotonic() > self._deadline
 
     def bound(self, tries: int) -> None:
+        """Halve the number of calls under way for each of ``tries`` attempts in vain; 0: as usual."""
         self._ahead = max(LEAST_AHEAD, AHEAD >> tries)
 
     def usual(self, calls: int) -> None:
+        """Set how many calls the program usually is ahead of its work."""
         self._usual = calls
 
     def _more_than_usual(self, record: Record) -> bool:
@@ -131,10 +139,12 @@ class SlowPath:
         return stream != before and len(self._device.progress()[0]) > self._usual + SURPLUS
 
     def ahead(self) -> int:
+        """Return how many calls are given to the device and not complete; UNBOUNDED from half the limit on."""
         pending = len(self._device.progress()[0])
         return UNBOUNDED if pending >= AHEAD // 2 else pending
 
     def reached(self) -> Any:
+        """Return a value that changes whenever something completes."""
         pending = self._device.progress()[0]
         return len(pending), min(pending, default=0)
 
@@ -144,9 +154,11 @@ class SlowPath:
 
     # -- the order of issue ---------------------------------------------------------
     def order(self, on: bool) -> None:
+        """Begin or end the order of issue across streams."""
         self._stream = None
 
     def in_order(self, stream: int, seconds: float) -> int:
+        """Let work of a stream come next, within ``seconds``: 1 if its turn is now, 0 if the device did not drain."""
         if stream != self._stream:
             if not self._device.drain(seconds):
                 return 0
@@ -154,10 +166,16 @@ class SlowPath:
         return 1
 
     def pass_order(self, stream: int) -> None:
+        """Make it a stream's turn, whatever is under way."""
         self._stream = stream
 
     # -- answers: they are the runtime's ----------------------------------------------
-    def attach(self) -> None: ...
-    def detach(self) -> None: ...
+    def attach(self) -> None:
+        """Take up work after a detach: nothing to do here."""
+
+    def detach(self) -> None:
+        """Let go of the engine: nothing to do here."""
+
     def retained(self) -> list[tuple[int, int, bytes, bytes]]:
+        """Return no answers: this path makes them in Python."""
         return []

@@ -49,7 +49,8 @@ class DestinationWorker(Protocol):
     """What an arrival uses of the worker that is to have the session."""
 
     @property
-    def runtime(self) -> SessionRuntime: ...
+    def runtime(self) -> SessionRuntime:
+        """Runtime that the session arrives in."""
 
     @property
     def folder(self) -> Path | None:
@@ -58,7 +59,8 @@ class DestinationWorker(Protocol):
     def report(self, event: str, **values: Any) -> None:
         """Tell the daemon."""
 
-    def describe(self) -> dict[str, Any]: ...
+    def describe(self) -> dict[str, Any]:
+        """Return what the worker says of itself."""
 
     def own(self, epoch: int) -> None:
         """Serve the session from now on."""
@@ -88,6 +90,7 @@ class Arrival(RoleShell[DestinationRole]):
         self._wanted: dict[int, list[int]] = {}  #: pages of it that differ here
 
     def run(self) -> None:
+        """Receive the session, until it is active here or given up."""
         try:
             self.drive("receive")
         finally:
@@ -96,6 +99,7 @@ class Arrival(RoleShell[DestinationRole]):
 
     # -- a whole session, or a cut of one ------------------------------------------------
     def do_take_pages(self, command: Command) -> Event:
+        """Receive pages until the state comes."""
         fault("receive")
         self._received = self.receiver.receive()
         return self.event("state_arrived", found=self._received.session)
@@ -109,6 +113,7 @@ class Arrival(RoleShell[DestinationRole]):
             raise LinkError(self.role.reason)
 
     def do_make_objects(self, command: Command) -> None:
+        """Make live objects ahead of the state."""
         fault("ahead.make")
         ahead = Ahead.decode(command.found)
         self.runtime.make(ahead)
@@ -129,6 +134,7 @@ class Arrival(RoleShell[DestinationRole]):
         return self.event("rebuilt", found=state.position)
 
     def do_report_verified(self, command: Command) -> None:
+        """Tell source and daemon that every page was verified."""
         self.receiver.done(self._pages, self._phases.ms())
         self.worker.report("received", **self.worker.describe())
 
@@ -150,9 +156,11 @@ class Arrival(RoleShell[DestinationRole]):
 
     # -- the replay -------------------------------------------------------------------
     def do_begin_replay(self, command: Command) -> None:
+        """Begin to apply the calls made since the cut."""
         self.runtime.replay()
 
     def do_apply_calls(self, command: Command) -> None:
+        """Apply calls that came. Raises :class:`Corrupt`."""
         body = command.found
         if not len(body) or (self._feed is None and not body[0]):
             raise Corrupt("the calls do not begin with a whole one", reason="stream")
@@ -162,6 +170,7 @@ class Arrival(RoleShell[DestinationRole]):
         self._feed(bytes(body[1:]))
 
     def do_answer_ping(self, command: Command) -> None:
+        """Answer with the position applied."""
         self._check()
         self.connection.send(PONG, wire.pong(wire.read_ping(command.found), self.runtime.applied))
 
@@ -236,6 +245,7 @@ class Arrival(RoleShell[DestinationRole]):
 
     # -- its end ------------------------------------------------------------------------
     def do_activate(self, command: Command) -> None:
+        """Own the session from now on, at the committed epoch."""
         self.worker.own(int(command.found))
 
     def do_report_failed(self, command: Command) -> None:
@@ -245,11 +255,12 @@ class Arrival(RoleShell[DestinationRole]):
             self.receiver.failed((self.error or MoveFailed(command.reason)).as_dict())
 
     def do_discard(self, command: Command) -> None:
+        """Discard what arrived: the move was aborted."""
         self.worker.leave("discarded")
 
 
 def compare_pages(present: MomentView, last: SessionState) -> dict[int, list[int]]:
-    """{region address: pages that differ}. Raises :class:`Corrupt` for another number of hashes."""
+    """Return {region address: pages that differ}. Raises :class:`Corrupt` for another number of hashes."""
     wanted: dict[int, list[int]] = {}
     here = {region.address: region for region in present.regions()}
     for region in last.regions:

@@ -18,16 +18,14 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
-from rgpu.checkpoint.device import PAGE, Device
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.pages import pagehash
-from rgpu.checkpoint.pages.frozen import HOST_LIMIT, RESERVE, FrozenPages, MomentView, freeze, look
+from rgpu.checkpoint.pages.frozen import FrozenPages, MomentView, freeze, look
 from rgpu.checkpoint.pages.pages import PageTable, page_size
 from rgpu.checkpoint.phases import Phases
 from rgpu.link.data.frames import SealedConnection
 from rgpu.link.faults import fault
 from rgpu.link.messages.pages import LAST, REPLAY
-from rgpu.migrate.move import forecast
 from rgpu.migrate.move.machine import Command, Event
 from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.source import SOURCE, Compared, Round, SourceRole, role_for
@@ -39,20 +37,19 @@ from rgpu.server.worker.apply.journal_tap import JournalTap
 from rgpu.server.worker.apply.runtime import SessionRuntime
 from rgpu.server.worker.copy_throttle import CopyThrottle
 from rgpu.server.worker.move.catching_up import CatchUp
+from rgpu.server.worker.move.measuring import measure
 from rgpu.server.worker.move.probing import Prober
 from rgpu.server.worker.move.role_shell import RoleShell
 from rgpu.server.worker.move.throttle import SessionThrottle
-from rgpu.session.errors import DeviceError, Fenced, LinkError, MoveFailed, RgpuError
+from rgpu.session.errors import Fenced, LinkError, MoveFailed, RgpuError
 from rgpu.session.objects.ahead import Ahead
 from rgpu.session.objects.ahead import of as objects_ahead
 
 log = structlog.get_logger(__name__)
 
 DRAIN_SECONDS = 10.0  #: for the session's work to finish (SEMANTICS 19)
-SAMPLE_SECONDS = 0.1  #: between two looks at what changes
 PACE_SECONDS = 0.15  #: of running that the program's own speed is taken from, before its pages are copied
 ARM_SECONDS = 10.0  #: for the agent to begin a new stream
-LOOKS = 3  #: tries to measure
 MOST_ROUNDS_TOLD = 12
 SLEEP_SECONDS = 60.0  #: at most, between two looks at the clock
 
@@ -80,7 +77,8 @@ class SourceWorker(Protocol):
     progress: dict[str, Any]  #: of the move, for whoever asks
 
     @property
-    def runtime(self) -> SessionRuntime: ...
+    def runtime(self) -> SessionRuntime:
+        """Runtime of the session that leaves."""
 
     @property
     def link(self) -> AgentLink | None:
@@ -129,7 +127,9 @@ class Departure(RoleShell[SourceRole]):
         self._last: tuple[MomentView, SessionState] | None = None  #: the view and the state of the last pause
 
     def run(self) -> dict[str, Any]:
-        """On return the session is paused and the destination has verified it; else it runs on, and this raises."""
+        """Send the session away: on return the session is paused and the destination has verified it; else it runs on,
+        and this raises.
+        """
         try:
             self.drive("send")
         finally:
@@ -158,7 +158,7 @@ class Departure(RoleShell[SourceRole]):
 
     # -- what is told -----------------------------------------------------------------
     def stepped(self, event: Event) -> None:
-        """For ``rgpu migrate status`` and whoever waits."""
+        """Note a step for ``rgpu migrate status`` and for waiting callers."""
         if event.kind == "round_done":
             self._tell("copying")
         elif event.kind == "measured":
@@ -193,6 +193,7 @@ class Departure(RoleShell[SourceRole]):
 
     # -- while the program runs ----------------------------------------------------
     def do_begin(self, command: Command) -> Event:
+        """Tell the destination what is coming."""
         fault("connected")
         before = self.runtime.applied, time.monotonic()
         with self.phases.phase("begin"):
@@ -217,6 +218,7 @@ class Departure(RoleShell[SourceRole]):
         self.sender.pace = pace
 
     def do_send_round(self, command: Command) -> Event:
+        """Send the pages that changed since the last round, while the program runs."""
         first = not self.sender.statistics.rounds
         with self.phases.phase("first_round" if first else "further_rounds"):
             began, rested = time.monotonic(), self._copying.rested if self._copying else 0.0
@@ -230,6 +232,7 @@ class Departure(RoleShell[SourceRole]):
         return self.event("round_done", found=Round(pages, sent, seconds, self.sender.takes_objects))
 
     def do_measure(self, command: Command) -> Event:
+        """Measure what the choice of a mode needs."""
         with self.phases.phase("choose"):
             return self.event("measured", found=measure(self.runtime.device, self.sender.table, self.role.speed,
                                                         self.role.first_seconds))
@@ -245,6 +248,7 @@ class Departure(RoleShell[SourceRole]):
         return self.event("objects_taken", found=len(self._ahead.contents))
 
     def do_send_objects(self, command: Command) -> Event:
+        """Send live objects ahead of the pause."""
         assert self._ahead is not None
         fault("ahead")
         with self.phases.phase("ahead"):
@@ -254,6 +258,7 @@ class Departure(RoleShell[SourceRole]):
 
     # -- standing still --------------------------------------------------------------
     def do_pause(self, command: Command) -> Event:
+        """Pause the session and wait for its work."""
         if self._replay is not None:
             self.phases.add("replay", time.monotonic() - self._since)
             fault("replay.caught_up")
@@ -262,6 +267,7 @@ class Departure(RoleShell[SourceRole]):
         return self.event("drained")
 
     def do_resume(self, command: Command) -> None:
+        """Let the session run on."""
         self.worker.go_on()
 
     def _stopped(self) -> None:
@@ -269,6 +275,7 @@ class Departure(RoleShell[SourceRole]):
         self.connection.sock.settimeout(max(0.5, self.role.options.limit))
 
     def do_send_rest(self, command: Command) -> Event:
+        """Send every page that differs, and the state, in the pause."""
         self._stopped()
         with self.phases.phase("pause.hash"):
             view = look(self.runtime.device, self.runtime.hash_key)
@@ -308,9 +315,11 @@ class Departure(RoleShell[SourceRole]):
         return self.event("tapped")
 
     def do_close_tap(self, command: Command) -> None:
+        """Stop keeping calls for the destination."""
         self.runtime.loop.tap = None
 
     def do_pause_for_cut(self, command: Command) -> Event:
+        """Pause the session for a consistent snapshot."""
         self._since = time.monotonic()
         self.runtime.quiesce(DRAIN_SECONDS)
         return self.event("drained")
@@ -328,10 +337,12 @@ class Departure(RoleShell[SourceRole]):
         return self.event("cut_taken")
 
     def do_start_samples(self, command: Command) -> None:
+        """Begin to compare samples of pages with the destination's replay."""
         self.cut_pause = time.monotonic() - self._cut_began
         self._prober.start()
 
     def do_stop_samples(self, command: Command) -> None:
+        """Stop comparing samples."""
         self._prober.stop()
 
     def do_send_cut(self, command: Command) -> Event:
@@ -349,18 +360,22 @@ class Departure(RoleShell[SourceRole]):
         return self.event("cut_verified")
 
     def do_release_cut(self, command: Command) -> None:
+        """Free the copies of the consistent snapshot."""
         assert self._cut is not None
         self._cut[0].release()
 
     def do_slow_down(self, command: Command) -> None:
+        """Throttle the program while the destination catches up."""
         self._since = time.monotonic()
         self._throttle.share = self.role.options.max_slowdown
         self._throttle.start()
 
     def do_full_speed(self, command: Command) -> None:
+        """End the throttle."""
         self._throttle.stop()
 
     def do_ship_calls(self, command: Command) -> Event:
+        """Ship calls made since the cut, and see how far behind the destination is."""
         if self._replay is None:
             fault("replay")
             self._replay = CatchUp(self.connection, self._tap, self._tell)
@@ -373,6 +388,7 @@ class Departure(RoleShell[SourceRole]):
                                                    broken=bool(self.runtime.executor.error)))
 
     def do_send_last_calls(self, command: Command) -> None:
+        """Ship the last calls, in the pause."""
         assert self._replay is not None
         self._stopped()
         with self.phases.phase("pause.settle"):
@@ -394,6 +410,7 @@ class Departure(RoleShell[SourceRole]):
         return self.event("compared", found=Compared(pages, self.role.deadline - time.monotonic()))
 
     def do_repair(self, command: Command) -> Event:
+        """Send the pages that a replay got otherwise, in the pause."""
         assert self._last is not None
         view, state = self._last
         with self.phases.phase("pause.settle"), self._seeing(view):
@@ -407,13 +424,16 @@ class Departure(RoleShell[SourceRole]):
 
     # -- how it goes on ------------------------------------------------------------------
     def do_offer(self, command: Command) -> Event:
+        """Offer the session: from here on the record decides."""
         self.worker.offer(self)
         return self.event("promised")
 
     def do_report_offered(self, command: Command) -> None:
+        """Keep the statistics as the result of the request."""
         self.result = self._statistics()
 
     def do_report_failed(self, command: Command) -> None:
+        """Keep the failure as the result of the request."""
         refusal = self.error or MoveFailed(command.reason)
         if self.role.copy_may_help:
             refusal = MoveFailed(f"the replay was given up: {command.reason}", replay=True)
@@ -422,6 +442,7 @@ class Departure(RoleShell[SourceRole]):
         self.refusal = refusal
 
     def do_watch_deadline(self, command: Command) -> None:
+        """Begin to watch the promised downtime, in a thread of its own."""
         threading.Thread(target=self._watch, name="deadline", daemon=True).start()
 
     def _watch(self) -> None:
@@ -435,47 +456,9 @@ class Departure(RoleShell[SourceRole]):
         self.worker.report("withdraw", move=self.move, reason=command.reason)
 
     def do_read_record(self, command: Command) -> None:
+        """Have the daemon read the session's record."""
         self.worker.report("read_record", move=self.move)
 
     def do_forget(self, command: Command) -> None:
+        """Forget the session: another owner has it."""
         self.worker.leave(command.reason)
-
-
-def measure(device: Device, table: PageTable, speed: float, since_seconds: float) -> forecast.Measured:
-    """How much changes, and how much differs from what was sent; the session runs meanwhile.
-
-    ``table``: what the other side has, since ``since_seconds``.
-    """
-    for _ in range(LOOKS):
-        try:
-            seconds, pages, differing, moved = _compare_twice(device, table)
-            break
-        except DeviceError as error:  # memory went away between two questions
-            log.info("could not measure what changes", reason=error.message)
-    else:
-        return forecast.Measured(pages=0, differing=0, changed=(), speed=speed, free_pages=0,
-                                 replay_refused="the session's memory changes too fast to be measured")
-    room = max(0, device.free_memory() - RESERVE) + HOST_LIMIT
-    pins = device.pins()
-    return forecast.Measured(
-        pages=pages, differing=differing, changed=((seconds, moved), (since_seconds + seconds, differing)), speed=speed,
-        free_pages=room // PAGE, settle_seconds=0.02, replay_refused="; ".join(pins))
-
-
-def _compare_twice(device: Device, table: PageTable) -> tuple[float, int, int, int]:
-    """(seconds between two looks, pages in all, pages that differ from what was sent, pages that changed)."""
-    first = look(device, table.key)
-    began = time.monotonic()
-    time.sleep(SAMPLE_SECONDS)
-    second = look(device, table.key)
-    seconds = time.monotonic() - began
-    table.follow(second.regions())
-    pages = differing = moved = 0
-    before = {(region.address, region.size): first.hash_pages(region, table.key) for region in first.regions()}
-    for region in second.regions():
-        hashes = second.hash_pages(region, table.key)
-        pages += len(hashes)
-        differing += len(table.dirty(region, hashes))
-        known = before.get((region.address, region.size))
-        moved += len(hashes) if known is None else int(pagehash.differ(known, hashes).sum())
-    return seconds, pages, differing, moved

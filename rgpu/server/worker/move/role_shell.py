@@ -36,7 +36,7 @@ class RoleShell(Generic[S]):
         self._session, self._side = session, side
 
     def drive(self, kind: str) -> None:
-        """In the calling thread, from that event until no command finds anything more."""
+        """Drive the role in the calling thread, from that event until no command finds anything more."""
         self.driving = True
         event: Event | None = self.event(kind)
         while event is not None:
@@ -55,6 +55,7 @@ class RoleShell(Generic[S]):
 
     @staticmethod
     def event(kind: str, *, reason: str = "", found: Any = None) -> Event:
+        """Make an event of this moment."""
         return Event(kind, time.monotonic(), reason, found)
 
     def _take(self, event: Event) -> tuple[Command, ...]:

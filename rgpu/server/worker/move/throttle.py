@@ -15,7 +15,7 @@ PERIOD = 0.1  #: seconds: longer than what a device has queued (20 ms), so that 
 
 
 class SessionThrottle:
-    """From :meth:`start` to :meth:`stop`; ``share`` (0 to 1) may be changed while it runs."""
+    """Throttle of a session from :meth:`start` to :meth:`stop`; ``share`` (0 to 1) may be changed while it runs."""
 
     def __init__(self, runtime: SessionRuntime) -> None:
         self.share = 0.0
@@ -25,6 +25,7 @@ class SessionThrottle:
         self._thread = threading.Thread(target=self._run, name="throttle", daemon=True)
 
     def start(self) -> None:
+        """Begin to throttle, in a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""docs/users/coverage.md and docs/users/errors.md."""
+"""Texts of docs/users/coverage.md and docs/users/errors.md."""
 
 from __future__ import annotations
 

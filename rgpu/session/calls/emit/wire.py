@@ -106,7 +106,7 @@ inline void put(uint8_t *&out, const Blob &blob) {
 
 
 def camel(name: str) -> str:
-    """``memcpy_h2d`` → ``MemcpyH2d``"""
+    """Turn ``memcpy_h2d`` into ``MemcpyH2d``."""
     return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
@@ -115,6 +115,7 @@ def _cpp_type(arg: Arg) -> str:
 
 
 def struct_fields(args: tuple[Arg, ...]) -> str:
+    """C++ fields of a call's arguments, one a line."""
     return "".join(f"    {_cpp_type(arg)} {arg.name}{{}};\n" for arg in args)
 
 

@@ -13,16 +13,8 @@ import pytest
 from rgpu.link.control import Request
 from rgpu.link.keys import Endpoint, PoolFiles
 from rgpu.migrate.leader.hosts import pool_record
-from rgpu.migrate.records.schema import (
-    NODES,
-    NodeRecord,
-    SessionRecord,
-    decode,
-    encode,
-    member_key,
-    node_key,
-    session_key,
-)
+from rgpu.migrate.records.keys import NODES, member_key, node_key, session_key
+from rgpu.migrate.records.schema import NodeRecord, SessionRecord, decode, encode
 from rgpu.migrate.registry.base import Put
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.server.node.commands.adopting import AdoptCommands

@@ -14,16 +14,9 @@ from rgpu.link.control import Request, actor_of
 from rgpu.link.control.access import Actor
 from rgpu.link.keys import AuthorizedKeys, KeyPair, PublicKey
 from rgpu.migrate.leader.term.decisions import acting
+from rgpu.migrate.records.keys import queue_key, session_key
 from rgpu.migrate.records.ownership import Held
-from rgpu.migrate.records.schema import (
-    Failure,
-    QueueRecord,
-    SessionRecord,
-    decode,
-    encode,
-    queue_key,
-    session_key,
-)
+from rgpu.migrate.records.schema import Failure, QueueRecord, SessionRecord, decode, encode
 from rgpu.server.node.verbs import gate as gates
 from rgpu.server.node.verbs.gate import Gate
 from rgpu.session.errors import AuthenticationFailed, NotPermitted

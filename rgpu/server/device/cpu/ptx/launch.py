@@ -105,6 +105,7 @@ class Overseer:
         self._thread: threading.Thread | None = None
 
     def watch(self, launch: Launch) -> None:
+        """Watch a launch that runs, so that one that never ends is noticed."""
         self._running[launch.token] = launch
         if self._thread is None:
             with self._started:
@@ -115,6 +116,7 @@ class Overseer:
             self._wake.set()
 
     def forget(self, launch: Launch) -> None:
+        """Stop watching a launch that ended."""
         self._running.pop(launch.token, None)
 
     def _run(self) -> None:

@@ -57,6 +57,7 @@ def _take(program: Any, size_of: Any, get: Any) -> bytes:
 
 
 def main() -> None:
+    """Compile every product with NVRTC and write it beside its source."""
     for name, architecture in PRODUCTS.items():
         data, _ = compile_source(architecture)
         (FOLDER / name).write_bytes(data)

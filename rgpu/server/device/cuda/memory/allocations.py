@@ -25,12 +25,15 @@ CUDA_ERROR_INVALID_VALUE = 1
 class Ranges(Protocol):
     """Where the ranges stand that a copy may touch: the engine."""
 
-    def add_range(self, address: int, size: int) -> None: ...
-    def remove_range(self, address: int) -> int: ...
+    def add_range(self, address: int, size: int) -> None:
+        """Make a range valid for copies and kernels."""
+
+    def remove_range(self, address: int) -> int:
+        """Forget a range; returns its size in bytes."""
 
 
 def access(ordinal: int) -> Any:
-    """That GPU may read and write."""
+    """Access descriptor by which that GPU may read and write."""
     found = driver.CUmemAccessDesc()
     found.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     found.location.id = ordinal
@@ -61,6 +64,7 @@ class Memory:
         self._lock = threading.Lock()  #: a move exports while the session's thread unmaps
 
     def map(self, address: int, size: int) -> None:
+        """Back [address, address+size) with zeroed memory; both multiples of GRANULE. Raises :class:`DeviceError`."""
         if size <= 0 or address % GRANULE or size % GRANULE:
             raise DeviceError(f"map of 0x{address:x} + {size}: not in granules", CUDA_ERROR_INVALID_VALUE)
         if not self.base <= address <= address + size <= self.base + ALLOCATION_SIZE:
@@ -110,6 +114,7 @@ class Memory:
         return mapped
 
     def unmap(self, address: int, size: int) -> None:
+        """Unmap memory as it was mapped. Raises :class:`DeviceError`."""
         entry = self.maps.get(address)
         if entry is None or entry[0] != size:
             raise DeviceError(f"unmap of 0x{address:x} + {size}: nothing was mapped so", CUDA_ERROR_INVALID_VALUE)
@@ -122,15 +127,18 @@ class Memory:
             self.free(start)
 
     def allocate(self, address: int, size: int) -> None:
+        """Make a sub-range of mapped memory valid."""
         self.allocations[address] = size
         self.ranges.add_range(address, size)
 
     def free(self, address: int) -> None:
+        """Free the allocation that begins at ``address``. Raises :class:`DeviceError`."""
         if self.allocations.pop(address, None) is None:
             raise DeviceError(f"free of 0x{address:x}: no allocation", CUDA_ERROR_INVALID_VALUE)
         self.ranges.remove_range(address)
 
     def close(self) -> None:
+        """Unmap everything and give the address range back."""
         for address, (size, handle) in list(self.maps.items()):
             driver.cuMemUnmap(address, size)
             driver.cuMemRelease(handle)

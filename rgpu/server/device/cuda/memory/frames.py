@@ -51,9 +51,11 @@ class CudaFrames:
         self.pool = FramePool(lambda: CudaFrame(self))
 
     def use(self) -> None:
+        """Make the session's context current in this thread."""
         check(driver.cuCtxSetCurrent(self.context), "cuCtxSetCurrent")
 
     def event(self) -> Any:
+        """Make an event without timing on which threads sleep."""
         flags = driver.CUevent_flags
         wanted = int(flags.CU_EVENT_DISABLE_TIMING) | int(flags.CU_EVENT_BLOCKING_SYNC)
         return check(driver.cuEventCreate(wanted), "cuEventCreate")
@@ -162,6 +164,7 @@ class CudaFrame:
             check(driver.cuEventRecord(self._done, shared.stream), "cuEventRecord")
 
     def close(self) -> None:
+        """Wait for the frame's copies and free its memory."""
         self._shared.use()
         driver.cuEventSynchronize(self._done)
         driver.cuMemHostUnregister(self._address)

@@ -49,7 +49,9 @@ class Homes:
 
 
 class SeveralHashers:
-    """As :class:`PageHasher`, for ranges of all GPUs. ``hashers``: one of each, by number. Thread-safe, as they are."""
+    """Hasher like :class:`PageHasher`, for ranges of all GPUs. ``hashers``: one of each, by number. Thread-safe, as
+    they are.
+    """
 
     def __init__(self, hashers: Sequence[PageHasher],
                  homes: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> None:
@@ -87,6 +89,7 @@ class SeveralHashers:
         return PageHashes(np.concatenate(hashes), np.concatenate(zero))
 
     def close(self) -> None:
+        """Close the hashers of all GPUs."""
         for hasher in self._hashers:
             hasher.close()
 

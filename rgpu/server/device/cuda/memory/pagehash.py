@@ -129,10 +129,17 @@ class _Slot:
 class Hasher(Protocol):
     """What is asked of one: :class:`PageHasher`, or one for several GPUs."""
 
-    def wrote(self) -> None: ...
-    def hash(self, ranges: Ranges, key: bytes) -> PageHashes: ...
-    def copy_and_hash(self, ranges: Ranges, staging: int, key: bytes) -> PageHashes: ...
-    def close(self) -> None: ...
+    def wrote(self) -> None:
+        """Note that hashed memory was written."""
+
+    def hash(self, ranges: Ranges, key: bytes) -> PageHashes:
+        """Hash pages where they are, under ``key``."""
+
+    def copy_and_hash(self, ranges: Ranges, staging: int, key: bytes) -> PageHashes:
+        """Copy pages to the address ``staging`` and hash them there under ``key``."""
+
+    def close(self) -> None:
+        """Free the hasher's memory and module."""
 
 
 class PageHasher:

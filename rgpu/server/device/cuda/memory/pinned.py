@@ -126,6 +126,7 @@ class Mirrors:
             raise DeviceError(f"0x{address:x} + {size} is not in one mirror", CUDA_ERROR_INVALID_VALUE)
 
     def close(self) -> None:
+        """Free every mirror, also on a context that is lost."""
         for address in list(self.ranges):
             try:
                 self.free(address)

@@ -63,6 +63,7 @@ class Staging:
             return address
 
     def unstage(self, address: int) -> None:
+        """Unmap and free the staging memory at ``address``."""
         with self._lock:
             size, handle = self._blocks.pop(address)
             check(driver.cuMemUnmap(address, size), "cuMemUnmap")

@@ -67,5 +67,6 @@ class Zeroing:
             self._pending = False
 
     def close(self) -> None:
+        """Destroy the stream and its event."""
         driver.cuEventDestroy(self._event)
         driver.cuStreamDestroy(self._stream)

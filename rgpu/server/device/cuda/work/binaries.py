@@ -1,4 +1,4 @@
-"""Which variables a module binary defines: read from the module binary itself, before the driver sees it. Pure.
+"""The variables that a module binary defines: read from the module binary itself, before the driver sees it. Pure.
 
 The driver has no call that lists a module's variables, and it does not say
 where a section landed. Both follow from the ELF symbol table of the cubin that
@@ -44,6 +44,7 @@ class Variable:
 
 
 def is_cubin(code: bytes) -> bool:
+    """Tell whether a module binary is machine code (ELF)."""
     return code[:4] == _ELF
 
 

@@ -79,12 +79,14 @@ class Graphs:
         self._made(number, found.executable, found.nodes)
 
     def destroy(self, number: int) -> None:
+        """Destroy an executable graph. Raises :class:`DeviceError`."""
         found = self._find(number)
         self._gone(number)
         self._dispose(found)
         del self._execs[number]
 
     def destroy_context(self, context: int) -> None:
+        """Destroy the executable graphs of a context."""
         for number in [number for number, found in self._execs.items() if found.context == context]:
             self.destroy(number)
 

@@ -106,9 +106,11 @@ class Printed:
         return self._stdout.waiting
 
     def take(self, most: int) -> bytes:
+        """Take ``most`` bytes at most of what kernels printed."""
         return self._stdout.take(most)
 
     def flush(self) -> None:
+        """Have the driver write out what kernels printed, if any may have since the last time."""
         if not self.printing:
             return
         count = int(self._engine.printing_launches())  # odd: a launch is being given
@@ -157,7 +159,7 @@ class Printed:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Of a device that is drained."""
+        """Close it, on a device that is drained."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -45,6 +45,7 @@ class Completion:
         self._thread = threading.Thread(target=self._call_back, name="cuda-callbacks", daemon=True)
 
     def start(self) -> None:
+        """Begin to watch for completed work."""
         self._thread.start()
 
     def add(self, number: int, handle: Any, context: int, device: int = 0) -> None:
@@ -102,6 +103,7 @@ class Completion:
             self._watcher.start()
 
     def stop(self) -> None:
+        """Stop watching; waits for its threads."""
         self._stopped = True
         self._engine.stop()
         for thread in (self._thread, self._watcher):

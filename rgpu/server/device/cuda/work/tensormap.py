@@ -31,6 +31,7 @@ class Reader:
         self.at = 0
 
     def take(self, layout: str) -> tuple[Any, ...]:
+        """Read values of a struct ``layout`` (little-endian). Raises :class:`DeviceError` when cut short."""
         size = struct.calcsize("<" + layout)
         if size > len(self.data) - self.at:
             raise DeviceError("tensor map arguments are cut short", CUDA_ERROR_INVALID_VALUE)
@@ -39,6 +40,7 @@ class Reader:
         return values
 
     def end(self) -> None:
+        """Check that nothing is left. Raises :class:`DeviceError`."""
         if self.at != len(self.data):
             raise DeviceError("tensor map arguments are too long", CUDA_ERROR_INVALID_VALUE)
 

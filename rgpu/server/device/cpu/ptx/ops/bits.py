@@ -37,6 +37,7 @@ def _shift_out(g: Gen, name: str, value: str, amount: str, width: int) -> str:
 
 @op("bfe")
 def bfe(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit bfe: a bit field, sign-extended for signed types."""
     kind = m.type("u32", "s32", "u64", "s64")
     width, signed = int(kind[1:]), kind[0] == "s"
     dest, x, y, z = ins.operands
@@ -66,6 +67,7 @@ def bfe(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("bfi")
 def bfi(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit bfi: one value with a bit field of another put in."""
     width = int(m.type("b32", "b64")[1:])
     dest, x, y, z, w = ins.operands
     v = vec(width)
@@ -82,6 +84,7 @@ def bfi(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("prmt")
 def prmt(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit prmt: four bytes chosen from eight."""
     m.type("b32")
     mode = m.take("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
     if mode:
@@ -119,6 +122,7 @@ def _byte_sign(g: Gen, value: str) -> str:
 
 @op("dp4a", "dp2a")
 def dot(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit dp4a and dp2a: dot products of packed integers, added to a third operand."""
     kind_b, kind_a = m.type("u32", "s32"), m.type("u32", "s32")
     half = m.take("lo", "hi") if ins.op == "dp2a" else ""
     if ins.op == "dp2a" and not half:

@@ -16,6 +16,7 @@ _F32, _F64 = IR["f32"], IR["f64"]
 
 @op("cvt")
 def cvt(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit cvt between integer and float types, with rounding and saturation as the modifiers say."""
     source = m.type(*_INTS, *FLOATS)
     if m.left and m.left[-1] in ("f16x2", "bf16x2"):
         _to_pair(g, ins, m, source)

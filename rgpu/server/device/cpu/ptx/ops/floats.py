@@ -128,7 +128,7 @@ def arithmetic(g: Gen, name: str, f: str, values: list[str], mode: str) -> str:
 
 
 def float_binary(g: Gen, ins: Instruction, m: Mods) -> None:
-    """add, sub, mul and div."""
+    """Emit add, sub, mul and div."""
     kind = m.type(*FLOATS, *PACKED)
     approximate = ""
     if ins.op == "div":
@@ -150,7 +150,7 @@ def float_binary(g: Gen, ins: Instruction, m: Mods) -> None:
 
 
 def float_fma(g: Gen, ins: Instruction, m: Mods) -> None:
-    """fma and mad of floats: one rounding."""
+    """Emit fma and mad of floats: one rounding."""
     kind = m.type(*FLOATS, *PACKED)
     mode, ftz, sat = _modes(ins, m, kind)
     relu = m.has("relu")
@@ -168,7 +168,7 @@ def float_fma(g: Gen, ins: Instruction, m: Mods) -> None:
 
 
 def narrow_fma(g: Gen, values: list[str]) -> str:
-    """fma of 16-bit formats, as a float that rounds once more without harm.
+    """Emit fma of 16-bit formats, as a float that rounds once more without harm.
 
     The product is exact in double.  The sum is rounded to odd, with the error
     term of a two-sum telling which way, first to double and then to float.
@@ -187,11 +187,12 @@ def narrow_fma(g: Gen, values: list[str]) -> str:
 
 @op("fma")
 def fma(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit fma: one rounding."""
     float_fma(g, ins, m)
 
 
 def float_unary(g: Gen, ins: Instruction, m: Mods) -> None:
-    """abs and neg: the sign bit only."""
+    """Emit abs and neg: the sign bit only."""
     kind = m.type(*FLOATS, *PACKED)
     ftz = m.has("ftz")
     if ftz and kind not in ("f32", "f16", "f16x2"):
@@ -208,7 +209,7 @@ def float_unary(g: Gen, ins: Instruction, m: Mods) -> None:
 
 
 def float_extreme(g: Gen, ins: Instruction, m: Mods) -> None:
-    """min and max: a NaN loses (with .NaN it wins), and -0 is below +0."""
+    """Emit min and max: a NaN loses (with .NaN it wins), and -0 is below +0."""
     kind = m.type(*FLOATS, *PACKED)
     ftz, nan_wins, xorsign = m.has("ftz"), m.has("NaN"), m.has("xorsign")
     if xorsign and not m.has("abs"):
@@ -248,6 +249,7 @@ def float_extreme(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("copysign")
 def copysign(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit copysign: the magnitude of one operand with the sign of another."""
     kind = m.type("f32", "f64")
     width = WIDTH[kind]
     v = f"<32 x i{width}>"
@@ -263,6 +265,7 @@ _CLASSES = {"finite": 0x1F8, "infinite": 0x204, "number": 0x3FC, "notanumber": 3
 
 @op("testp")
 def testp(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit testp: a predicate for one class of floats."""
     kind = m.type("f32", "f64")
     which = m.take(*_CLASSES)
     if not which:
@@ -293,7 +296,7 @@ def compare_float(g: Gen, ins: Instruction, m: Mods, kind: str, x: Operand, y: O
 
 
 def compare_packed(g: Gen, ins: Instruction, m: Mods, kind: str) -> None:
-    """set and setp of f16x2 and bf16x2."""
+    """Emit set and setp of f16x2 and bf16x2."""
     one = kind[:-2]
     dest_kind = m.type("f16x2", "bf16x2", "u32", "s32") if ins.op == "set" else ""
     ftz, name = m.has("ftz"), m.take(*_FCMP)

@@ -72,6 +72,7 @@ def _add3(g: Gen, a: str, b: str, width: int, carry_in: bool, subtract: bool) ->
 
 @op("add", "sub", "addc", "subc")
 def add(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit add, sub, addc, subc: integers of any width, packed pairs, floats."""
     if _is_float(ins):
         if ins.op in ("addc", "subc"):
             raise ins.refuse()
@@ -122,6 +123,7 @@ def _product(g: Gen, a: str, b: str, width: int, signed: bool, part: str) -> tup
 
 @op("mul", "mad", "madc")
 def mul(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit mul, mad and madc: the low, high or double-width product, or floats."""
     if _is_float(ins):
         if ins.op == "mul":
             float_binary(g, ins, m)
@@ -161,6 +163,7 @@ def mul(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("mul24", "mad24")
 def mul24(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit mul24 and mad24: products of the low 24 bits."""
     kind = m.type("u32", "s32")
     part = m.take("lo", "hi")
     if not part or m.has("sat"):
@@ -184,6 +187,7 @@ def mul24(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("sad")
 def sad(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit sad: the absolute difference, added to a third operand."""
     width, signed = _kind(g, ins, m)
     dest, x, y, z = ins.operands
     a, b = g.read(x, width), g.read(y, width)
@@ -198,6 +202,7 @@ def sad(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("div", "rem")
 def div(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit div and rem; division by zero gives what hardware gives."""
     if _is_float(ins):
         if ins.op == "rem":
             raise ins.refuse()
@@ -229,6 +234,7 @@ def div(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("abs", "neg")
 def absolute(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit abs and neg of integers and floats."""
     if _is_float(ins):
         float_unary(g, ins, m)
         return
@@ -244,6 +250,7 @@ def absolute(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("min", "max")
 def minimum(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit min and max of integers and floats."""
     if _is_float(ins):
         float_extreme(g, ins, m)
         return
@@ -258,6 +265,7 @@ def minimum(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("popc", "clz", "brev")
 def count(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit popc, clz, brev."""
     width = int(m.type("b32", "b64")[1:])
     name = {"popc": "ctpop", "clz": "ctlz", "brev": "bitreverse"}[ins.op]
     extra = ", i1 false" if ins.op == "clz" else ""
@@ -270,6 +278,7 @@ def count(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("bfind")
 def bfind(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit bfind: the position of the highest significant bit, or its distance from the top."""
     width, signed = _kind(g, ins, m)
     shift = m.has("shiftamt")
     v = vec(width)
@@ -289,6 +298,7 @@ def bfind(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("and", "or", "xor")
 def logic(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit and, or, xor of bits and predicates."""
     kind = m.type("pred", *BITS)
     dest, x, y = ins.operands
     if kind == "pred":
@@ -300,6 +310,7 @@ def logic(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("not", "cnot")
 def invert(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit not and cnot."""
     kind = m.type(*(("pred",) if ins.op == "not" else ()), *BITS)
     dest, x = ins.operands
     if kind == "pred":
@@ -316,6 +327,7 @@ def invert(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("shl", "shr")
 def shift(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit shl and shr; shifts by the width or more give zero, or the sign."""
     kind = m.type(*BITS, *(INTS if ins.op == "shr" else ()))
     width, signed = int(kind[1:]), kind[0] == "s"
     dest, x, y = ins.operands
@@ -341,6 +353,7 @@ def shift(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("shf")
 def funnel(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit shf: a shift of two words as one."""
     m.type("b32")
     left = m.take("l", "r")
     mode = m.take("wrap", "clamp")
@@ -365,6 +378,7 @@ def funnel(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("lop3")
 def lop3(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit lop3: a truth table of three operands."""
     m.type("b32")
     if m.take("and", "or") or isinstance(ins.operands[0], Pair):
         raise ins.refuse()
@@ -406,6 +420,7 @@ def compare(g: Gen, ins: Instruction, m: Mods, kind: str) -> str:
 
 @op("setp", "set")
 def setp(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit set and setp: comparisons into registers and predicates."""
     kind = m.type(*INTS, *BITS, *FLOATS, *(PACKED if ins.op in ("set", "setp") else ()))
     if kind in PACKED:
         compare_packed(g, ins, m, kind)
@@ -433,6 +448,7 @@ def setp(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("selp")
 def selp(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit selp: one of two operands by a predicate."""
     kind = m.type(*INTS, *BITS, *FLOATS)
     width = int(kind.lstrip("bfsu"))
     dest, x, y, p = ins.operands
@@ -442,6 +458,7 @@ def selp(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("slct")
 def slct(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit slct: one of two operands by the sign of a third."""
     by = m.type("s32", "f32")
     kind = m.type(*INTS, *BITS, "f32", "f64")
     width = int(kind.lstrip("bfsu"))

@@ -39,6 +39,7 @@ def _flush64(g: Gen, bits: str) -> str:
 
 @op("rcp", "sqrt", "rsqrt")
 def root(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit rcp, sqrt and rsqrt: exact with a rounding, or approximate."""
     kind = m.type("f32", "f64")
     approximate = m.has("approx")
     mode = m.take(*ROUNDINGS)
@@ -71,6 +72,7 @@ _LIBM = {"sin": "sin", "cos": "cos", "lg2": "log2"}
 
 @op("sin", "cos", "lg2")
 def approximate(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit sin, cos, lg2: approximate functions of one float."""
     kind = m.type("f32")
     ftz = m.has("ftz")
     if not m.has("approx"):
@@ -86,6 +88,7 @@ def approximate(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("ex2")
 def ex2(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit ex2: powers of two, also of 16-bit and packed floats."""
     kind = m.type("f32", "f16", "bf16", *PACKED)
     ftz = m.has("ftz")
     if not m.has("approx") or (ftz and kind in ("f16", "f16x2")):
@@ -129,6 +132,7 @@ def _float_constant(value: float) -> str:
 
 @op("tanh")
 def tanh(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit tanh, also of 16-bit and packed floats."""
     kind = m.type("f32", "f16", "bf16", *PACKED)
     if not m.has("approx"):
         raise ins.refuse()

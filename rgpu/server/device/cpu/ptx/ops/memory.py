@@ -96,6 +96,7 @@ def _resolve(g: Gen, where: Operand, space: str) -> tuple[str, str | None, int]:
 
 @op("ld", "ldu")
 def load(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit ld and ldu: scalars and vectors, each access checked."""
     kind, space, lanes = _access(ins, m, ("relaxed", "acquire"), ("ca", "cg", "cs", "lu", "cv", "nc"))
     if ins.op == "ldu" and space not in "gx":
         raise ins.refuse()
@@ -149,6 +150,7 @@ def _step(g: Gen, at: str, space: str, offset: int) -> str:
 
 @op("st")
 def store(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit st: scalars and vectors, each access checked."""
     kind, space, lanes = _access(ins, m, ("relaxed", "release"), ("wb", "cg", "cs", "wt"))
     where, source = ins.operands
     bits = int(kind[1:])
@@ -208,6 +210,7 @@ def _update(name: str, kind: str) -> tuple[str, int]:
 
 @op("atom", "red")
 def atomic(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit atom and red: one lane after the other."""
     kind = m.type("b16", "b32", "b64", "u32", "u64", "s32", "s64", "f16", "f16x2", "f32", "f64")
     noftz = m.has("noftz")
     m.take("relaxed", "acquire", "release", "acq_rel")

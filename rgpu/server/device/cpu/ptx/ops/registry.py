@@ -1,4 +1,4 @@
-"""Which function generates which opcode."""
+"""Registry of the functions that generate each opcode."""
 
 from __future__ import annotations
 

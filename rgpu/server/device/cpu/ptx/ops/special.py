@@ -96,6 +96,7 @@ _MOV_TYPES = ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f1
 
 @op("mov")
 def mov(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit mov: registers, special registers, addresses, vectors packed and unpacked."""
     kind = m.type(*_MOV_TYPES)
     if kind == "b128":
         raise ins.refuse()
@@ -150,6 +151,7 @@ def _window_base(g: Gen, space: str) -> str | None:
 
 @op("cvta")
 def cvta(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit cvta: between generic addresses and those of a space."""
     kind = m.type("u64", "u32")
     if kind == "u32":
         raise ins.refuse("addresses have 64 bits")
@@ -170,6 +172,7 @@ def cvta(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("isspacep")
 def isspacep(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit isspacep: whether a generic address lies in a space."""
     space = m.take("global", "shared", "shared::cta", "local", "const", "param", "param::entry").split("::")[0]
     dest, source = ins.operands
     if not space or isinstance(dest, Pair):
@@ -196,6 +199,7 @@ def isspacep(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("activemask")
 def activemask(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit activemask: the lanes that run now."""
     m.type("b32")
     g.write(ins.operands[0], g.splat("i32", g.lanes()), 32)
 

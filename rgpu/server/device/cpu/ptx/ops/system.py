@@ -71,6 +71,7 @@ def give_result(g: Gen, ins: Instruction, name: str, cooperative: str) -> None:
 
 @op("membar", "fence")
 def fence(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit fence and membar."""
     if ins.op == "membar":
         if not m.take("cta", "gl", "sys"):
             raise ins.refuse()
@@ -89,6 +90,7 @@ def nanosleep(g: Gen, ins: Instruction, m: Mods) -> None:
 
 @op("prefetch", "prefetchu")
 def prefetch(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Accept prefetch, which changes nothing here."""
     m.take("global", "local")
     if not m.take("L1", "L2", "L2::evict_last", "L2::evict_normal"):
         raise ins.refuse()

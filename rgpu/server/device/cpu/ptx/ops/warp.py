@@ -46,6 +46,7 @@ def _source_lane(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
 
 @op("shfl")
 def shfl(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit shfl.sync: values of other lanes."""
     m.type("b32")
     mode = m.take("up", "down", "bfly", "idx")
     if not mode or not m.has("sync") or len(ins.operands) != 5:
@@ -92,6 +93,7 @@ def _source_lanes(g: Gen, mode: str, b: str, c: str) -> tuple[str, str]:
 
 @op("vote")
 def vote(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit vote.sync: all, any, uni, ballot over the lanes."""
     m.type("pred", "b32")
     mode = m.take("all", "any", "uni", "ballot")
     if not mode or not m.has("sync") or (mode == "ballot") != (ins.mods[-1] == "b32"):
@@ -160,6 +162,7 @@ def _equal_code(width: int) -> str:
 
 @op("match")
 def match(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit match.sync: the lanes that hold the same value."""
     width = int(m.type("b32", "b64")[1:])
     mode = m.take("any", "all")
     if not mode or not m.has("sync"):
@@ -187,6 +190,7 @@ _IDENTITY = {
 
 @op("redux")
 def redux(g: Gen, ins: Instruction, m: Mods) -> None:
+    """Emit redux.sync: a reduction over the lanes."""
     kind = m.type("u32", "s32", "b32")
     name = m.take("add", "min", "max", "and", "or", "xor")
     logic = name in ("and", "or", "xor")

@@ -1,0 +1,49 @@
+"""The registry's keys: which record stands under which. Pure."""
+
+from __future__ import annotations
+
+import secrets
+
+NODES, SESSIONS, HISTORY, LEADER = "nodes/", "sessions/", "history/", "election/leader"
+HOSTS, POOL, KEYS, INVITATIONS = "hosts/", "pool/settings", "keys/", "invitations/"
+QUEUE, IDENTITY = "queue/", "pool/identity"
+
+
+def node_key(host: str) -> str:
+    """Key of a node's record."""
+    return NODES + host
+
+
+def host_key(host: str) -> str:
+    """Key of what operators decided about a host."""
+    return HOSTS + host
+
+
+def member_key(name: str) -> str:
+    """Key of a member's public key."""
+    return KEYS + name
+
+
+def invitation_key(name: str) -> str:
+    """Key of an invitation."""
+    return INVITATIONS + name
+
+
+def session_key(name: str) -> str:
+    """Key of a session's record."""
+    return SESSIONS + name
+
+
+def queue_key(name: str) -> str:
+    """Key of a request that waits."""
+    return QUEUE + name
+
+
+def history_key(subject: str, revision: int) -> str:
+    """One key for each change of a record: ``revision`` is the mod revision that the change replaced."""
+    return f"{HISTORY}{subject}/@{revision:016d}"
+
+
+def note_key(subject: str, revision: int) -> str:
+    """Key of a decision that changes no session's record: no other writer at ``revision`` makes the same."""
+    return f"{history_key(subject, revision)}.{secrets.token_hex(4)}"
