@@ -1,4 +1,7 @@
-"""Kernels that change every element of a buffer: what a replay repeats, and what none can repeat."""
+"""Kernels that change every element of a buffer: what a replay repeats, and what none can repeat.
+
+Tests of a worker run them, and `bench/move/move_load.py` does.
+"""
 
 from __future__ import annotations
 
@@ -49,5 +52,18 @@ end: ret;
     st.global.u32 [%d1], %r6;
 end: ret;
 }
+
+.visible .entry sum(.param .u64 data, .param .u32 count, .param .u64 total)
+{
+    .reg .pred %p; .reg .b32 %r<8>; .reg .b64 %d<6>; .reg .f32 %f<4>;
+    ld.param.u64 %d1, [data]; ld.param.u32 %r1, [count]; ld.param.u64 %d3, [total];
+    mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %tid.x;
+    mad.lo.u32 %r2, %r2, %r3, %r4;
+    setp.ge.u32 %p, %r2, %r1;
+    @%p bra end;
+    cvt.rn.f32.u32 %f1, %r2; mul.f32 %f1, %f1, 0f3DCCCCCD;
+    atom.global.add.f32 %f2, [%d3], %f1;
+end: ret;
+}
 """
-TOUCH, STAMP, MIX = range(3)  #: functions of the module, in its order
+TOUCH, STAMP, MIX, SUM = range(4)  #: functions of the module, in its order
