@@ -109,7 +109,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("pool", lambda: str(_state_home() / "pool"), str, "the pool's directory (addresses and keys)"),
     Setting("context", lambda: "", str, "the context whose pool is meant (`rgpu context ls`)"),
     Setting("registry", lambda: "embedded", str, "the pool's registry: etcd://HOST:PORT,…/PREFIX?…, or embedded"),
-    Setting("memory", lambda: 1 << 30, parse_size, "device memory of a session (its quota)"),
+    Setting("memory", lambda: 0, parse_size, "device memory of a session (its quota); 0: as --gpus says, else the "
+            "pool's default (`rgpu pool status`): one GPU, 1 GiB on the cpu device"),
+    Setting("quiet", lambda: False, parse_flag, "no line at the start of a run that says what it was given"),
     Setting("recover", lambda: True, parse_flag, "keep the journal since the last checkpoint, to outlive a server"),
     Setting("journal_limit", journal_limit, parse_size, "journal kept in memory before it is spilled (default: 1/32 of "
             "the machine's memory, 256 MiB to 4 GiB)"),

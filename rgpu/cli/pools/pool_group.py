@@ -55,6 +55,28 @@ def resume(reason: str, pool: str | None, output: str) -> None:
     _set(False, reason, pool, output)
 
 
+@command.command("set")
+@click.argument("name", type=click.Choice(["default-gpus"]))
+@click.argument("value")
+@common.pool_option
+@common.output_option
+@common.verb
+def set_one(name: str, value: str, pool: str | None, output: str) -> None:
+    """Set NAME to VALUE for the whole pool.
+
+    default-gpus: what a run gets that asks neither for --memory nor for --gpus, as --gpus takes it: 1, 2, 0.25; "auto"
+    for the usual, one GPU where the pool has GPUs. Runs that have begun keep what they have.
+    """
+    args = {"name": name, "value": "" if value == "auto" else value}
+    with connect(common.settings(pool=pool), role="operator") as client:
+        result = client.call("pool.set", args, timeout=30)
+    common.emit(result, output, lambda v: common.out.print(_default(v), markup=False))
+
+
+def _default(found: dict[str, Any]) -> str:
+    return f"default-gpus {found.get('default_gpus') or 'auto (1 where the devices are GPUs)'}"
+
+
 def _set(paused: bool, reason: str, pool: str | None, output: str) -> None:
     with connect(common.settings(pool=pool), role="operator") as client:
         result = client.call("pool.pause", {"paused": paused, "reason": reason}, timeout=30)
@@ -69,5 +91,6 @@ def _show(found: dict[str, Any]) -> None:
         f"coordinator  {found['leader'] or 'none at the moment'}\nautomation   {automation}\n"
         f"nodes        {found['nodes']}" + (f", away: {', '.join(found['away'])}" if found["away"] else "") +
         "".join(f", {host} lost since {common.moment(since)}" for host, since in found.get("lost", {}).items()) +
+        f"\ndefault      {_default(found).removeprefix('default-gpus ')}: GPUs of a run that asks for nothing"
         f"\nsessions     {sessions}\nqueue        {len(found.get('queue') or []) or 'empty'}"
         f"\nregistry     {found['cluster']}, revision {found['revision']}", markup=False)

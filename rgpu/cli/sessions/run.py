@@ -18,10 +18,11 @@ from rgpu.session.errors import UsageError
 
 @click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--name", metavar="S", help="The session's name (default: the program's name and a number).")
-@click.option("--memory", metavar="SIZE", help="Device memory of the session (default: 1GiB; with --gpus that share of "
-              "a device's).")
+@click.option("--memory", metavar="SIZE", help="Device memory of the session (default: with --gpus that share of a "
+              "device's; else the pool's default).")
 @click.option("--gpus", metavar="N", help="So many whole GPUs of one host, or a share of one such as 0.25: that much "
-              "of their compute is promised to nobody else. Memory is of each of them.")
+              "of their compute is promised to nobody else. Memory is of each of them. (Default, without --memory: 1, "
+              "or as the pool says.)")
 @click.option("--compute", type=click.IntRange(1, 100), metavar="PERCENT",
               help="Another share of the GPU's compute than --gpus says.")
 @click.option("--gpu-model", "models", multiple=True, metavar="NAME",
@@ -35,6 +36,7 @@ from rgpu.session.errors import UsageError
               "--lazy the program starts, and stands at its first CUDA call.")
 @click.option("--lazy", is_flag=True, help="Start the program at once; its session is placed with its first CUDA call. "
               "For programs that may need no GPU, or only after a long time.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not say at the start what was given, and where.")
 @click.option("--host", help="Start on this host (default: the coordinator chooses).")
 @click.option("--recover", type=click.Choice(["on", "off"]),
               help="Keep the journal, to outlive a server (default: on).")
@@ -61,7 +63,7 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
             journal_dir: str | None, on_full: str, checkpoint_every: float, max_replay: float, divergence: str,
             record: Path | None, pool: str | None, program: tuple[str, ...], gpus: str | None, compute: int | None,
             models: tuple[str, ...], priority: int, anti_affinity: str | None, queue: bool, same_host: str,
-            client_grace: str | None, lazy: bool, labels: tuple[str, ...]) -> None:
+            client_grace: str | None, lazy: bool, labels: tuple[str, ...], quiet: bool) -> None:
     """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
 
     The session is placed before PROGRAM starts; where that is refused, nothing is started. Exits as the program does.
@@ -70,19 +72,19 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
     from rgpu.link.logging import configure_logging
 
     settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
-                               journal_dir=journal_dir, client_grace=client_grace)
+                               journal_dir=journal_dir, client_grace=client_grace, quiet=quiet or None)
     options = requested(host, gpus, compute, models, priority, anti_affinity, queue)
     if labels:
         options["labels"] = read_labels(labels)
     if settings.given("client_grace"):
         options["client_grace"] = settings.client_grace
-    # With --gpus and no word on memory the share of a device's memory is meant, which only the pool knows.
-    quota = settings.memory if gpus is None or settings.given("memory") else None
     configure_logging(level=settings.log_level, file=_log_file(settings), json=True)
-    sys.exit(run(list(program), name=name, memory=quota, pool=_pool(settings), recover=settings.recover,
+    sys.exit(run(list(program), name=name, memory=settings.memory or None, pool=_pool(settings),
+                 recover=settings.recover,
                  journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
                  extra=options, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
-                 max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto", lazy=lazy))
+                 max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto", lazy=lazy,
+                 quiet=settings.quiet))
 
 
 def requested(host: str | None, gpus: str | None, compute: int | None, models: tuple[str, ...], priority: int,

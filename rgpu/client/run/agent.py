@@ -25,8 +25,10 @@ import structlog
 from rgpu.client.journal.kept import Journal, Policy, prepare_directory
 from rgpu.client.journal.recorder import Recorder
 from rgpu.client.run import pool_desk as desks
+from rgpu.client.run.given import given_line
 from rgpu.client.run.placing import PlacedSession, program_asking
 from rgpu.client.run.pool_desk import Desk, Grant
+from rgpu.client.run.run_memory import RunMemory
 from rgpu.client.run.waiting import create_session
 from rgpu.client.session.attachment import Owner
 from rgpu.client.session.identity import Identity
@@ -64,6 +66,7 @@ class Options:
     max_replay: float = 0.0  #: seconds that the replay of a recovery may be predicted to take; 0: any time
     divergence: str = "warn"  #: when a replay answers otherwise: ``warn`` or ``stop``
     same_host: bool = True  #: bulk through shared memory where the worker is on this host
+    quiet: bool = False  #: no line at the start that says what was given
 
 
 class Agent:
@@ -81,6 +84,7 @@ class Agent:
         self._complain = complain
         self._directory = Path(tempfile.mkdtemp(prefix="rgpu-"))  # mode 0700
         self._listener, self.socket_path = listen(self._directory)
+        self.memory = RunMemory(self._directory)
         self.observer = Observer(self.desk, lambda: {"memory": options.memory, "options": options.extra,
                                                        "versions": versions.ours()})
         self._lock = threading.Lock()
@@ -110,6 +114,7 @@ class Agent:
         args = self._order(name, program_asking(command, socket.gethostname()))
         reply = create_session(self.desk, args, tell=self._complain, given_up=given_up)
         facts, *_ = self._read(reply)
+        self._announce(reply)
         self._placed = PlacedSession(self.desk, args, reply)
         self.observer.placed(facts, str(reply.get("driver_release") or ""))
 
@@ -177,7 +182,7 @@ class Agent:
                 self._observe(peer)
                 return
             try:
-                shipper = self._open_session(peer, hello, early)
+                number, shipper = self._open_session(peer, hello, early)
             except BaseException:
                 hello.close()
                 for segment in early:
@@ -194,6 +199,7 @@ class Agent:
             shipper.run()
         finally:
             self.observer.ended(shipper.identity.session)
+            self.memory.ended(number)
             with self._lock:
                 self._shippers.pop(shipper.identity.session, None)
         if shipper.over and not shipper.ended_well:
@@ -215,7 +221,7 @@ class Agent:
             peer.refuse(SYSTEM_NOT_READY if isinstance(error, PoolUnavailable) else NO_DEVICE, error.message)
             peer.close()
 
-    def _open_session(self, peer: LocalPeer, hello: Hello, early: list[NewSegment]) -> Shipper:
+    def _open_session(self, peer: LocalPeer, hello: Hello, early: list[NewSegment]) -> tuple[int, Shipper]:
         number, reply, asked = self._ask_session(peer, hello)
         facts, owner, grant = self._read(reply)
         name = str(reply["session"])
@@ -239,7 +245,7 @@ class Agent:
             shipper.stop("the program ended")
         peer.send_welcome(facts.encode(), page.fd)
         log.info("session created", session=name, owner=owner.host, epoch=owner.epoch, pid=peer.pid)
-        return shipper
+        return number, shipper
 
     def _ask_session(self, peer: LocalPeer, hello: Hello) -> tuple[int, dict[str, Any], int]:
         """(number in the run, the pool's reply, the pid that it was asked for with), made now or waiting already."""
@@ -249,7 +255,14 @@ class Agent:
         program = {"pid": peer.pid, "command": hello.executable, "host": socket.gethostname()}
         reply = create_session(self.desk, self._order(name, program), tell=self._complain,
                                given_up=self._wanted_by(peer))
+        if number == 1:
+            self._announce(reply)
         return number, reply, peer.pid
+
+    def _announce(self, reply: dict[str, Any]) -> None:
+        """Say what the run was given, once."""
+        if not self.options.quiet and (line := given_line(str(reply.get("session")), reply.get("given"))):
+            self._complain(line)
 
     def _take_placed(self) -> PlacedSession | None:
         """The session that was made before the program, for whoever comes first."""

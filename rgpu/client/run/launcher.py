@@ -144,14 +144,14 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
         recover: bool | None = None, journal_limit: int = 1 << 30, journal_dir: Path | None = None,
         on_full: str = "block", extra: dict[str, Any] | None = None, reraise: bool = False, record: Path | None = None,
         checkpoint_every: float = 0.0, max_replay: float = 0.0, divergence: str = "warn", same_host: bool = True,
-        lazy: bool = False) -> int:
+        lazy: bool = False, quiet: bool = False) -> int:
     """Run ``command`` on sessions of the pool; returns its exit code, 128 + n when signal n ended it.
 
     The first session is made before the program starts, which does not start if it is refused; ``lazy``: with the
     program's first CUDA call.
 
     ``reraise``: end this process by that signal too, as a shell expects it. ``record``, ``checkpoint_every``,
-    ``max_replay``, ``divergence``, ``same_host``: see :class:`rgpu.client.run.agent.Options`.
+    ``max_replay``, ``divergence``, ``same_host``, ``quiet``: see :class:`rgpu.client.run.agent.Options`.
     Raises :class:`RgpuError` for what is wrong before the program starts.
     """
     if not command:
@@ -170,7 +170,7 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
 
     check_pool(keys, endpoints, name, learned)
     options = Options(name, memory, recover, journal_limit, journal_dir, on_full, extra or {}, record,
-                      checkpoint_every, max_replay, divergence, same_host)
+                      checkpoint_every, max_replay, divergence, same_host, quiet)
     keep_prompt()
     agent = Agent(options, keys, endpoints, complain=_complain, described=lambda: described(files, description.id),
                   learned=learned)

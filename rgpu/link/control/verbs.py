@@ -59,11 +59,13 @@ TABLE: tuple[Verb, ...] = (
     Verb("pool.status", EVERYBODY, ANY, True,
          "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
          "count}, moves: {session: how far}, queue: [{name, kind, position, priority, memory_bytes, compute, waited_s, "
-         "reason}], rebalance: as set or null, rebalancing: the plan under way, "
+         "reason}], default_gpus: as set or empty, rebalance: as set or null, rebalancing: the plan under way, "
          "away: hosts that something was decided about and that are not there, lost: {host: since when}}",
          on=On.LIST),
     Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on.",
          changes=True),
+    Verb("pool.set", OPERATOR, LEADER, True, "{name: default-gpus, value: as --gpus, or empty} → {default_gpus}: a "
+         "setting of the pool.", changes=True),
     Verb("pool.adopt", OPERATOR, ANY, False,
          "{yes, keep: {session: host}, without: [host], forget: [session], endpoints} → {went_back, steps, problems, "
          "keys, done}: a registry that went back is made to say what is true (OWNERSHIP 10).", changes=True),
@@ -92,7 +94,8 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options: {host, gpus, compute, models, "
          "priority, anti_affinity, queue}, versions, wait, known} → {session, owner, address, ticket, secret, expires, "
-         "epoch, facts, driver_release, versions, endpoints}; with `queue`, where there is no place, within `wait` s, "
+         "epoch, facts, driver_release, versions, endpoints, given: {host, device, kind, gpus, "
+         "compute, memory_bytes, device_bytes}}; with `queue`, where there is no place, within `wait` s, "
          "or at once when the reason is not `known`: {queued: {position, waiting, reason}}, to be asked again.",
          changes=True),
     Verb("session.candidate", USER, ANY, True,

@@ -65,7 +65,7 @@ class Coordinator:
         self.hosts = hosts = Hosts(registry, term, records)
         self.members = Members(registry, term, records)
         self.draining = Draining(term, records, tasks, hosts, moves)
-        self.admission = Admission(term, records, told, locks, tasks, queue, recovery, endings)
+        self.admission = Admission(term, records, told, locks, tasks, queue, recovery, endings, hosts)
         self.silence = Silence(term, records, told, locks, checkpoints, endings, agent_grace, self.admission.kept)
         parking = Parking(term, records, told, locks, queue, checkpoints)
         self.rebalancing = Rebalancing(term, records, tasks, hosts, queue, moves, self.admission, parking,

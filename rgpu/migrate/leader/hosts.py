@@ -106,6 +106,13 @@ class Hosts:
         """Whether sessions are moved by themselves to make room. Raises :class:`Fenced`, :class:`Conflict`."""
         return await self._set_pool("rebalance_on" if on else "rebalance_off", "by hand", rebalance=on)
 
+    async def set_default_gpus(self, gpus: str) -> PoolRecord:
+        """What a session gets that asks for nothing, as :func:`rgpu.migrate.leader.defaults.check_default` takes it.
+
+        Raises :class:`Fenced`, :class:`Conflict`.
+        """
+        return await self._set_pool("default_gpus", gpus or "the usual: one GPU", default_gpus=gpus)
+
     async def _set_pool(self, decision: str, why: str, **changes: object) -> PoolRecord:
         registry, now = self._registry, self.term.clock.wall()
         for _ in range(TRIES):

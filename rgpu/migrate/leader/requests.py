@@ -16,7 +16,10 @@ from rgpu.session.errors import Refused, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a client of ``user`` asks for. ``quota`` None: ``share`` per cent of a device's memory (0: the default)."""
+    """What a client of ``user`` asks for. ``quota`` None: ``share`` per cent of a device's memory (0: the default).
+
+    ``defaulted``: the pool's default, where it was not asked for more than that; empty where it was.
+    """
 
     name: str
     agent: str
@@ -28,6 +31,7 @@ class Order:
     device: str | None = None
     wants: Wants = field(default_factory=Wants)
     user: str = ""
+    defaulted: str = ""
 
     def check(self) -> None:
         """Raises :class:`UsageError`."""
@@ -39,7 +43,7 @@ class Order:
         """Return the request as the scheduler takes it."""
         wants = self.wants
         return Request(self.name, self.quota or 0, host=self.host, device=self.device, compute=wants.compute,
-                       models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus)
+                       models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus, kind=wants.kind)
 
 
 def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:

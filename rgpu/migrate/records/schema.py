@@ -79,7 +79,7 @@ class Wants(Record, frozen=True, kw_only=True):
     ``models``: names of acceptable devices (:func:`rgpu.migrate.scheduling.placement.is_model`); none: any.
     ``anti_affinity``: no two sessions of one group share a host. ``gpus``: devices, all of one host; memory and
     compute are of each of them. ``client_grace``: seconds that its client's host may be silent; 0: the pool's.
-    ``labels``: for people, to find it by.
+    ``labels``: for people, to find it by. ``kind``: only devices of that kind; empty: of any.
     """
 
     compute: Annotated[int, Meta(ge=0, le=100)] = 0
@@ -89,6 +89,7 @@ class Wants(Record, frozen=True, kw_only=True):
     gpus: Annotated[int, Meta(ge=1, le=MAX_GPUS)] = 1
     client_grace: Seconds = 0.0
     labels: Annotated[dict[LabelKey, LabelValue], Meta(max_length=16)] = {}
+    kind: Annotated[str, Meta(max_length=16)] = ""
 
 
 class DeviceRecord(Record, frozen=True, kw_only=True):
@@ -210,7 +211,9 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     """``sessions/NAME``. ``owner`` is None once it ended, and while it is parked; ``quota``: bytes on each device.
 
     ``device``: one, or several of the owner's (:mod:`rgpu.session.devices`). ``user``: whom it belongs to; the previous
-    version wrote none: then it belongs to the user of the key ``agent``.
+    version wrote none: then it belongs to the user of the key ``agent``. ``run``: the name of its run, whose sessions
+    share the memory and compute of one of them on a device; empty (as the previous version wrote it): it shares with
+    nobody.
     """
 
     v: int = SCHEMA
@@ -242,6 +245,7 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     silent_since: Seconds = 0.0  #: since when its client's host is silent; 0: it is not, as far as is known
     parked: Parked | None = None
     user: Text = ""
+    run: Text = ""
 
     @property
     def journal_from(self) -> int:
@@ -315,11 +319,14 @@ class PoolRecord(Record, frozen=True, kw_only=True):
     """``pool/settings``. ``paused``: the leader begins nothing that nobody asked for.
 
     ``rebalance``: whether sessions are moved by themselves to make room; None: only where the registry is etcd.
+    ``default_gpus``: what a session gets that asks neither for memory nor for GPUs, as ``rgpu run --gpus`` takes it;
+    empty: one GPU where the devices are GPUs (:func:`rgpu.migrate.leader.requests.with_default`).
     """
 
     v: int = SCHEMA
     paused: bool = False
     rebalance: bool | None = None
+    default_gpus: Annotated[str, Meta(max_length=16)] = ""
     reason: Text = ""
     changed: Seconds = 0.0
 

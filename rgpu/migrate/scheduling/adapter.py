@@ -30,6 +30,7 @@ from rgpu.migrate.scheduling.placement import (
     request_for,
     unsuitable,
 )
+from rgpu.migrate.scheduling.runs import beside
 from rgpu.migrate.scheduling.shares import MIB, mix_of, node_of, reason_of
 from rgpu.migrate.scheduling.snapshot import MAX_MEMORY_MIB, WHOLE, Demand, Device, Node, Placed
 from rgpu.migrate.scheduling.snapshot import Request as Wanted
@@ -44,6 +45,9 @@ def place_by_fragmentation(snapshot: Snapshot, request: Request) -> Choice:
     else worked out from the
     records alone. Raises what :func:`rgpu.migrate.scheduling.placement.place` raises, with the same reasons.
     """
+    together = beside(snapshot, request)
+    if together is not None:
+        return together
     if snapshot.decider is not None and request.gpus == 1:
         return snapshot.decider.place(snapshot, request)
     fitting = candidates(snapshot, request)  # raises with a reason for each device when there is none
@@ -96,7 +100,10 @@ class View:
 
 
 def view(snapshot: Snapshot, pinned: Mapping[str, str]) -> View:
-    """The pool for a planner. ``pinned``: sessions that cannot be moved, and why."""
+    """The pool for a planner. ``pinned``: sessions that cannot be moved, and why.
+
+    The first session of a run stands for all of it.
+    """
     demands = Demands(snapshot.nodes)
     placed: list[Placed] = []
     known: set[tuple[str, str, str]] = set()
@@ -118,6 +125,8 @@ def pool_of(nodes: Iterable[NodeRecord]) -> Pool:
 
 def session_places(demands: Demands, session: SessionRecord, claims: Sequence[Claim], why: str) -> list[Placed]:
     """A session's places, as planners count them; the second is where it moves to. ``why`` it stays, or empty."""
+    if session.run not in ("", session.name):
+        claims = [replace(claim, quota=0, compute=0) for claim in claims]
     count = len(parts(session.device))
     return [one for claimed, reserved in ((claims[:count], False), (claims[count:], True)) if claimed
             for one in _placed(demands, claimed, session, why, reserved)]
@@ -142,7 +151,7 @@ class Demands:
 
     def of(self, request: Request) -> Demand:
         """Hosts count as models; no models: any host."""
-        key = (request.needs, request.host, request.device, tuple(request.models))
+        key = (request.needs, request.host, request.device, tuple(request.models), request.kind)
         if key not in self._hosts:
             hosts = frozenset(node.host for node in self.nodes.values() if request.host in (None, node.host) and any(
                 unsuitable(node, device, request) is None and named(request, device)
@@ -171,7 +180,7 @@ def _placed(demands: Demands, claims: Sequence[Claim], session: SessionRecord | 
     if node is None or len(columns) != len(claims):
         return []
     request = replace(request_for(session) if session else Request(claim.session, claim.quota, compute=claim.compute),
-                      gpus=len(columns))
+                      gpus=len(columns), quota=claim.quota, compute=claim.compute)
     share = sum(max(claim.compute / WHOLE, claim.quota / max(node.devices[column].memory, 1)) for column in columns)
     found = Placed(claim.session, demands.of(request), claim.host, columns, pinned=pinned, anti_affinity=claim.group,
                    reserved=reserved, share=share)

@@ -31,7 +31,10 @@ _WORDS = re.compile(r"[a-z0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """So much of a device is promised to a session. ``group``: its anti-affinity group."""
+    """So much of a device is promised to a session. ``group``: its anti-affinity group.
+
+    ``run``: its run, whose sessions have the largest of their claims on a device together; empty: one of its own.
+    """
 
     session: str
     host: str
@@ -39,6 +42,29 @@ class Claim:
     quota: int
     compute: int = 0
     group: str = ""
+    run: str = ""
+
+
+def run_of(session: str) -> str:
+    """The run that a session of that name belongs to, where it belongs to one: NAME, NAME/2 and so on are of NAME."""
+    return session.partition("/")[0]
+
+
+def promised_in_all(claims: Iterable[Claim], without: str = "") -> tuple[int, int]:
+    """Bytes and per cent of one device: of each run the largest claim. ``without``: a session, which does not stand
+    in its own way, nor do those that share with it."""
+    quota = compute = 0
+    runs: dict[str, tuple[int, int]] = {}
+    run = run_of(without)
+    for claim in claims:
+        if claim.session == without or (claim.run and claim.run == run):
+            continue
+        if claim.run:
+            most = runs.get(claim.run, (0, 0))
+            runs[claim.run] = max(most[0], claim.quota), max(most[1], claim.compute)
+        else:
+            quota, compute = quota + claim.quota, compute + claim.compute
+    return quota + sum(most[0] for most in runs.values()), compute + sum(most[1] for most in runs.values())
 
 
 @dataclass(frozen=True)
@@ -69,11 +95,11 @@ class Snapshot:
 
     def promised(self, host: str, device: str, without: str = "") -> int:
         """Bytes of the device that sessions (but ``without``) have or will have."""
-        return sum(claim.quota for claim in self.claims.get((host, device), ()) if claim.session != without)
+        return promised_in_all(self.claims.get((host, device), ()), without)[0]
 
     def compute_promised(self, host: str, device: str, without: str = "") -> int:
         """Per cent of the device, likewise."""
-        return sum(claim.compute for claim in self.claims.get((host, device), ()) if claim.session != without)
+        return promised_in_all(self.claims.get((host, device), ()), without)[1]
 
     def free(self, node: NodeRecord, device: DeviceRecord, without: str = "") -> int:
         """Bytes of the device that are promised to nobody; may be negative."""
@@ -91,17 +117,18 @@ def claims_of(session: SessionRecord) -> list[Claim]:
         return []
     wants = session.wants
     found = claims_on(session.name, str(session.owner), session.device, session.quota, wants.compute,
-                      wants.anti_affinity)
+                      wants.anti_affinity, session.run)
     move = session.open_move
     if move is not None:
         found += claims_on(session.name, move.destination, move.device, session.quota, wants.compute,
-                           wants.anti_affinity)
+                           wants.anti_affinity, session.run)
     return found
 
 
-def claims_on(session: str, host: str, device: str, quota: int, compute: int = 0, group: str = "") -> list[Claim]:
+def claims_on(session: str, host: str, device: str, quota: int, compute: int = 0, group: str = "",
+              run: str = "") -> list[Claim]:
     """One for each of the devices that ``device`` names."""
-    return [Claim(session, host, one, quota, compute, group) for one in parts(device)]
+    return [Claim(session, host, one, quota, compute, group, run) for one in parts(device)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +137,7 @@ class Request:
 
     ``kept``: places that wait for somebody else, and for whom. ``store``: only hosts that see it (or do not say).
     ``gpus``: so many devices of one host; ``quota`` and ``compute`` are of each. ``device``: may name several.
+    ``kind``: only devices of that kind; empty: of any.
     """
 
     session: str
@@ -125,13 +153,14 @@ class Request:
     kept: Mapping[Place, str] = field(default_factory=dict)
     store: str = ""
     gpus: int = 1
+    kind: str = ""
 
 
 def request_for(record: SessionRecord, **more: Any) -> Request:
     """The request that a session on record makes, wherever it is to go."""
     wants = record.wants
     return Request(record.name, record.quota, needs=record.needs, compute=wants.compute, models=tuple(wants.models),
-                   anti_affinity=wants.anti_affinity, gpus=wants.gpus, **more)
+                   anti_affinity=wants.anti_affinity, gpus=wants.gpus, kind=wants.kind, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +398,8 @@ def _unlike(device: DeviceRecord, request: Request) -> str | None:
                     f"{_dotted(needs.compute_capability)}")
         if device.driver_version < needs.driver_version:
             return f"has driver {device.driver_version}, older than the {needs.driver_version} it began with"
+    if request.kind and device.kind != request.kind:
+        return f"is no {request.kind} device"
     if request.models and not any(is_model(device.name, model) for model in request.models):
         return f"is {device.name or 'of no named model'}, not {' or '.join(sorted(request.models))}"
     return None

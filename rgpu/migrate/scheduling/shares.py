@@ -48,8 +48,8 @@ class Shares:
 
     def add(self, session: SessionRecord, sign: int) -> bool:
         """Count a session, or (``sign`` -1) no longer; whether it counts at all."""
-        if not session.live or session.quota <= 0:
-            return False
+        if not session.live or session.quota <= 0 or session.run not in ("", session.name):
+            return False  # the first session of a run stands for what its others share
         held = max(session.wants.compute, -(-session.quota * WHOLE // self.usual))
         self.counts[max(1, min(WHOLE, held))] += sign * session.wants.gpus
         return True

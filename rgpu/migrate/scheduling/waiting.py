@@ -23,6 +23,7 @@ from rgpu.migrate.scheduling.placement import (
     never_fits,
     request_for,
     room,
+    run_of,
     suitable,
 )
 from rgpu.migrate.scheduling.queueing import ordered
@@ -82,7 +83,7 @@ def queued(record: QueueRecord, hold: str = "") -> Entry:
     """A request that waits."""
     wants = record.wants
     request = Request(record.name, record.quota, host=record.host or None, compute=wants.compute,
-                      models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus)
+                      models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus, kind=wants.kind)
     return Entry(request, wants.priority, record.arrived, hold=hold)
 
 
@@ -123,7 +124,7 @@ def serve(snapshot: Snapshot, entries: Iterable[Entry]) -> Served:
             continue
         placed.append((entry, choice))
         claims = claims_on(entry.name, choice.host, choice.device, request.quota, request.compute,
-                           request.anti_affinity)
+                           request.anti_affinity, run_of(entry.name))
         snapshot = replace(snapshot, reserved=(*snapshot.reserved, *claims))
     return Served(tuple(placed), tuple(waiting))
 

@@ -27,7 +27,8 @@ from rgpu.session.errors import RgpuError
 from rgpu.session.facts import PEERS
 from tests.support.leader.records import node, session
 
-HOSTS, NAMES, GROUPS = ("a", "b", "c", "d", "e"), tuple(f"s{n}" for n in range(9)), ("", "", "g", "h")
+HOSTS, GROUPS = ("a", "b", "c", "d", "e"), ("", "", "g", "h")
+NAMES = ("s0", "s0/2", "s0/3", "s1", "s1/2", "s2", "s3", "s4", "s5")
 SIZES = (0, 1, MIB - 1, 10 * MIB, 20 * MIB, 40 * MIB + 3, 1 << 62)
 SHARES = (0, 25, 50, 60, 100)
 
@@ -55,7 +56,8 @@ class Pools(random.Random):
     def session(self, name: str) -> SessionRecord:
         gpus = self.choice([1, 1, 1, 2, 3])
         wants = Wants(compute=self.choice(SHARES), anti_affinity=self.choice(GROUPS), gpus=gpus)
-        record = session(name, self.choice(HOSTS), self.choice(SIZES), self.device_name(gpus)).replace(wants=wants)
+        record = session(name, self.choice(HOSTS), self.choice(SIZES), self.device_name(gpus)).replace(
+            wants=wants, run=self.choice(["", placement.run_of(name)]))
         what = self.choice(["running", "running", "moving", "ended"])
         if what == "ended":
             return record.replace(state="ended", owner=None)
@@ -75,11 +77,12 @@ class Pools(random.Random):
             device=self.device_name() if self.random() < 0.2 else None, store=self.choice(["", "x"]),
             anti_affinity=self.choice(GROUPS), avoid_hosts=self.choice([(), (), ("a",)]),
             avoid={(self.choice(HOSTS), "cpu:0")} if self.random() < 0.3 else (),
-            gpus=self.choice([1, 1, 1, 1, 2, 3]))
+            gpus=self.choice([1, 1, 1, 1, 2, 3]), kind=self.choice(["", "", "", "cuda"]))
 
     def claim(self) -> Claim:
-        return Claim(self.choice(NAMES), self.choice(HOSTS), self.device_name(), self.choice(SIZES),
-                     self.choice(SHARES), self.choice(GROUPS))
+        name = self.choice(NAMES)
+        return Claim(name, self.choice(HOSTS), self.device_name(), self.choice(SIZES), self.choice(SHARES),
+                     self.choice(GROUPS), self.choice(["", placement.run_of(name)]))
 
     def later(self, before: Snapshot, hosts: bool = True) -> Snapshot:
         """The pool a little later: hosts, sessions and reserved places came, went and changed."""

@@ -54,6 +54,7 @@ class LocalPool:
             **os.environ, "RGPU_POOL": str(folder / "pool"), "RGPU_JOURNAL_DIR": str(folder / "journal"),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONUNBUFFERED": "1", "RGPU_CONFIG": "",
+            "RGPU_QUIET": "1",  # programs' own stderr is compared
             "RGPU_PAGE_LANES": os.environ.get("RGPU_PAGE_LANES", "2"),  # one, by itself, where there are few processors
         }
         if "RGPU_SPARES" not in os.environ and (os.cpu_count() or 1) < 8:
@@ -137,6 +138,8 @@ class LocalPool:
         return json.loads(done.stdout)
 
     def run(self, *command: str, name: str, options: tuple[str, ...] = ()) -> Program:
+        if any(device.startswith("cuda") for device in self.devices) and not {"--memory", "--gpus"} & set(options):
+            options = ("--memory", "1GiB", *options)  # several side by side on one GPU, not a whole one each
         program = Program(self, [str(part) for part in command], name, options)
         self.programs.append(program)
         return program

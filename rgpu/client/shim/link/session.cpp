@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "memory.hpp"
 #include "session.hpp"
 
 extern char** environ;
@@ -47,6 +48,7 @@ CUresult go_live(Session& s) {
   s.pid = ::getpid();
   stay_loaded();
   if (CUresult r = open_report(s); r) return r;
+  if (CUresult r = join_run(); r) return r;
   s.state = Session::State::live;
   return open_session(s);
 }

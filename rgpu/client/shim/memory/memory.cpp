@@ -54,7 +54,15 @@ Allocator* allocator_of(Memory& m, int device) {
 
 // Tells the agent what cuMemGetInfo would. Lock held; after every change of the allocator.
 void tell_used(int device, const Allocator& allocator) {
-  report_used(device, allocator.quota() - allocator.available());
+  const std::uint64_t used = allocator.quota() - allocator.available();
+  report_used(device, used);
+  share_used(device, used);
+}
+
+// Whether what was just taken is within what the run was given; told to the others before it is looked at.
+bool within_run(int device, const Allocator& allocator) {
+  tell_used(device, allocator);
+  return used_by_run(device, allocator.quota() - allocator.available()) <= allocator.quota();
 }
 
 std::string bytes_text(std::uint64_t bytes) {
@@ -69,20 +77,22 @@ std::string bytes_text(std::uint64_t bytes) {
 
 // Says why CUDA_ERROR_OUT_OF_MEMORY is returned, once for each device: on a GPU of one's own it would have another reason.
 void say_out_of_quota(int device, std::uint64_t asked) {
-  std::uint64_t quota = 0, used = 0;
+  std::uint64_t quota = 0, used = 0, own = 0;
   {
     Memory& m = memory();
     std::unique_lock guard(m.lock);
     Allocator* allocator = allocator_of(m, device);
     if (!allocator) return;
     quota = allocator->quota();
-    used = quota - allocator->available();
+    own = quota - allocator->available();
+    used = used_by_run(device, own);
   }
   const std::uint64_t whole = facts().devices[static_cast<std::size_t>(device)].total_memory;
   const bool everything = whole && quota + kGranule > whole;  // in whole granules
   log_once("quota " + std::to_string(device),
-           "out of memory: %s were asked for, and %s of the session's quota of %s are in use; %s",
+           "out of memory: %s were asked for, and %s of the session's quota of %s are in use%s; %s",
            bytes_text(asked).c_str(), bytes_text(used).c_str(), bytes_text(quota).c_str(),
+           used > own ? " by the processes of this run" : "",
            everything ? "that is all that the device has: --gpu-model asks for another model"
                       : "rgpu run --memory SIZE asks for more");
 }
@@ -134,8 +144,9 @@ bool charge_quota(int device, std::uint64_t size) {
     std::unique_lock guard(m.lock);
     Allocator* allocator = allocator_of(m, device);
     if (allocator && allocator->charge(size)) {
+      if (within_run(device, *allocator)) return true;
+      allocator->refund(size);
       tell_used(device, *allocator);
-      return true;
     }
   } while (reclaim_deferred(device));
   say_out_of_quota(device, size);
@@ -230,8 +241,14 @@ CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& ad
       Allocator* allocator = allocator_of(m, device);
       if (!allocator) return CUDA_ERROR_INVALID_DEVICE;
       std::vector<Range> map;
-      if (auto found = allocator->allocate(size, map)) {
+      auto found = allocator->allocate(size, map);
+      if (found && !within_run(device, *allocator)) {  // nothing was sent yet
+        std::vector<Range> unmap;
+        allocator->free(*found, unmap);
         tell_used(device, *allocator);
+        found.reset();
+      }
+      if (found) {
         for (const Range& range : map) {
           wire::MemoryMap call{};
           call.address = range.address;
@@ -393,7 +410,8 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   std::unique_lock guard(m.lock);
   Allocator* allocator = allocator_of(m, session_device(context->device));
   if (!allocator) return CUDA_ERROR_INVALID_DEVICE;
-  *free = allocator->available();
+  const std::uint64_t own = allocator->quota() - allocator->available();
+  *free = allocator->quota() - std::min(allocator->quota(), used_by_run(session_device(context->device), own));
   *total = allocator->quota();
   return CUDA_SUCCESS;
 }

@@ -56,6 +56,15 @@ CUresult free_hidden(std::uint64_t address);
 bool charge_quota(int device, std::uint64_t size);
 void refund_quota(int device, std::uint64_t size);
 
+// ---------------------------------------------------------------- what the processes of a run share
+
+// Takes a slot on the run's page, once the session's facts are known.
+CUresult join_run();
+// Tells the others what this process uses of a device.
+void share_used(int device, std::uint64_t bytes);
+// Bytes of a device that all processes of the run use, of which this one uses `own`.
+std::uint64_t used_by_run(int device, std::uint64_t own);
+
 // vmm.cpp
 Place virtual_place(std::uint64_t address);  // Kind::host when nothing is mapped there by cuMemMap
 

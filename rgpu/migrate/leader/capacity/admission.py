@@ -12,7 +12,9 @@ from dataclasses import replace
 import structlog
 
 from rgpu.link.faults import fault
+from rgpu.migrate.leader.defaults import refusal, with_default
 from rgpu.migrate.leader.endings import Endings
+from rgpu.migrate.leader.hosts import Hosts
 from rgpu.migrate.leader.nodes import START_SECONDS
 from rgpu.migrate.leader.recovering.recovery import Recovery
 from rgpu.migrate.leader.request_queue import CLIENT_GRACE, Queued, RequestQueue
@@ -25,7 +27,8 @@ from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.records import ownership
 from rgpu.migrate.records.ownership import Held
 from rgpu.migrate.records.schema import Program, QueueRecord, SessionRecord
-from rgpu.migrate.scheduling.placement import Choice, never_fits, sized
+from rgpu.migrate.scheduling.placement import Choice, Snapshot, never_fits, request_for, run_of
+from rgpu.migrate.scheduling.runs import beside, check_run, others_of
 from rgpu.migrate.scheduling.waiting import Entry, Served, Waiting, serve
 from rgpu.session.errors import (
     AlreadyExists,
@@ -41,7 +44,6 @@ from rgpu.session.errors import (
 log = structlog.get_logger(__name__)
 
 CREATE_TRIES = 3
-DEFAULT_QUOTA = 1 << 30  #: bytes, where neither memory nor a share of a GPU was asked for
 KEPT_SECONDS = 15.0  #: that a session which no process uses yet is its client's after a word of that
 LONGEST_ANSWER = 20.0  #: seconds that one question of a client is kept open
 
@@ -58,9 +60,11 @@ class Admission:
     """See the module docstring. :meth:`tick` is called about once a second, and when the queue is woken."""
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
-                 tasks: TermTasks, queue: RequestQueue, recovery: Recovery, endings: Endings) -> None:
+                 tasks: TermTasks, queue: RequestQueue, recovery: Recovery, endings: Endings,
+                 hosts: Hosts) -> None:
         self.term, self.records, self.commands = term, records, commands
         self.locks, self.tasks, self.queue, self.recovery, self.endings = locks, tasks, queue, recovery, endings
+        self.hosts = hosts
         self._busy: set[str] = set()
         self._kept: dict[str, float] = {}  #: when the client of a session that its program does not use yet was heard
         self._given: dict[str, tuple[int, float]] = {}  #: made for a client that did not fetch it yet: epoch, when
@@ -134,13 +138,18 @@ class Admission:
             return await self.term.apply(ownership.create(
                 held, name=name, node=node, device=choice.device, quota=order.quota or 0, agent=order.agent,
                 program=order.program, recover=order.recover, leader=self.term.leader, now=self.term.clock.wall(),
-                reason=choice.reason, wants=order.wants, queued=waited.revision if waited else 0, user=order.user))
+                reason=choice.reason, wants=order.wants, queued=waited.revision if waited else 0, user=order.user,
+                run=run_of(name)))
 
     async def _choose(self, order: Order, arrived: float, failed: list[str]) -> tuple[Order, Choice]:
         """The place, if it is this one's turn. Raises :class:`Refused`, :class:`NotFound`, :class:`NoPlaceNow`."""
         snapshot = await self.records.snapshot()
-        request = sized(snapshot, order.request(), order.share, DEFAULT_QUOTA)
-        order = replace(order, quota=request.quota)
+        check_run(snapshot.sessions, order.name, order.agent)
+        shared = _shared(order, snapshot)
+        if shared is not None:
+            return shared
+        order = await self._with_default(order, snapshot)
+        request = order.request()
         if request.host is not None and snapshot.node(request.host) is None:
             known = ", ".join(sorted(node.host for node in snapshot.nodes)) or "none"
             raise NotFound(f"no host is called {request.host!r}; the pool has: {known}", host=request.host)
@@ -157,7 +166,7 @@ class Admission:
         waits = served.waits(order.name)
         assert waits is not None
         why = waits.error.message if waits.error else waits.reason
-        error = Refused("; ".join([why, *failed]), session=order.name)
+        error = Refused("; ".join([refusal(order, snapshot, why), *failed]), session=order.name)
         raise error if failed else NoPlaceNow(error)
 
     async def _start(self, held: Held, failed: list[str]) -> Held | None:
@@ -269,8 +278,10 @@ class Admission:
 
     async def _enqueue(self, order: Order, why: str, arrived: float | None = None) -> None:
         """Raises as :meth:`RequestQueue.add`."""
-        quota = sized(await self.records.snapshot(), order.request(), order.share, DEFAULT_QUOTA).quota
-        await self.queue.add(replace(order, quota=quota), why, arrived)
+        await self.queue.add(await self._with_default(order, await self.records.snapshot()), why, arrived)
+
+    async def _with_default(self, order: Order, snapshot: Snapshot) -> Order:
+        return with_default(order, snapshot, (await self.hosts.settings()).default_gpus)
 
     # -- serving ------------------------------------------------------------------
     async def tick(self) -> Served:
@@ -361,6 +372,17 @@ class Admission:
         """The line, as people see it."""
         return await self.queue.rows()
 
+
+
+def _shared(order: Order, snapshot: Snapshot) -> tuple[Order, Choice] | None:
+    """A further process of a run: what the run was given, where its others are. None where there is none of them."""
+    for other in others_of(snapshot.sessions, order.name):
+        found = beside(snapshot, replace(request_for(other), session=order.name))
+        if found is not None:
+            wants = order.wants.replace(compute=other.wants.compute, gpus=other.wants.gpus, models=other.wants.models,
+                                        kind=other.wants.kind)
+            return replace(order, quota=other.quota, wants=wants), found
+    return None
 
 
 def _same(record: SessionRecord | QueueRecord, order: Order) -> bool:

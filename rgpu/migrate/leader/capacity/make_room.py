@@ -31,6 +31,7 @@ from rgpu.migrate.scheduling.placing import Place
 from rgpu.migrate.scheduling.plans.consolidating import consolidate
 from rgpu.migrate.scheduling.plans.preempting import Preemption, preempt
 from rgpu.migrate.scheduling.plans.rebalancing import Alarm, Plan, make_room
+from rgpu.migrate.scheduling.runs import kept_together
 from rgpu.migrate.scheduling.views import Views
 from rgpu.migrate.scheduling.waiting import Entry, Served, Waiting
 from rgpu.session.errors import Conflict, Fenced, MoveFailed, RgpuError
@@ -140,9 +141,10 @@ class Rebalancing:
     async def _view(self) -> View:
         now = self.term.clock.monotonic()
         self._stuck = {name: stuck for name, stuck in self._stuck.items() if now < stuck[0]}
+        snapshot, stuck = await self.records.snapshot(), {name: why for name, (_, why) in self._stuck.items()}
         # In a thread: the first look at ten thousand sessions takes a third of a second.
-        return await asyncio.to_thread(self._views.view, await self.records.snapshot(),
-                                       {name: why for name, (_, why) in self._stuck.items()})
+        return await asyncio.to_thread(
+            lambda: self._views.view(snapshot, {**kept_together(snapshot.sessions), **stuck}))
 
     def _plan(self, seen: View, head: Entry | None, moves: dict[str, dict[str, Any]]) -> Plan | None:
         """``moves``: those under way."""
@@ -327,7 +329,7 @@ def _claims(seen: View, plan: Plan, head: Entry | None) -> dict[tuple[str, str],
         record = records[move.session.name]
         found[record.name, "move"] = tuple(claims_on(
             record.name, move.to.host, seen.device(move.to.host, move.to.devices), record.quota,
-            record.wants.compute, record.wants.anti_affinity))
+            record.wants.compute, record.wants.anti_affinity, record.run))
     if head is not None and plan.room is not None:
         found[head.name, "room"] = _room(seen, head, plan.room)
     return found

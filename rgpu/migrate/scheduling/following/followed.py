@@ -17,7 +17,14 @@ import numpy as np
 from rgpu.migrate.records.schema import DeviceRecord, NodeRecord, SessionRecord
 from rgpu.migrate.scheduling.index import Bools, Index, Ints
 from rgpu.migrate.scheduling.mix import share_mix
-from rgpu.migrate.scheduling.placement import Claim, Place, Snapshot, claims_of
+from rgpu.migrate.scheduling.placement import (
+    Claim,
+    Place,
+    Snapshot,
+    claims_of,
+    promised_in_all,
+    run_of,
+)
 from rgpu.migrate.scheduling.shares import MIB, Shares
 from rgpu.migrate.scheduling.snapshot import WHOLE
 
@@ -41,7 +48,7 @@ class Followed:
         self.reserved: tuple[Claim, ...] = ()
         self.claims: dict[Place, list[Claim]] = {}  #: of sessions, then of places reserved
         self.counted: list[Claim] = []  #: those of ``reserved`` that count
-        self.own: dict[str, list[Place]] = {}  #: session: where it has claims
+        self.own: dict[str, list[Place]] = {}  #: run, or who shares with nobody: where it has claims
         self.groups: dict[str, Counter[tuple[str, str]]] = {}  #: anti-affinity group: (host, session) -> claims
         self.shares = Shares()
         self.columns: dict[str, dict[str, int]] = {}  #: host: device: its column
@@ -76,12 +83,7 @@ class Followed:
 
     def promised(self, place: Place, without: str = "") -> tuple[int, int]:
         """Bytes and per cent of the device that sessions, but ``without``, have or will have."""
-        quota = compute = 0
-        for claim in self.claims.get(place, ()):
-            if claim.session != without:
-                quota += claim.quota
-                compute += claim.compute
-        return quota, compute
+        return promised_in_all(self.claims.get(place, ()), without)
 
     def rivals(self, group: str, without: str = "") -> Collection[str]:
         """Hosts that have a session of that anti-affinity group."""
@@ -93,7 +95,7 @@ class Followed:
     @contextmanager
     def without(self, session: str) -> Iterator[None]:
         """The arrays as if the session had nothing: it does not stand in its own way."""
-        places = self.own.get(session, ())
+        places = self.own.get(run_of(session), ())
         try:
             for place in places:
                 self._refresh(place, session)
@@ -217,7 +219,7 @@ class Followed:
 
     def _claim(self, claim: Claim, sign: int) -> None:
         place = (claim.host, claim.device)
-        here, own = self.claims.setdefault(place, []), self.own.setdefault(claim.session, [])
+        here, own = self.claims.setdefault(place, []), self.own.setdefault(run_of(claim.session), [])
         if sign > 0:
             here.append(claim)
             own.append(place)
@@ -227,7 +229,7 @@ class Followed:
             if not here:
                 del self.claims[place]
             if not own:
-                del self.own[claim.session]
+                del self.own[run_of(claim.session)]
         if claim.group:
             members = self.groups.setdefault(claim.group, Counter())
             members[claim.host, claim.session] += sign

@@ -119,7 +119,7 @@ class Kept:
 
     def _suiting(self, request: Request) -> Bools:
         """Devices that would do if they were empty, their memory apart; to be read only."""
-        key = (request.needs, tuple(request.models), request.device)
+        key = (request.needs, tuple(request.models), request.device, request.kind)
         mask = self._masks.get(key)
         if mask is None:
             mask = self._masks[key] = self._suiting_anywhere(request)

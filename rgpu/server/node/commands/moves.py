@@ -44,7 +44,7 @@ class MoveCommands:
         phases = Phases()
         with phases.phase("room"):
             await held.discard(session)
-            spec = await self._room.find(device, quota)
+            spec = await self._room.find(device, quota, session)
         with phases.phase("worker"):
             handle = await self._starter.start(session, epoch=epoch, device=spec, quota=quota, state="incoming")
         if held.receiving.get(session) != move:  # another move has begun, or the session ended

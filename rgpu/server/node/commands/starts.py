@@ -50,7 +50,7 @@ class SessionStarts:
                      checkpoint: str | None) -> dict[str, Any]:
         self._held.bases.pop(session, None)
         await self._held.replace(session)
-        spec = await self._room.find(device, quota)
+        spec = await self._room.find(device, quota, session)
         tried = await self._checkpoints.candidates(session, checkpoint) if checkpoint else [""]
         warnings: list[str] = []
         for candidate in tried:

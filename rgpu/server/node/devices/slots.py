@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rgpu.checkpoint.device import DeviceFacts
-from rgpu.migrate.scheduling.placement import mebibytes
+from rgpu.migrate.scheduling.placement import mebibytes, run_of
 from rgpu.server.node.devices.health import Health
 from rgpu.session.devices import parts
 from rgpu.session.errors import Refused
@@ -28,8 +28,9 @@ class DeviceSlot:
 
 
 class Occupant(Protocol):
-    """What takes a part of one device or of several."""
+    """What takes a part of one device or of several. ``session``: whose it is; those of one run share one part."""
 
+    session: str
     device: str  #: several joined by ``+``
     quota: int  #: bytes of each
 
@@ -42,27 +43,35 @@ class DeviceSlots:
         self.slots = slots
         self._host, self._occupants, self._kept = host, occupants, kept
 
-    def free(self, spec: str) -> int:
-        """Bytes of the device that no session here was promised."""
-        used = sum(one.quota for one in self._occupants() if spec in parts(one.device))
+    def free(self, spec: str, session: str = "") -> int:
+        """Bytes of the device that no session here was promised, but those of the run of ``session``."""
+        each: dict[str, int] = {}
+        for one in self._occupants():
+            if spec in parts(one.device):
+                each[one.session] = each.get(one.session, 0) + one.quota
+        runs: dict[str, int] = {}
+        for name, quota in each.items():
+            if not session or name == session or run_of(name) != run_of(session):  # its own worker of before counts
+                runs[run_of(name)] = max(runs.get(run_of(name), 0), quota)
+        used = sum(runs.values())
         return self.slots[spec].memory - used - self._kept(spec)
 
-    def choose(self, device: str | None, quota: int) -> str:
+    def choose(self, device: str | None, quota: int, session: str = "") -> str:
         """A healthy device with room, or all that ``device`` names. Raises :class:`Refused` with the reason."""
         for spec in parts(device) if device else ():
             if spec not in self.slots:
                 raise Refused(f"{self._host} has no device {spec}; it has {', '.join(self.slots)}")
         reasons = []
         for name in [device] if device else list(self.slots):
-            against = [why for spec in parts(name) if (why := self._refuses(spec, quota))]
+            against = [why for spec in parts(name) if (why := self._refuses(spec, quota, session))]
             if not against:
                 return name
             reasons += against
         raise Refused(f"{self._host} is full: {'; '.join(reasons)}", host=self._host)
 
-    def _refuses(self, spec: str, quota: int) -> str:
+    def _refuses(self, spec: str, quota: int, session: str) -> str:
         if not self.slots[spec].healthy:
             return f"{spec} is unhealthy: {self.slots[spec].health.reason}"
-        if self.free(spec) < quota:
-            return f"{spec} has {mebibytes(self.free(spec))} free of the {mebibytes(quota)} asked for"
+        if (free := self.free(spec, session)) < quota:
+            return f"{spec} has {mebibytes(free)} free of the {mebibytes(quota)} asked for"
         return ""

@@ -13,12 +13,12 @@ class DeviceRoom:
     def __init__(self, devices: DeviceSlots, leaving: LeavingWorkers, checkpoints: CheckpointShares) -> None:
         self._devices, self._leaving, self._checkpoints = devices, leaving, checkpoints
 
-    async def find(self, device: str | None, quota: int) -> str:
-        """The device to use, ``device`` if it is named; ``quota``: bytes of each. Raises :class:`Refused`.
+    async def find(self, device: str | None, quota: int, session: str) -> str:
+        """The device for ``session``, ``device`` if it is named; ``quota``: bytes of each. Raises :class:`Refused`.
 
         Workers that are on their way out may have the room, and checkpoints may have borrowed it.
         """
-        await self._leaving.wait_for_room(device, quota, self._devices.free)
-        spec = self._devices.choose(device, quota)
+        await self._leaving.wait_for_room(device, quota, lambda spec: self._devices.free(spec, session))
+        spec = self._devices.choose(device, quota, session)
         await self._checkpoints.recall(spec, quota)
         return spec

@@ -38,13 +38,21 @@ class Attachments:
             value.update(ticket=granted.ticket, secret=granted.secret, expires=granted.expires)
         if with_facts and node is not None:
             value.update(session_facts(node, record.device or "", record.quota, record.name, record.recover),
-                         versions=versions.ours())
+                         versions=versions.ours(), given=given(record, node))
         return value
 
     async def endpoints(self, nodes: dict[str, NodeRecord] | None = None) -> list[dict[str, str]]:
         """Where the living nodes answer."""
         nodes = nodes if nodes is not None else await self._records.nodes()
         return [{"address": n.control, "public": n.public_key, "host": n.host} for n in nodes.values() if n.control]
+
+
+def given(record: SessionRecord, node: NodeRecord) -> dict[str, Any]:
+    """What a session was given and where, for the line that its user reads at the start; sizes are of each device."""
+    devices = node.all_of(record.device)
+    return {"host": node.host, "device": devices[0].name if devices else "", "kind": record.needs.kind,
+            "gpus": record.wants.gpus, "compute": record.wants.compute, "memory_bytes": record.quota,
+            "device_bytes": min((device.memory for device in devices), default=0)}
 
 
 def session_facts(node: NodeRecord, name: str, quota: int, session: str = "",

@@ -14,6 +14,7 @@ from rgpu.link.control import ControlServer, Request
 from rgpu.link.control.access import Actor
 from rgpu.migrate.leader import history
 from rgpu.migrate.leader.coordinator import Coordinator
+from rgpu.migrate.leader.defaults import check_default
 from rgpu.migrate.leader.hosts import host_records, pool_record
 from rgpu.migrate.membership.election import current_leader
 from rgpu.migrate.records.schema import NodeRecord, check_host_name, check_session_name
@@ -22,6 +23,7 @@ from rgpu.server.node.pool.local_leader import LocalLeader
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.server.node.verbs.gate import Gate
 from rgpu.server.node.verbs.views import NodeViews
+from rgpu.session.errors import UsageError
 
 LONGEST_WAIT = 30.0  #: seconds that one `pool.events` waits for news
 MOST_STORIES = 2000
@@ -35,7 +37,7 @@ class HostVerbs:
         self._local, self._gate = local, gate
         self.table: dict[str, LeaderVerb] = {
             "node.cordon": self._cordon, "node.drain_status": self._drain_status, "pool.pause": self._pause,
-            "pool.rebalance": self._rebalance}
+            "pool.rebalance": self._rebalance, "pool.set": self._set}
 
     @property
     def _coordinator(self) -> Coordinator:
@@ -57,6 +59,12 @@ class HostVerbs:
     async def _pause(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         record = await self._coordinator.pause(bool(args.get("paused")), str(args.get("reason") or ""))
         return {"paused": record.paused, "reason": record.reason}
+
+    async def _set(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
+        if str(args.get("name")) != "default-gpus":
+            raise UsageError(f"a pool has no setting {str(args.get('name'))!r}; it has default-gpus")
+        record = await self._coordinator.hosts.set_default_gpus(check_default(str(args.get("value") or "")))
+        return {"default_gpus": record.default_gpus}
 
     async def _rebalance(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         coordinator = self._coordinator
@@ -96,6 +104,7 @@ class PoolVerbs:
             "paused": settings.paused, "paused_reason": settings.reason if settings.paused else "",
             "moves": {name: far for name, far in dict(about.get("moves") or {}).items() if seen(name)},
             "queue": [line for line in about.get("queue") or [] if seen(str(line.get("name")))],
+            "default_gpus": settings.default_gpus,
             "rebalance": settings.rebalance, "rebalancing": "" if user else str(about.get("rebalancing") or ""),
             "nodes": len(nodes), "sessions": dict(Counter(record.state for record in sessions)),
             "away": sorted(host for host in decided if host not in nodes),

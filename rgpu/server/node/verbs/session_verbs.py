@@ -8,7 +8,8 @@ from typing import Any
 from rgpu.link import versions
 from rgpu.link.control import ControlServer, Request
 from rgpu.link.keys import Endpoint
-from rgpu.migrate.leader.capacity.admission import DEFAULT_QUOTA
+from rgpu.migrate.leader.defaults import with_default
+from rgpu.migrate.leader.hosts import pool_record
 from rgpu.migrate.leader.requests import read_order
 from rgpu.migrate.records.keys import QUEUE
 from rgpu.migrate.records.schema import QueueRecord, decode
@@ -48,8 +49,8 @@ class OwnerVerbs:
         order = replace(read_order(request.args, request.public), name="a session")
         nodes = await self._records.nodes()
         snapshot = placement.Snapshot(tuple(nodes.values()), tuple(await self._records.sessions()))
-        wanted = placement.sized(snapshot, order.request(), order.share, DEFAULT_QUOTA)
-        quota = wanted.quota
+        order = with_default(order, snapshot, (await pool_record(self._records.registry)).default_gpus)
+        wanted, quota = order.request(), order.quota or 0
         try:
             choice = place_by_fragmentation(snapshot, wanted)
         except Refused:

@@ -214,6 +214,20 @@ def test_a_process_that_does_not_go_is_ended(monkeypatch: pytest.MonkeyPatch, tm
     asyncio.run(test())
 
 
+def test_workers_of_one_run_share_a_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = Here(monkeypatch, tmp_path)
+    for name in ("job", "job/2", "other"):
+        worker = Handle(1, {})
+        worker.session, worker.quota = name, 40
+        here.held.running[name] = worker  # type: ignore[assignment]
+    assert here.devices.free("cpu:0") == 20
+    assert here.devices.free("cpu:0", "job/3") == 60 and here.devices.free("cpu:0", "job/2") == 20, \
+        "the worker that it replaces is still there"
+    assert here.devices.choose("cpu:0", 40, "job/3") == "cpu:0"
+    with pytest.raises(Refused, match="cpu:0 has 20 bytes free of the 40"):
+        here.devices.choose("cpu:0", 40, "new")
+
+
 def test_several_devices_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = Here(monkeypatch, tmp_path)
     facts: Any = SimpleNamespace()

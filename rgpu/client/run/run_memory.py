@@ -1,0 +1,43 @@
+"""What the processes of a run use of the memory that it was given: a page that they share, beside the agent's socket.
+
+Each takes a slot, writes there what it uses of each device, and is refused what would make the sum of all slots more
+than the quota (client/shim/memory/run_memory.cpp). Little-endian 64-bit words, eight to a slot; the first slot is the
+header and begins with the magic. A slot: bytes used of each of seven devices, then the session's number in the run; 0:
+nobody's. The agent only makes the page, and frees the slots of processes that ended.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+MAGIC = b"RGPURUN1"
+SLOTS, WORDS = 1024, 8
+SIZE = SLOTS * WORDS * 8  #: bytes
+NAME = "memory"
+
+
+class RunMemory:
+    """The agent's side; ``directory``: of its socket."""
+
+    def __init__(self, directory: Path) -> None:
+        descriptor = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, SIZE)  # no page of it may be missing later
+            self._map = mmap.mmap(descriptor, SIZE)
+        finally:
+            os.close(descriptor)
+        self._map[:len(MAGIC)] = MAGIC
+        self._words = memoryview(self._map).cast("Q")
+
+    def used(self, device: int) -> int:
+        """Bytes that all of them say they use of the session's ``device``."""
+        return sum(self._words[at + device] for at in range(WORDS, SLOTS * WORDS, WORDS) if self._words[at + WORDS - 1])
+
+    def ended(self, number: int) -> None:
+        """The session of that number ended: what it used is the others' again."""
+        for at in range(WORDS, SLOTS * WORDS, WORDS):
+            if self._words[at + WORDS - 1] == number:
+                for word in range(at, at + WORDS):
+                    self._words[word] = 0

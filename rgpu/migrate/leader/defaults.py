@@ -1,0 +1,74 @@
+"""What a request gets that asks neither for memory nor for GPUs: pure.
+
+A GPU, where the devices that would do are GPUs; little, where programs are only tried (the cpu device); or what the
+pool's operators said with ``rgpu pool set default-gpus``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rgpu.migrate.leader.requests import Order
+from rgpu.migrate.scheduling.placement import WHOLE, Request, Snapshot, mebibytes, sized, suitable
+from rgpu.migrate.scheduling.snapshot import demand
+from rgpu.session.devices import MAX_GPUS
+from rgpu.session.errors import UsageError
+
+DEFAULT_QUOTA = 1 << 30  #: bytes, where neither memory nor a share of a GPU was asked for, nor is there a GPU
+GPU = "cuda"  #: the kind of device that is one
+
+
+def check_default(text: str) -> str:
+    """What ``rgpu pool set default-gpus`` takes: as ``--gpus``, or empty for the usual. Raises :class:`UsageError`."""
+    text = text.strip()
+    if text and demand(text).gpus > MAX_GPUS:
+        raise UsageError(f"default-gpus {text}: a session has {MAX_GPUS} GPUs at most")
+    if len(text) > 16:
+        raise UsageError(f"default-gpus takes a number such as 1 or 0.25, not {text!r}")
+    return text
+
+
+def with_default(order: Order, snapshot: Snapshot, default_gpus: str) -> Order:
+    """The order with its memory, and with the pool's default where it asks neither for memory nor for GPUs.
+
+    ``default_gpus``: the pool's setting, empty for none. What was asked for of the compute alone stays.
+    """
+    if order.quota is None and not order.share:
+        gpus, kind = default_gpus, ""
+        if not gpus:
+            kinds = {device.kind for _, device in suitable(snapshot, replace(order.request(), quota=0))}
+            gpus = "1" if GPU in kinds else ""
+            kind = GPU if gpus and len(kinds) > 1 else ""  # a pool of GPUs needs no word on it
+        if gpus:
+            asked, wants = demand(gpus), order.wants
+            order = replace(order, share=asked.compute, defaulted=gpus, wants=wants.replace(
+                compute=wants.compute or asked.compute, gpus=asked.gpus, kind=kind))
+    return replace(order, quota=sized(snapshot, order.request(), order.share, DEFAULT_QUOTA).quota)
+
+
+def refusal(order: Order, snapshot: Snapshot, why: str) -> str:
+    """Why there is no place now, with what is free of a GPU where the pool's default is what does not fit."""
+    if not order.defaulted:
+        return why
+    what = "no GPU is free" if float(order.defaulted) == 1 else f"no {order.defaulted} of a GPU is free" \
+        if float(order.defaulted) < 1 else f"no {order.defaulted} GPUs of one host are free"
+    return f"{what} (the default of this pool, where neither --gpus nor --memory says another); " \
+           f"{largest_share(snapshot, order.request())}; {why}"
+
+
+def largest_share(snapshot: Snapshot, request: Request) -> str:
+    """The largest share of a ready device that is free, and how it is asked for."""
+    best, most = (0, "", 0), (0, "")
+    for node, device in suitable(snapshot, replace(request, quota=0, gpus=1)):
+        if node.state != "ready" or not device.healthy or not device.memory:
+            continue
+        free = max(0, snapshot.free(node, device, request.session)) >> 20 << 20
+        compute = WHOLE - min(WHOLE, snapshot.compute_promised(node.host, device.device, request.session))
+        where = f"{device.device} of {node.host}"
+        best = max(best, (min(compute, free * WHOLE // device.memory), where, free))
+        most = max(most, (free, where))
+    if best[0]:
+        return f"the largest share that is free is {best[0] / WHOLE:g} of {best[1]}: --gpus {best[0] / WHOLE:g}"
+    if most[0]:
+        return f"no share of a GPU is free, {mebibytes(most[0])} of memory are on {most[1]}: --memory"
+    return "nothing of any GPU is free"
