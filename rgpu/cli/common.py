@@ -14,8 +14,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from rgpu.api.settings import Settings
 from rgpu.cli import suggesting, tables
-from rgpu.cli.settings import Settings
 from rgpu.session.errors import RgpuError
 from rgpu.session.printable import printable
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from rgpu.api import verbs
 from rgpu.cli.helpers import completing
 from rgpu.migrate.records.schema import LabelKey, LabelValue
 from rgpu.session.errors import UsageError
@@ -54,7 +55,4 @@ def read_labels(given: Iterable[str]) -> dict[str, str]:
 def select(rows: Iterable[dict[str, Any]], hosts: Iterable[str] = (), states: Iterable[str] = (),
            users: Iterable[str] = (), labels: Iterable[str] = ()) -> list[dict[str, Any]]:
     """The rows that fit: any of the hosts, any of the states, any of the users, all of the labels."""
-    wanted = read_labels(labels).items()
-    any_of = [(name, set(values)) for name, values in (("host", hosts), ("state", states), ("user", users)) if values]
-    return [row for row in rows if all(row.get(name) in values for name, values in any_of)
-            and wanted <= (row.get("labels") or {}).items()]
+    return verbs.select(rows, hosts, states, users, read_labels(labels))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rgpu.cli.contexts import Contexts
+from rgpu.api.contexts import Contexts
+from rgpu.api.settings import Settings
 from rgpu.cli.main import cli
-from rgpu.cli.settings import Settings
 from rgpu.link import invitations
 from rgpu.link.keys import Endpoint, KeyPair, PoolDescription, PoolFiles, private_directory
 from rgpu.session.errors import AlreadyExists, NotFound, UsageError

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rgpu.api.settings import Settings
 from rgpu.cli import common
 from rgpu.cli.pools import server
-from rgpu.cli.settings import Settings
 from rgpu.session.errors import Refused, UsageError
 
 ADDRESS = "etcd://a:2379,b:2379/pool"

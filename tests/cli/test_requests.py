@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from rgpu.api.settings import Settings
 from rgpu.cli.main import cli
 from rgpu.cli.moves import rebalance
 from rgpu.cli.sessions import run
-from rgpu.cli.settings import Settings
 from rgpu.migrate.leader.requests import read_wants
 from rgpu.migrate.records.schema import Wants
 from rgpu.session.errors import UsageError

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rgpu.api import verbs
 from rgpu.cli import common
 from rgpu.cli.pool import connect
 
@@ -21,8 +22,7 @@ from rgpu.cli.pool import connect
 def command(session: str, wait: bool, operator: bool, pool: str | None, output: str) -> None:
     """Write a checkpoint of SESSION to the pool's store; it counts once the registry names it."""
     with connect(common.settings(pool=pool), common.role(operator)) as client:
-        # Perhaps behind another one, and as long as the store takes.
-        result = client.call("session.checkpoint", {"session": session, "wait": wait}, timeout=3700)
+        result = verbs.checkpoint(client, session, wait=wait)
     common.emit(result, output, _show)
 
 

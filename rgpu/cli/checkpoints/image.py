@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
+from rgpu.api.settings import parse_age
 from rgpu.checkpoint.manifest.state import SessionState
 from rgpu.checkpoint.store.archive import ArchiveReader, ArchiveWriter, copy_checkpoint
 from rgpu.checkpoint.store.checkpoint_store import CheckpointStore
 from rgpu.cli import asking, common
 from rgpu.cli.groups import Group
 from rgpu.cli.pool import connect
-from rgpu.cli.settings import parse_age
 from rgpu.cli.tables import Column, Listing, list_options
 from rgpu.link.control.control_client import ControlClient
 from rgpu.session.errors import AlreadyExists, Corrupt

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from rgpu.api.settings import parse_size
 from rgpu.cli import common
 from rgpu.cli.groups import Group
-from rgpu.cli.settings import parse_size
 from rgpu.link.logging import configure_logging
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, BY_NAME

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rgpu.api import verbs
 from rgpu.cli import common
 from rgpu.cli.pool import connect
 
@@ -24,7 +25,7 @@ def command(checkpoint: str, host: str | None, operator: bool, pool: str | None,
     program cannot be rolled back. It is refused if that was cut.
     """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
-        result = client.call("session.restore", {"image": checkpoint, "host": host}, timeout=600)
+        result = verbs.restore(client, checkpoint, host)
     common.emit(result, output, _show)
 
 

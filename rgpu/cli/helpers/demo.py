@@ -24,9 +24,9 @@ from typing import Any
 
 import click
 
+from rgpu.api.settings import Settings
 from rgpu.cli import common
 from rgpu.cli.pool import connect
-from rgpu.cli.settings import Settings
 from rgpu.session.errors import MoveFailed, NotFound, RecoveryFailed, RgpuError, TimedOut
 
 SESSION = "demo"

@@ -16,11 +16,11 @@ from typing import Any
 import click
 from rich.markup import escape
 
+from rgpu.api.settings import Settings
 from rgpu.cli import common
 from rgpu.cli.helpers import doctor_pool
 from rgpu.cli.helpers.finding import Finding
 from rgpu.cli.pool import pool_files
-from rgpu.cli.settings import Settings
 from rgpu.migrate.registry.open import open_registry
 from rgpu.server.node import belonging
 from rgpu.session.addresses import DEVICE_BASE, DEVICE_STRIDE

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rgpu.api.settings import Settings
 from rgpu.cli import common
 from rgpu.cli.helpers.finding import Finding
 from rgpu.cli.pool import connect, pool_files
-from rgpu.cli.settings import Settings
 from rgpu.link import versions
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from rgpu.api.settings import parse_seconds
 from rgpu.cli import common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
-from rgpu.cli.settings import parse_seconds
 from rgpu.link.control.control_client import ControlClient
 from rgpu.session.errors import PoolUnavailable, Refused, TimedOut
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from rgpu.api import verbs
 from rgpu.cli import common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
@@ -78,11 +79,10 @@ def command(session: str, host: str | None, to: str | None, asked: str | None, m
         if asked is not None:
             common.emit(client.call(f"session.move_{asked}", {"session": session}), output, _show_status)
         elif dry_run:
-            arguments = {"session": session, "host": to, "options": {**options, "dry_run": True}}
-            common.emit(client.call("session.migrate", arguments, timeout=120), output, _show_plan)
+            common.emit(verbs.migrate(client, session, str(to), {**options, "dry_run": True}), output, _show_plan)
         else:
-            arguments = {"session": session, "host": to, "options": options}
-            common.emit(_move(client, arguments, quiet=output != "text" or not common.err.is_terminal), output, _show)
+            quiet = output != "text" or not common.err.is_terminal
+            common.emit(_move(client, session, str(to), options, quiet=quiet), output, _show)
 
 
 def _read(client: Any, first: str, second: str) -> tuple[str | None, str, str | None]:
@@ -98,7 +98,7 @@ def _read(client: Any, first: str, second: str) -> tuple[str | None, str, str | 
 
     if not is_session(first):
         return first, second, None
-    if not any(row["host"] == second for row in client.call("node.list", {})["nodes"]):
+    if not any(row["host"] == second and row.get("state") != "lost" for row in verbs.hosts(client)):
         return first, second, None
     if is_session(second):
         raise UsageError(f"{first!r} is a session here, and {second!r} both a session and a host: write `rgpu migrate "
@@ -106,15 +106,14 @@ def _read(client: Any, first: str, second: str) -> tuple[str | None, str, str | 
     return None, first, second
 
 
-def _move(client: Any, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+def _move(client: Any, session: str, host: str, options: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     if quiet:
-        return dict(client.call("session.migrate", arguments, timeout=1300))
-    session, host = arguments["session"], arguments["host"]
+        return verbs.migrate(client, session, host, options)
     with common.err.status(Text(f"moving {session} to {host}")) as status:
         def far(progress: dict[str, Any]) -> None:
             status.update(Text(printable(f"moving {session} to {host}: {_progress(progress)}")))
 
-        return dict(client.call("session.migrate", arguments, timeout=1300, on_progress=far))
+        return verbs.migrate(client, session, host, options, far)
 
 
 def _progress(progress: dict[str, Any]) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import click
 import msgspec
 
+from rgpu.api.contexts import LOCAL, Contexts
 from rgpu.cli import common
-from rgpu.cli.contexts import LOCAL, Contexts
 from rgpu.link import description
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import Endpoint, KeyPair

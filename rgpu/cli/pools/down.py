@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
+from rgpu.api.settings import Settings
 from rgpu.cli import asking, common
 from rgpu.cli.pool import connect, daemon_state, pool_files
 from rgpu.cli.pools.supervising import supervisor
-from rgpu.cli.settings import Settings
 from rgpu.link.keys import PoolFiles
 from rgpu.link.local.channel import connect as channel_to_worker
 from rgpu.session.errors import NotFound, RgpuError, TimedOut

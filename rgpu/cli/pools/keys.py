@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
+from rgpu.api.settings import parse_age
 from rgpu.cli import asking, common
 from rgpu.cli.groups import Group
 from rgpu.cli.pool import connect, pool_files
 from rgpu.cli.pools import revoking
-from rgpu.cli.settings import parse_age
 from rgpu.link.description import MOST
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.session.errors import NotFound, PoolUnavailable, UsageError, VersionMismatch

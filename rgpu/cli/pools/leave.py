@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from rgpu.api.settings import parse_seconds
 from rgpu.cli import asking, common
 from rgpu.cli.helpers import completing
 from rgpu.cli.moves.drain import wait_empty
 from rgpu.cli.pool import connect, pool_files
-from rgpu.cli.settings import parse_seconds
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.description import drop_endpoint
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles

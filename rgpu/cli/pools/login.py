@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from rgpu.api.contexts import Contexts
 from rgpu.cli import common
-from rgpu.cli.contexts import Contexts
 from rgpu.link import admission, description
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.invitations import Token, decode

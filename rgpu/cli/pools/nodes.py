@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from rgpu.api import verbs
 from rgpu.cli import common, selecting
 from rgpu.cli.common import size
 from rgpu.cli.pool import connect
 from rgpu.cli.tables import Column, Listing, list_options
-from rgpu.link.control.control_client import ControlClient
 
 COLUMNS = (
     Column("HOST", lambda n: n["host"]), Column("STATE", lambda n: n["state"]),
@@ -43,18 +43,12 @@ def command(pool: str | None, output: str, sort: str | None, watch: float | None
     with connect(common.settings(pool=pool)) as client:
 
         def look() -> list[dict[str, Any]]:
-            found = selecting.select(all_hosts(client), hosts, states)
+            found = selecting.select(verbs.hosts(client), hosts, states)
             if output in ("json", "yaml"):
                 return found
             return [{**node, "device": device} for node in found for device in node["devices"] or [{}]]
 
         listing.follow(look, watch)
-
-
-def all_hosts(client: ControlClient, timeout: float = 10.0) -> list[dict[str, Any]]:
-    """The rows of the hosts that are there, then of those that went without a word (``state`` lost)."""
-    found = client.call("node.list", {}, timeout=timeout)
-    return [*found["nodes"], *found.get("lost", [])]
 
 
 def _note(node: dict[str, Any], device: dict[str, Any]) -> str:

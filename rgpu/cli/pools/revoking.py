@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rgpu.api.settings import Settings
 from rgpu.cli.pool import connect, pool_files
-from rgpu.cli.settings import Settings
 from rgpu.cli.tables import did_you_mean
 from rgpu.link.keys import PoolFiles
 from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from rgpu.api.settings import BOXES, POLICIES, parse_size
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files
-from rgpu.cli.settings import BOXES, POLICIES, parse_size
 from rgpu.session.errors import NotFound
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import click
 
+from rgpu.api.settings import parse_size
 from rgpu.checkpoint.blobs import places
 from rgpu.cli import common
 from rgpu.cli.pool import daemon_state, log_size, pool_files, wait_ready
 from rgpu.cli.pools import supervising
 from rgpu.cli.pools.supervising import Supervisor
-from rgpu.cli.settings import parse_size
 from rgpu.server.node import belonging
 from rgpu.session.errors import AlreadyExists, PoolUnavailable
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rgpu.api import verbs
 from rgpu.cli import common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
@@ -20,7 +21,7 @@ from rgpu.cli.pool import connect
 def command(session: str, operator: bool, pool: str | None, output: str) -> None:
     """Show one session: its record, its worker, its checkpoint, what pins it."""
     with connect(common.settings(pool=pool), common.role(operator)) as client:
-        value = client.call("session.describe", {"session": session})
+        value = verbs.describe(client, session)
     common.emit(value, output, _show)
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
+from rgpu.api import verbs
 from rgpu.cli import common, tables
 from rgpu.cli.pool import connect
 from rgpu.cli.sessions.history import about
-from rgpu.session.errors import PoolUnavailable
 from rgpu.session.printable import printable
-
-WAIT_SECONDS = 10.0
-SILENCE_SECONDS = 60.0
 
 
 @click.command("events")
@@ -34,22 +31,13 @@ def command(follow: bool, last: int, kind: str | None, operator: bool, pool: str
     asked for what came since: nothing is missed or told twice.
     """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
-        found = client.call("pool.history", {"limit": last})
-        _print(found["events"], kind, output)
-        since, heard = found["revision"], time.monotonic()
-        while follow:
-            try:
-                found = client.call("pool.events", {"since": since, "wait": WAIT_SECONDS}, timeout=WAIT_SECONDS + 10)
-            except PoolUnavailable:
-                if time.monotonic() - heard > SILENCE_SECONDS:
-                    raise
-                time.sleep(0.5)
-                continue
-            since, heard = found["revision"], time.monotonic()
-            _print(found["events"], kind, output)
+        past, since = verbs.past(client, last)
+        _print(past, kind, output)
+        if follow:
+            _print(verbs.follow(client, since), kind, output)
 
 
-def _print(events: list[dict[str, Any]], kind: str | None, output: str) -> None:
+def _print(events: Iterable[dict[str, Any]], kind: str | None, output: str) -> None:
     for event in events:
         if kind in (None, event["kind"]):
             by = f" (by {event['actor']})" if event.get("actor") else ""

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rgpu.api import verbs
 from rgpu.cli import asking, common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
@@ -24,8 +25,8 @@ def command(session: str, operator: bool, yes: bool, pool: str | None, output: s
     A person at a terminal is asked first.
     """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
-        asking.confirm(yes, lambda: [_what_ends(client.call("session.describe", {"session": session}))])
-        value = client.call("session.kill", {"session": session})
+        asking.confirm(yes, lambda: [_what_ends(verbs.describe(client, session))])
+        value = verbs.kill(client, session)
     common.emit(value, output, lambda v: common.out.print(f"{session} ended"))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from rgpu.api import verbs
 from rgpu.cli import common, selecting
 from rgpu.cli.common import age, moment, size
 from rgpu.cli.pool import connect
@@ -53,7 +54,7 @@ def command(everything: bool, all_users: bool, pool: str | None, output: str, so
     with connect(common.settings(pool=pool), common.role(all_users)) as client:
 
         def look() -> list[dict[str, Any]]:
-            found = client.call("session.list", {"all": everything, "all_users": all_users})
-            return selecting.select(found["sessions"] + found.get("queue", []), hosts, states, users, labels)
+            found = verbs.sessions(client, everything=everything, all_users=all_users)
+            return selecting.select(found, hosts, states, users, labels)
 
         listing.follow(look, watch)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rgpu.api.report import Report
+from rgpu.api.settings import Settings
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files, require_pool
 from rgpu.cli.selecting import read_labels
-from rgpu.cli.settings import Settings
 from rgpu.session.devices import MAX_GPUS
-from rgpu.session.errors import UsageError
+from rgpu.session.errors import RgpuError, UsageError
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -56,6 +59,7 @@ from rgpu.session.errors import UsageError
               "checkpointed and ended, for example 1h (default: the pool's).")
 @click.option("--record", type=click.Path(path_type=Path), metavar="DIR",
               help="Record the session's calls into DIR, for `rgpu journal`.")
+@click.option("--report-fd", type=int, hidden=True, help="Where rgpu.Pool.run hears of it: a descriptor.")
 @common.pool_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @common.verb
@@ -63,7 +67,7 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
             journal_dir: str | None, on_full: str, checkpoint_every: float, max_replay: float, divergence: str,
             record: Path | None, pool: str | None, program: tuple[str, ...], gpus: str | None, compute: int | None,
             models: tuple[str, ...], priority: int, anti_affinity: str | None, queue: bool, same_host: str,
-            client_grace: str | None, lazy: bool, labels: tuple[str, ...], quiet: bool) -> None:
+            client_grace: str | None, lazy: bool, labels: tuple[str, ...], quiet: bool, report_fd: int | None) -> None:
     """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
 
     The session is placed before PROGRAM starts; where that is refused, nothing is started. Exits as the program does.
@@ -71,20 +75,33 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
     from rgpu.client.run.launcher import run
     from rgpu.link.logging import configure_logging
 
-    settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
-                               journal_dir=journal_dir, client_grace=client_grace, quiet=quiet or None)
-    options = requested(host, gpus, compute, models, priority, anti_affinity, queue)
-    if labels:
-        options["labels"] = read_labels(labels)
-    if settings.given("client_grace"):
-        options["client_grace"] = settings.client_grace
-    configure_logging(level=settings.log_level, file=_log_file(settings), json=True)
-    sys.exit(run(list(program), name=name, memory=settings.memory or None, pool=_pool(settings),
-                 recover=settings.recover,
-                 journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
-                 extra=options, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
-                 max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto", lazy=lazy,
-                 quiet=settings.quiet))
+    with _reported(report_fd) as report:
+        settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
+                                   journal_dir=journal_dir, client_grace=client_grace, quiet=quiet or None)
+        options = requested(host, gpus, compute, models, priority, anti_affinity, queue)
+        if labels:
+            options["labels"] = read_labels(labels)
+        if settings.given("client_grace"):
+            options["client_grace"] = settings.client_grace
+        configure_logging(level=settings.log_level, file=_log_file(settings), json=True)
+        sys.exit(run(list(program), name=name, memory=settings.memory or None, pool=_pool(settings),
+                     recover=settings.recover,
+                     journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
+                     extra=options, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
+                     max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto",
+                     lazy=lazy, quiet=settings.quiet, started=report.started))
+
+
+@contextlib.contextmanager
+def _reported(fd: int | None) -> Iterator[Report]:
+    """Word of the run for the process that started it: an error is told there, and not on stderr too."""
+    report = Report(fd)
+    try:
+        yield report
+    except RgpuError as error:
+        if report.refused(error):
+            sys.exit(error.exit_code)
+        raise
 
 
 def requested(host: str | None, gpus: str | None, compute: int | None, models: tuple[str, ...], priority: int,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from rgpu.api.verbs import hosts
 from rgpu.cli import common
 from rgpu.cli.pool import connect
-from rgpu.cli.pools.nodes import all_hosts
 from rgpu.cli.sessions.top_tables import (
     MOVE_COLUMNS,
     NODE_COLUMNS,
@@ -24,7 +24,7 @@ from rgpu.link.control.control_client import ControlClient
 
 def look(client: ControlClient, all_users: bool = False) -> Picture:
     """Ask the pool. Raises what the calls raise."""
-    return Picture(client.call("pool.status", {}, timeout=5), all_hosts(client, timeout=5),
+    return Picture(client.call("pool.status", {}, timeout=5), hosts(client, timeout=5),
                    client.call("session.list", {"all_users": all_users}, timeout=5)["sessions"])
 
 

@@ -27,6 +27,7 @@ from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.link.local.promptness import keep_prompt
 from rgpu.session.errors import AlreadyExists, NotFound, PoolUnavailable, Refused, RgpuError, UsageError
 from rgpu.session.printable import printable
+from rgpu.session.run_environment import POOL, SESSION
 
 log = structlog.get_logger(__name__)
 
@@ -144,11 +145,12 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
         recover: bool | None = None, journal_limit: int = 1 << 30, journal_dir: Path | None = None,
         on_full: str = "block", extra: dict[str, Any] | None = None, reraise: bool = False, record: Path | None = None,
         checkpoint_every: float = 0.0, max_replay: float = 0.0, divergence: str = "warn", same_host: bool = True,
-        lazy: bool = False, quiet: bool = False) -> int:
+        lazy: bool = False, quiet: bool = False,
+        started: Callable[[str, int], None] = lambda name, pid: None) -> int:
     """Run ``command`` on sessions of the pool; returns its exit code, 128 + n when signal n ended it.
 
     The first session is made before the program starts, which does not start if it is refused; ``lazy``: with the
-    program's first CUDA call.
+    program's first CUDA call. ``started``: given the run's name and the program's pid once it runs.
 
     ``reraise``: end this process by that signal too, as a shell expects it. ``record``, ``checkpoint_every``,
     ``max_replay``, ``divergence``, ``same_host``, ``quiet``: see :class:`rgpu.client.run.agent.Options`.
@@ -180,7 +182,8 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
         if not status:
             several = float((extra or {}).get("gpus") or 1) > 1
             environ = environment(os.environ, library, agent.socket_path, _driver_version(agent), several)
-            status = _run_child(command, environ, agent)
+            environ |= {SESSION: name, POOL: str(files.root.resolve())}
+            status = _run_child(command, environ, agent, lambda pid: started(name, pid))
         agent.child_exited(status if status >= 0 else 128 - status)
     finally:
         agent.close()
@@ -229,7 +232,7 @@ def _driver_version(agent: Agent) -> int | None:
         return None
 
 
-def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent) -> int:
+def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, started: Callable[[int], None]) -> int:
     """The child's status: its exit code, or minus the signal."""
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
@@ -251,6 +254,7 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent) ->
             print(f"rgpu: {command[0]}: {error.strerror}", file=sys.stderr)
             return NOT_EXECUTABLE
         agent.child_started(child.pid)
+        started(child.pid)
         for number in early:
             child.send_signal(number)
         return child.wait()
@@ -279,5 +283,6 @@ def die_by(number: int) -> None:
     """End this process by the signal that ended the program, without a second core dump."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     sys.stdout.flush()
-    signal.signal(number, signal.SIG_DFL)
+    if number != signal.SIGKILL:  # which has no handler to take away, and setting one is an error
+        signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from rgpu.cli.settings import POLICIES, Settings
+from rgpu.api.settings import POLICIES, Settings
 from rgpu.server.device.spec import make_device
 from rgpu.server.node.workers.compute import LEAST, ComputeShares, limits
 from rgpu.server.worker import limiter

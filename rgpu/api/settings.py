@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rgpu.cli.contexts import LOCAL, Contexts
+from rgpu.api.contexts import LOCAL, Contexts
 from rgpu.session.errors import UsageError
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

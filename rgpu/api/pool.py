@@ -1,0 +1,181 @@
+"""A pool from Python: run programs on it, look at it, move, checkpoint, restore and end sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from rgpu.api import rows, running, verbs
+from rgpu.api.reaching import pool_files, reach
+from rgpu.api.running import File, Run
+from rgpu.api.settings import Settings
+from rgpu.link.control.control_client import ControlClient
+from rgpu.session.errors import NotFound
+
+Named = str | rows.Session | Run  #: a session: by its name, its row, or the program that it belongs to
+
+
+class Pool:
+    """A pool of this user, found as the command line finds it.
+
+    ``path``: its directory; ``context``: one of `rgpu context ls`; neither: as `rgpu` without options has it
+    (RGPU_POOL, RGPU_CONTEXT, the configuration file, the current context, the pool of this machine). ``operator``: act
+    with the operator's key, on everybody's sessions.
+
+    Threads may share one; processes cannot. Methods raise the classes of :class:`rgpu.RgpuError` that the verbs of
+    their names end with, all of them :class:`PoolUnavailable` when no node answers and :class:`AuthenticationFailed`.
+    Making one raises :class:`NotFound` where there is no pool or no key, :class:`UsageError` and :class:`Corrupt`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, context: str | None = None,
+                 operator: bool = False) -> None:
+        given = {"pool": None if path is None else os.fspath(path), "context": context}
+        self._files = pool_files(Settings(given))
+        self._operator = operator
+        self._client = self._connect()
+
+    @property
+    def path(self) -> Path:
+        """The pool's directory: its addresses, and this user's key."""
+        return self._files.root
+
+    def __repr__(self) -> str:
+        return f"rgpu.Pool({str(self.path)!r})"
+
+    def _connect(self) -> ControlClient:
+        return reach(self._files, "operator" if self._operator else "user")
+
+    @contextlib.contextmanager
+    def _of_its_own(self) -> Iterator[ControlClient]:
+        """A client for what takes long: the other threads' questions do not wait for it."""
+        with self._connect() as client:
+            yield client
+
+    def close(self) -> None:
+        """Close the connections. Programs that were started run on."""
+        self._client.close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- programs -----------------------------------------------------------------------
+    def run(self, command: Sequence[str | os.PathLike[str]], *, name: str | None = None,
+            memory: int | str | None = None, gpus: float | str | None = None, labels: Mapping[str, str] | None = None,
+            host: str | None = None, compute: int | None = None, gpu_models: Collection[str] = (), priority: int = 0,
+            anti_affinity: str | None = None, queue: bool = False, lazy: bool = False, recover: bool | None = None,
+            checkpoint_every: float | None = None, client_grace: str | float | None = None,
+            timeout: float | None = None, stdin: File = None, stdout: File = None, stderr: File = None,
+            env: Mapping[str, str] | None = None, cwd: str | os.PathLike[str] | None = None) -> Run:
+        """Start ``command`` as `rgpu run` does, and return its handle when the program runs.
+
+        ``name`` to ``client_grace``: the options of `rgpu run` of these names; ``memory``: bytes, or "8GiB".
+        ``timeout``: seconds until which the program must run, with ``queue`` also the wait for a place; None: any time.
+        ``stdin`` to ``cwd``: as of :class:`subprocess.Popen`. Nothing was started where it raises: :class:`Refused`,
+        :class:`AlreadyExists`, :class:`UsageError`, :class:`NotFound` for the program, :class:`TimedOut`.
+        """
+        options = {"name": name, "memory": memory, "gpus": gpus, "label": dict(labels or {}), "host": host,
+                   "compute": compute, "gpu_model": list(gpu_models), "priority": priority or None,
+                   "anti_affinity": anti_affinity, "queue": queue, "lazy": lazy,
+                   "recover": None if recover is None else "on" if recover else "off",
+                   "checkpoint_every": checkpoint_every, "client_grace": client_grace}
+        return running.start(command, options, pool=self.path, timeout=timeout, stdin=stdin, stdout=stdout,
+                             stderr=stderr, env=env, cwd=cwd)
+
+    # -- looking ------------------------------------------------------------------------
+    def sessions(self, *, all: bool = False, all_users: bool | None = None, hosts: Collection[str] = (),
+                 states: Collection[str] = (), users: Collection[str] = (), labels: Mapping[str, str] | None = None
+                 ) -> list[rows.Session]:
+        """Return the sessions, and the requests that wait for a place, as `rgpu ps` lists them.
+
+        ``all``: also those that ended or failed. ``all_users``: everybody's (default: with ``operator``). ``hosts``,
+        ``states``, ``users``: any of them; ``labels``: all of them.
+        """
+        everything = all or bool({"ended", "failed"} & set(states))
+        found = verbs.sessions(self._client, everything=everything,
+                                all_users=self._operator if all_users is None else all_users)
+        return [rows.read(rows.Session, row) for row in verbs.select(found, hosts, states, users, labels)]
+
+    def session(self, session: Named) -> rows.Session:
+        """Return one session, or request that waits. Raises :class:`NotFound`."""
+        try:
+            return rows.read(rows.Session, verbs.describe(self._client, _name(session)))
+        except NotFound:
+            for waiting in self.sessions(states=["queued"]):
+                if waiting.name == _name(session):
+                    return waiting
+            raise
+
+    def nodes(self) -> list[rows.Node]:
+        """Return the hosts of the pool with their devices, then those that are lost, as `rgpu nodes` lists them."""
+        return [rows.read(rows.Node, row) for row in verbs.hosts(self._client)]
+
+    def events(self, *, last: int = 0, follow: bool = True, kind: Literal["node", "session", "move", "pool"] | None
+               = None) -> Iterator[rows.Event]:
+        """Yield what is decided from now on, for ever, as `rgpu events -f` prints it.
+
+        What happens between the call and the first :func:`next` is among it. ``last``: how many of the past to begin
+        with; ``follow`` False: those only. ``kind``: only these.
+        """
+        found, since = verbs.past(self._client, last)
+        return self._events(found, since if follow else None, kind)
+
+    def _events(self, past: list[dict[str, Any]], since: int | None, kind: str | None) -> Iterator[rows.Event]:
+        for event in past:
+            if kind in (None, event["kind"]):
+                yield rows.read(rows.Event, event)
+        if since is not None:
+            with self._of_its_own() as client:
+                for event in verbs.follow(client, since):
+                    if kind in (None, event["kind"]):
+                        yield rows.read(rows.Event, event)
+
+    # -- acting -------------------------------------------------------------------------
+    def migrate(self, session: Named, host: str, *, mode: Literal["auto", "copy", "replay"] = "auto",
+                max_downtime: float | None = None, max_slowdown: float = 0.5,
+                on_timeout: Literal["abort", "freeze"] = "abort", pages: Literal["auto", "stream"] = "auto",
+                on_progress: Callable[[dict[str, Any]], None] | None = None) -> rows.Move:
+        """Move a session to ``host`` while its program runs, and return when it is there.
+
+        ``max_downtime``: the longest stop in seconds (default: the setting). ``max_slowdown``: 0 to 1, of a replay.
+        ``on_progress``: called with {phase, mode, round, pages_sent, bytes_sent, …}. Raises :class:`NotFound`,
+        :class:`Refused` before anything stops, :class:`MoveFailed` when the session stayed where it was,
+        :class:`UnknownOutcome` when the answer got lost.
+        """
+        options = {"mode": mode, "max_downtime": Settings({"max_downtime": max_downtime}, contexts=False).max_downtime,
+                   "max_slowdown": max_slowdown, "on_timeout": on_timeout, "pages": pages}
+        with self._of_its_own() as client:
+            return rows.read(rows.Move, verbs.migrate(client, _name(session), host, options, on_progress))
+
+    def checkpoint(self, session: Named, *, wait: bool = True) -> rows.Checkpoint:
+        """Write a checkpoint of a session, and return when it counts; without ``wait`` at once.
+
+        Raises :class:`NotFound`, :class:`Refused`, :class:`StoreError`.
+        """
+        with self._of_its_own() as client:
+            return rows.read(rows.Checkpoint, verbs.checkpoint(client, _name(session), wait=wait))
+
+    def restore(self, checkpoint: str | rows.Checkpoint, *, host: str | None = None) -> rows.Restored:
+        """Bring the session of a checkpoint back from it and from its live program's journal.
+
+        ``host``: where to (default: the coordinator chooses). Raises :class:`NotFound`, and :class:`Refused` when the
+        journal behind the checkpoint was cut.
+        """
+        image = checkpoint.image if isinstance(checkpoint, rows.Checkpoint) else checkpoint
+        with self._of_its_own() as client:
+            return rows.read(rows.Restored, verbs.restore(client, image, host))
+
+    def kill(self, session: Named) -> None:
+        """End a session: its memory returns to the pool, its program's next call fails. Raises :class:`NotFound`."""
+        verbs.kill(self._client, _name(session))
+
+
+def _name(session: Named) -> str:
+    return session if isinstance(session, str) else session.name

@@ -1,0 +1,43 @@
+"""Word from `rgpu run` to the process that started it by :meth:`rgpu.Pool.run`: one line of JSON through a pipe.
+
+``{"started": {"name": NAME, "pid": PID}}`` once the program runs, or ``{"refused": {"error": …}}``. Nothing at all: it
+ended before, and its exit status says how.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from rgpu.session.errors import RgpuError
+
+LONGEST = 1 << 20  #: bytes of a line
+
+
+class Report:
+    """The writing end. ``fd``: None where nobody asked for word."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        if fd is not None:
+            os.set_inheritable(fd, False)  # the program's output is none of this
+
+    def started(self, name: str, pid: int) -> None:
+        """The program runs, as process ``pid``; its first session is called ``name``."""
+        self._say({"started": {"name": name, "pid": pid}})
+
+    def refused(self, error: RgpuError) -> bool:
+        """The program was not started; whether somebody was told."""
+        return self._say({"refused": error.as_dict()})
+
+    def _say(self, word: dict[str, Any]) -> bool:
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return False
+        try:
+            with open(fd, "wb") as pipe:
+                pipe.write(json.dumps(word, default=str).encode() + b"\n")
+        except OSError:
+            return False  # the reader has gone: the program runs on
+        return True

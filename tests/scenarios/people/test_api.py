@@ -1,0 +1,141 @@
+"""The Python API on a real pool: the page's examples as written, programs and their handles, errors, current()."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rgpu
+from tests.support.eventually import eventually
+from tests.support.pools.pool import EXAMPLES, HELD, ROOT, LocalPool
+
+EXAMPLE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/users/api.md").read_text(), re.MULTILINE | re.DOTALL)
+#: `train.py` of the page: the heat example, which lasts a few seconds.
+TRAIN = (f"import sys\nsys.argv = [{str(HELD)!r}, 'never', '0', '0.05', {str(EXAMPLES / 'heat.py')!r}, '--n', '64',"
+         " '--steps', '2000', '--report', '50']\n" f"exec(compile(open({str(HELD)!r}).read(), 'held', 'exec'))\n")
+#: Uses the GPU, then asks where it is.
+INSIDE = "from cuda.core import Device\nDevice(0).set_current()\n"
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
+    with LocalPool(tmp_path_factory.mktemp("api"), nodes=2, lease=8.0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(local: LocalPool) -> Iterator[rgpu.Pool]:
+    with rgpu.Pool(local.environment["RGPU_POOL"]) as found:
+        yield found
+
+
+def example(local: LocalPool, folder: Path, number: int, *prefix: str) -> list[str]:
+    """The lines that an example of the page prints, in a folder with its ``train.py``."""
+    (folder / "train.py").write_text(TRAIN)
+    environment = {**local.environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run([*prefix, sys.executable, "-c", EXAMPLE[number]], cwd=folder, env=environment,
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.timeout(240)
+def test_the_first_example(local: LocalPool, tmp_path: Path) -> None:
+    lines = example(local, tmp_path, 0)
+    told = "\n".join(line for line in lines if not re.match(r"step|digest", line))
+    assert re.search(r"^api-first runs as process \d+$", told, re.M)
+    assert re.search(r"^running on node-[ab] {'team': 'vision'}$", told, re.M)
+    assert re.search(r"^\['node-a', 'node-b'\]$", told, re.M) and re.search(r"^\S+ \d+ pages$", told, re.M)
+    assert re.search(r"^committed \d+\.\d ms verified: True$", told, re.M) and lines[-1] == "exit code 0"
+
+
+@pytest.mark.timeout(240)
+def test_the_examples_of_errors_and_events(local: LocalPool, tmp_path: Path) -> None:
+    refused, status = example(local, tmp_path, 1)
+    assert "the largest that would fit is" in refused and status == str(rgpu.NotFound.exit_code)
+    lines = example(local, tmp_path, 2)
+    assert any(line.startswith("create api-watched ") for line in lines) and lines[-1] == "exit code 143"
+
+
+@pytest.mark.timeout(240)
+def test_the_example_inside_a_program(local: LocalPool, tmp_path: Path) -> None:
+    run = (sys.executable, "-m", "rgpu.cli.main", "run", "--name", "inside", "--")
+    assert example(local, tmp_path, 3, *run)[0] in ("inside on node-a", "inside on node-b")
+    assert example(local, tmp_path, 3) == [], "outside rgpu run there is no session"
+
+
+@pytest.mark.timeout(240)
+def test_each_process_of_a_run_finds_its_own_session(api: rgpu.Pool) -> None:
+    child = INSIDE + "import rgpu; print(rgpu.current().name)"
+    code = (INSIDE + "import rgpu, subprocess, sys; print(rgpu.current().name, flush=True)\n"
+            f"subprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
+            "c = rgpu.current().checkpoint(); print(c.session, bool(c.image))\n")
+    with api.run([sys.executable, "-c", code], name="twice", stdout=subprocess.PIPE, cwd=ROOT) as run:
+        assert run.stdout is not None
+        assert [str(line, "utf-8").strip() for line in run.stdout] == ["twice", "twice/2", "twice True"]
+    assert run.wait() == 0 and api.sessions(all=True, labels={"no": "such"}) == []
+
+
+@pytest.mark.timeout(240)
+def test_a_handle(api: rgpu.Pool) -> None:
+    said = "import signal, time; signal.signal(signal.SIGINT, lambda *a: exit(7)); print(1, flush=True); time.sleep(99)"
+    run = api.run([sys.executable, "-c", said], name="handled", labels={"of": "api"}, stdout=subprocess.PIPE)
+    assert run.name == "handled" and run.poll() is None and run.stdout is not None and run.stdout.readline() == b"1\n"
+    assert [row.name for row in api.sessions(labels={"of": "api"})] == ["handled"]
+    with pytest.raises(rgpu.TimedOut):
+        run.wait(0.05)
+    with pytest.raises(rgpu.AlreadyExists):
+        api.run(["true"], name="handled")
+    run.signal(signal.SIGINT)
+    assert run.wait(30) == 7 == run.poll()
+    with pytest.raises(rgpu.NotFound, match="has ended"):
+        run.signal(signal.SIGTERM)
+    run.stdout.close()
+    (row,) = eventually(lambda: [row for row in api.sessions(all=True, labels={"of": "api"}) if row.ended])
+    assert (row.state, row.exit_code) == ("ended", 7)
+    with pytest.raises(AttributeError):
+        row.state = "running"  # type: ignore[misc]
+    assert "end" in [event.decision for event in api.events(last=200, follow=False) if event.session == "handled"]
+
+
+@pytest.mark.timeout(240)
+def test_kill_and_restore(api: rgpu.Pool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.replace("2000", "20000"))
+    run = api.run([sys.executable, str(tmp_path / "train.py")], name="back", stdout=subprocess.PIPE,
+                   stderr=subprocess.DEVNULL)
+    assert run.stdout is not None and run.stdout.readline()
+    image = api.checkpoint("back")
+    back = api.restore(image)
+    assert back.session == "back" and back.position == image.position and back.epoch > image.epoch
+    api.kill(run)
+    run.stdout.close()
+    assert run.wait(60) != 0
+    with pytest.raises(rgpu.NotFound):
+        api.checkpoint("nobody")
+
+
+@pytest.mark.timeout(240)
+def test_what_cannot_start_raises_and_leaves_nothing(api: rgpu.Pool, tmp_path: Path) -> None:
+    for command, options, error in ((["no-such-program"], {}, rgpu.NotFound), ([str(tmp_path)], {}, rgpu.Refused),
+                                    (["true"], {"host": "node-x"}, rgpu.NotFound), (["true"], {"memory": "x"},
+                                    rgpu.UsageError), ([], {}, rgpu.UsageError), ("true", {}, rgpu.UsageError)):
+        with pytest.raises(error):
+            api.run(command, name="never", **options)  # type: ignore[arg-type]
+    holders = [api.run(["sleep", "99"], name=f"holds-{host}", memory="8GiB", host=host)
+               for host in ("node-a", "node-b")]
+    with pytest.raises(rgpu.TimedOut):
+        api.run(["touch", str(tmp_path / "ran")], name="waits", queue=True, timeout=4, stderr=subprocess.DEVNULL)
+    assert eventually(lambda: all(row.name != "waits" for row in api.sessions())), "the request was withdrawn"
+    for holder in holders:
+        holder.signal(signal.SIGKILL)
+        assert holder.wait(30) == 137
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(rgpu.NotFound, match="there is no pool"):
+        rgpu.Pool(tmp_path)
