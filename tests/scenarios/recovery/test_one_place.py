@@ -29,16 +29,17 @@ def pool(tmp_path: Path) -> Iterator[LocalPool]:
 
 def page(pool: LocalPool, name: str, epoch: int) -> Path | None:
     """Where the session's worker at that epoch writes how far its work is."""
-    return next((pool.folder / "pool" / "nodes").glob(f"*/workers/{name}/{epoch}.position"), None)
+    home = next((pool.folder / "pool" / "nodes").glob(f"*/workers/{name}/{epoch}"), None)
+    return None if home is None else next(home.resolve().glob("*.position"), None)
 
 
-def worker(socket: Path) -> int:
-    """The process that listens there, or will."""
+def worker(home: Path) -> int:
+    """The process that has this home."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if os.fsencode(socket) in path.read_bytes().split(b"\0"):
+            if os.fsencode(home) in path.read_bytes().split(b"\0"):
                 return int(path.parent.name)
-    raise AssertionError(f"no worker listens at {socket}")
+    raise AssertionError(f"no worker has {home}")
 
 
 def kill_at(pool: LocalPool, name: str, epoch: int, position: int) -> Reached:
@@ -47,7 +48,7 @@ def kill_at(pool: LocalPool, name: str, epoch: int, position: int) -> Reached:
     while (path := page(pool, name, epoch)) is None:
         assert time.monotonic() < deadline, f"no worker at epoch {epoch}: {pool.session(name)}"
         time.sleep(0.01)
-    pid = worker(path.with_suffix(".sock"))
+    pid = worker(path.parent)
     while (found := position_page.read(path)) is None or found.applied < position:
         assert time.monotonic() < deadline, found
         time.sleep(0.0005)
