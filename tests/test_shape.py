@@ -33,6 +33,11 @@ def test_every_room_says_what_it_is_for(shape: ModuleType) -> None:
     assert shape.PAGE.read_text(encoding="utf-8") == page, "run .ci/shape --rooms"
 
 
+def test_no_modules_import_each_other(shape: ModuleType) -> None:
+    """Imports inside functions and for types alone count, too."""
+    assert shape.cycles(shape.imports(shape.modules())) == []
+
+
 def test_cycles_are_found(shape: ModuleType) -> None:
     edges = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"f"}, "f": {"e"}}
     assert shape.cycles(edges) == [["a", "b", "c"], ["e", "f"]]

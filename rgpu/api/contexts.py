@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from rgpu.link.keys import KeyPair, PoolFiles, check_name, private_directory, write_file
+from rgpu.link.keys import KeyPair, PoolFiles, check_name
+from rgpu.link.private_files import private_directory, write_file
 from rgpu.session.errors import NotFound, RgpuError, UsageError
 
 LOCAL = "local"  #: stands for the pool of this machine (`rgpu up`); no context has that name

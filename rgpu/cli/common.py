@@ -129,7 +129,7 @@ def verb(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except RgpuError as error:
-            fail(suggesting.with_nearest(error, kwargs.get("pool")), str(kwargs.get("output")))
+            fail(suggesting.with_nearest(error, lambda: settings(pool=kwargs.get("pool"))), str(kwargs.get("output")))
         except OSError as error:
             if error.errno == errno.EPIPE:  # who read our output has enough: click ends us
                 raise

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rgpu.api.settings import Settings
 from rgpu.cli.tables import did_you_mean
 from rgpu.session.errors import NotFound, RgpuError
 
 ASK_SECONDS = 2.0
 
 
-def with_nearest(error: RgpuError, pool: str | None) -> RgpuError:
-    """The error; one of a session or host that is not there also names the nearest one that is."""
+def with_nearest(error: RgpuError, settings: Callable[[], Settings]) -> RgpuError:
+    """The error; one of a session or host that is not there also names the nearest one that is.
+
+    ``settings``: of the verb, by which the pool is asked; only called where it is.
+    """
     if not isinstance(error, NotFound):
         return error
     wanted = {what: error.detail.get(what) for what in ("session", "host")}
     for what, name in wanted.items():
         if isinstance(name, str) and name and repr(name) + "?" not in error.message:
-            error.message += did_you_mean(name, _known(what, pool))
+            error.message += did_you_mean(name, _known(what, settings))
             break
     return error
 
 
-def _known(what: str, pool: str | None) -> list[str]:
+def _known(what: str, settings: Callable[[], Settings]) -> list[str]:
     """Names that the pool knows, quickly or not at all."""
-    from rgpu.cli import common
-    from rgpu.cli.pool import connect
+    from rgpu.api.reaching import connect
 
     try:
-        with connect(common.settings(pool=pool)) as client:
+        with connect(settings()) as client:
             if what == "host":
                 return [row["host"] for row in client.call("node.list", {}, timeout=ASK_SECONDS)["nodes"]]
             found: dict[str, Any] = client.call("session.list", {"all": True}, timeout=ASK_SECONDS)

@@ -25,7 +25,6 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +33,7 @@ import structlog
 import zmq
 import zmq.utils.z85
 
+from rgpu.link.private_files import private_directory, write_file
 from rgpu.link.revoked import RevokedKeys
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, NotFound, UsageError
 
@@ -329,42 +329,6 @@ class PoolFiles:
         if len(data) != SECRET_BYTES:
             raise Corrupt(f"{self.root / 'secret'} holds {len(data)} bytes, not {SECRET_BYTES}", reason="length")
         return data
-
-
-def private_directory(path: Path) -> Path:
-    """Make a directory of mode 0700, or check one that is there.
-
-    Raises :class:`AuthenticationFailed` if others may write to it: they could
-    put their own keys there.
-    """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = os.stat(path)
-    if stat.S_IMODE(status.st_mode) & 0o022 or status.st_uid not in (os.geteuid(), 0):
-        raise AuthenticationFailed(f"{path} can be written by others: run 'chmod 700 {path}'", path=str(path))
-    return path
-
-
-def write_file(path: Path, data: bytes, *, mode: int, replace: bool) -> None:
-    """Write whole and atomically. Raises :class:`AlreadyExists` unless ``replace``."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            os.replace(temporary, path)
-            return
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            raise AlreadyExists(f"{path} is there already", path=str(path)) from None
-        os.unlink(temporary)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
 
 
 def _read(path: Path, *, private: bool = False, limit: int = _LIMIT) -> bytes:

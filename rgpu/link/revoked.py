@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from rgpu.link.private_files import private_directory, write_file
 from rgpu.session.errors import Corrupt
 
 FILE = "revoked.json"
@@ -47,8 +48,6 @@ class RevokedKeys:
 
     def add(self, names: dict[str, str]) -> bool:
         """Refuse these keys from here on, and write them down; whether one is new. Raises :class:`OSError`."""
-        from rgpu.link.keys import private_directory, write_file  # it lets in, and asks here first
-
         if names.keys() <= self._names.keys():
             return False
         self._names.update(names)  # it holds before it is written

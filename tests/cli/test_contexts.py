@@ -14,7 +14,8 @@ from rgpu.api.contexts import Contexts
 from rgpu.api.settings import Settings
 from rgpu.cli.main import cli
 from rgpu.link import invitations
-from rgpu.link.keys import Endpoint, KeyPair, PoolDescription, PoolFiles, private_directory
+from rgpu.link.keys import Endpoint, KeyPair, PoolDescription, PoolFiles
+from rgpu.link.private_files import private_directory
 from rgpu.session.errors import AlreadyExists, NotFound, UsageError
 
 NODE = KeyPair.create("node", "a")

@@ -15,7 +15,8 @@ from rgpu.cli import common
 from rgpu.link import admission, description
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.invitations import Token, decode
-from rgpu.link.keys import KeyPair, PoolDescription, PoolFiles, private_directory
+from rgpu.link.keys import KeyPair, PoolDescription, PoolFiles
+from rgpu.link.private_files import private_directory
 from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, RgpuError, UsageError
 
 LET_IN_SECONDS = 10.0  #: for a node to hear of the key that was just put on record

@@ -31,7 +31,8 @@ import msgspec
 import structlog
 
 from rgpu.link import description
-from rgpu.link.keys import KeyPair, PoolDescription, PoolFiles, write_file
+from rgpu.link.keys import KeyPair, PoolDescription, PoolFiles
+from rgpu.link.private_files import write_file
 from rgpu.migrate.records.keys import IDENTITY, KEYS
 from rgpu.migrate.records.schema import IdentityRecord, KeyRecord, decode, encode
 from rgpu.migrate.registry.base import Put, Registry, absent, txn_certain

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import structlog
 
-from rgpu.link.keys import AuthorizedKeys, PublicKey, private_directory, write_file
+from rgpu.link.keys import AuthorizedKeys, PublicKey
+from rgpu.link.private_files import private_directory, write_file
 from rgpu.migrate.records.keys import INVITATIONS, KEYS, member_key
 from rgpu.migrate.records.revoked import REVOKED, RevokedRecord, revoked_key
 from rgpu.migrate.records.schema import InvitationRecord, KeyRecord, decode, encode
