@@ -129,7 +129,7 @@ class ChaosPool(LocalPool):
     def row(self, session: str) -> dict[str, Any]:
         """The session in ``rgpu ps --all``; empty when nobody can say."""
         with contextlib.suppress(RgpuError, OSError):
-            for row in self.ask("session.list", {"all": True})["sessions"]:
+            for row in self.ask("session.list", {"all": True, "all_users": True})["sessions"]:
                 if row["session"] == session:
                     return dict(row)
         return {}

@@ -20,6 +20,7 @@ from rgpu.link.keys import PoolFiles
 from rgpu.link.local.channel import connect as channel_to_worker
 from rgpu.session.errors import NotFound, RgpuError, TimedOut
 
+STOP_SECONDS = 60.0  #: for a daemon to stop: it ends its workers and takes down what they leave
 ORPHAN_SECONDS = 2.0  #: for a worker without daemon to go when it is asked to
 
 
@@ -50,7 +51,7 @@ def command(purge: bool, yes: bool, pool: str | None, output: str) -> None:
         if state["running"]:
             os.kill(state["pid"], signal.SIGTERM)
             stopped.append(state["host"])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + STOP_SECONDS
     for host in stopped:
         while daemon_state(files, host)["running"]:
             if time.monotonic() > deadline:

@@ -142,9 +142,9 @@ def test_library_keeps_a_copy_unless_told_not_to(stage: Stage) -> None:
     _run(stage, r"""
 ok("cuCtxSetCurrent", new("cuDevicePrimaryCtxRetain", 0))
 for preserved in (0, 1):
-    module binary = c.create_string_buffer(PTX, len(PTX))
-    library = new("cuLibraryLoadData", module binary, None, None, 0, (c.c_int * 1)(1), (c.c_void_p * 1)(preserved), 1)
-    if not preserved: c.memset(module binary, 0x41, len(PTX))
+    binary = c.create_string_buffer(PTX, len(PTX))
+    library = new("cuLibraryLoadData", binary, None, None, 0, (c.c_int * 1)(1), (c.c_void_p * 1)(preserved), 1)
+    if not preserved: c.memset(binary, 0x41, len(PTX))
     new("cuLibraryGetKernel", library, b"one")
 """)
     assert [payload for name, _, payload in stage.peer.calls if name == "module_load"] == [

@@ -117,11 +117,11 @@ assert d.cuInit(0) == 0
 context, module = c.c_void_p(), c.c_void_p()
 assert d.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0 and d.cuCtxSetCurrent(context) == 0
 ptx = b".version 6.4\n.target sm_75\n.address_size 64\n.visible .entry a() { ret; }\n.visible .entry b() { ret; }\n\0"
-for module binary, loader in ((ptx, 1), (ptx, 6), (ptx, 8)):
+for binary, loader in ((ptx, 1), (ptx, 6), (ptx, 8)):
     words = table("6bd5fb6c-5bf4-e74a-8987-d93912fd9df9")
     load = slot(words, loader, *[c.c_void_p] * 5)
-    assert (load(module binary, c.addressof(module), None, None, 0) if loader == 8 else
-            load(c.addressof(module), module binary, None, None, 0)) == 0
+    assert (load(binary, c.addressof(module), None, None, 0) if loader == 8 else
+            load(c.addressof(module), binary, None, None, 0)) == 0
 seen = []
 @c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_uint64)
 def each(user, function, index):
