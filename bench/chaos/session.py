@@ -189,7 +189,8 @@ class SessionRun:
         (folder / "plan.txt").write_text("".join(f"{deed}\n" for deed in self.case.deeds))
         asked = {"describe": ("session.describe", {"session": self.name}),
                  "history": ("pool.history", {"session": self.name, "limit": 500}),
-                 "events": ("pool.history", {"limit": 1000}), "list": ("session.list", {"all": True, "all_users": True}),
+                 "events": ("pool.history", {"limit": 1000}),
+                 "list": ("session.list", {"all": True, "all_users": True}),
                  "nodes": ("node.list", {})}
         for name, (verb, args) in asked.items():
             with contextlib.suppress(RgpuError, OSError):
