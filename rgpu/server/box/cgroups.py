@@ -45,11 +45,13 @@ class Group:
                 (folder / "memory.swap.max").write_text("0" if memory else "max")
 
     def killed(self) -> int:
-        """Return how many of its processes the kernel ended for lack of memory."""
+        """Return how many of its processes the kernel ended for lack of memory; 0 where nothing bounds it."""
         folder = self.folders.get("memory")
+        if folder is None:
+            return 0
         for name in ("memory.events", "memory.oom_control"):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                for line in (folder / name).read_text().splitlines():  # type: ignore[operator]
+            with contextlib.suppress(OSError, ValueError):
+                for line in (folder / name).read_text().splitlines():
                     if line.startswith("oom_kill "):
                         return int(line.split()[1])
         return 0

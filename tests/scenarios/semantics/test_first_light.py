@@ -128,6 +128,21 @@ def test_worker_killed(pool: LocalPool, undisturbed: str, checkpoint: bool) -> N
     assert pool.session(program.name)["epoch"] > before["epoch"]
 
 
+def test_a_worker_that_nothing_holds_is_killed(tmp_path: Path, undisturbed: str,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no control groups its node tells of its death as anywhere else, before an agent misses it."""
+    monkeypatch.setenv("RGPU_BOX", "off")
+    with LocalPool(tmp_path / "plain", nodes=2, lease=5.0) as pool:
+        program = pool.heat("plain")
+        program.wait_lines(3)
+        before = pool.session("plain")
+        assert "memory" not in before["box"]
+        os.kill(before["worker_pid"], signal.SIGKILL)
+        assert program.finish() == undisturbed
+        reasons = [row["reason"] for row in pool.rgpu("history", "plain") if row["decision"] == "recover"]
+        assert len(reasons) == 1 and "died" in reasons[0], reasons
+
+
 def test_where_a_worker_died_is_known(pool: LocalPool) -> None:
     """Not where it said last, a second ago: a session that goes on between its losses is not one that always dies."""
     program = pool.heat("where", steps=200_000, report=10, rest=0)

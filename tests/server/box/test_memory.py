@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rgpu.server.box import host
-from rgpu.server.box.cgroups import Cgroups
+from rgpu.server.box.cgroups import Cgroups, Group
 from rgpu.server.box.walls import Mode
 from rgpu.server.node.workers import handles, homes
 from rgpu.server.node.workers.boxes import Boxes
@@ -110,3 +110,7 @@ def test_why_there_are_none_is_said(tmp_path: Path) -> None:
     assert "Delegate=yes" in Cgroups.find("", root=root, own=own).reason
     with pytest.raises(UsageError, match="no control group"):
         Cgroups.find(str(tmp_path))
+
+
+def test_a_worker_without_a_group_was_ended_by_none() -> None:
+    assert Group().killed() == 0

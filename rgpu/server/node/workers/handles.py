@@ -125,6 +125,8 @@ class WorkerHandle:
                 await self._on_event(self.session, event, values)
             except RgpuError as error:
                 log.warning("worker event", session=self.session, event_name=event, reason=error.message)
+            except Exception:  # the events behind this one are heard: one of them may be the worker's death
+                log.exception("worker event", session=self.session, event_name=event)
 
     def _died(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -140,11 +142,21 @@ class WorkerHandle:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(LinkError(f"the worker of {self.session} has ended"))
-        self._events.put_nowait(("died", {"pid": self.pid, **self._last_place(), **self._why()}))
+        self._events.put_nowait(("died", {"pid": self.pid, **self._circumstances()}))
         if self._boxes is not None and self._home is not None:
             # No daemon thread: a node that stops waits until what its workers leave is taken down.
             threading.Thread(target=self._boxes.release, args=(self._home, self.log_path.parent),
                              name="release").start()
+
+    def _circumstances(self) -> dict[str, Any]:
+        """What is known of its end. A death is reported also where finding that out fails."""
+        found: dict[str, Any] = {}
+        for part in (self._last_place, self._why):
+            try:
+                found.update(part())
+            except Exception:
+                log.exception("how a worker ended cannot be told", session=self.session, pid=self.pid)
+        return found
 
     def _why(self) -> dict[str, str]:
         """Why it ended, where the kernel says so."""

@@ -54,3 +54,35 @@ def test_the_new_worker_is_reached_not_one_that_is_on_its_way_out(tmp_path: Path
         for process in made:
             process.kill()
             process.wait()
+
+
+def test_a_death_is_told_whatever_cannot_be_found_out_of_it(tmp_path: Path) -> None:
+    """Without it a session waits until its agent has reached nobody for 10 s, and `rgpu ps` says that it runs."""
+    made: list[subprocess.Popen[bytes]] = []
+    told: list[tuple[str, dict[str, Any]]] = []
+
+    def spawn(arguments: list[str], home: homes.Home, log_path: Path) -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen([sys.executable, "-c", LISTENS, str(home.socket)]))
+        return made[-1]
+
+    def killed_for_memory(home: homes.Home) -> bool:
+        raise TypeError("no such group")
+
+    async def event(session: str, name: str, values: dict[str, Any]) -> None:
+        told.append((name, values))
+        if name == "fault":
+            raise ValueError("a handler's own bug")
+
+    async def test() -> None:
+        boxes: Any = SimpleNamespace(spawn=spawn, release=lambda *_: None, killed_for_memory=killed_for_memory)
+        handle = await workers.start(tmp_path, "s", epoch=2, device="cpu:0", quota=1, state="empty", on_event=event,
+                                     boxes=boxes)
+        handle._take({"event": "fault"})
+        made[0].kill()
+        made[0].wait()
+        async with asyncio.timeout(30):
+            while len(told) < 2:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(test())
+    assert told[1] == ("died", {"pid": made[0].pid, "position": None})
