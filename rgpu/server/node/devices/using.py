@@ -7,8 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import structlog
+
 from rgpu.server.device.cuda import nvml
 from rgpu.server.node.devices.slots import DeviceSlot
+
+log = structlog.get_logger(__name__)
 
 FRESH_SECONDS = 1.0
 ANSWER_SECONDS = 0.5  #: a sick GPU may hang whoever asks it: what was known before is told then
@@ -29,11 +33,19 @@ class DeviceUse:
         asked = [spec for spec in self._slots if spec.startswith("cuda")]
         if asked and self._asking is None and time.monotonic() - self._looked > FRESH_SECONDS:
             self._asking = asyncio.ensure_future(asyncio.to_thread(self._ask, asked))
-        if self._asking is not None:
+            self._asking.add_done_callback(self._answered)
+        if self._asking is not None:  # also another caller's, who may take the answer first
             await asyncio.wait([self._asking], timeout=ANSWER_SECONDS)
-            if self._asking.done():
-                self._known, self._looked, self._asking = self._asking.result(), time.monotonic(), None
         return self._known
+
+    def _answered(self, asking: asyncio.Future[dict[str, dict[str, Any]]]) -> None:
+        self._looked, self._asking = time.monotonic(), None
+        if asking.cancelled():
+            return
+        if (error := asking.exception()) is not None:
+            log.warning("how busy the devices are cannot be read", reason=str(error))
+        else:
+            self._known = asking.result()
 
     def _ask(self, asked: list[str]) -> dict[str, dict[str, Any]]:
         found = {spec: self._read(self._slots[spec].facts.uuid) for spec in asked}

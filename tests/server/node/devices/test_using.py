@@ -54,6 +54,31 @@ def test_a_gpu_that_hangs_its_reader_holds_up_nobody(monkeypatch: pytest.MonkeyP
     asyncio.run(body())
 
 
+def test_all_who_ask_at_once_are_answered() -> None:
+    async def body() -> None:
+        use = DeviceUse(slots("cuda:0"), lambda uuid: {"utilization": 1.0})
+        assert await asyncio.gather(*(use.look() for _ in range(4))) == [{"cuda:0": {"utilization": 1.0}}] * 4
+
+    asyncio.run(body())
+
+
+def test_a_reader_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(using, "FRESH_SECONDS", 0.0)
+    answers: list[Any] = [OSError("the driver is being replaced"), {"utilization": 1.0}]
+
+    def read(uuid: bytes) -> dict[str, Any]:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return dict(answer)
+
+    async def body() -> None:
+        use = DeviceUse(slots("cuda:0"), read)
+        assert [await use.look() for _ in range(2)] == [{}, {"cuda:0": {"utilization": 1.0}}]
+
+    asyncio.run(body())
+
+
 def test_nvml_that_is_not_there_or_tells_only_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     class NVMLError(Exception):
         pass
