@@ -7,6 +7,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SWEEP_JOBS ?= 4
 # Many processes each, and leases that must not be lost for want of a processor: one after the other.
 ALONE := tests/scenarios/recovery/test_effects.py tests/scenarios/pool/test_hosts.py
+# Outside tests/scenarios: what explores or tries more when everything is asked for.
+WIDER := tests/migrate/move tests/durability tests/checkpoint/store tests/server/worker/apply/test_flat.py
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*/* \
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/*/* \
            rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/* rgpu/link/messages/native/*)
@@ -56,6 +58,7 @@ sweep: setup
 	@mkdir -p bench/results
 	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" --timeout 900 tests/scenarios tests/bench/test_sampled_moves.py $(ALONE:%=--ignore=%) 2>&1 | tee bench/results/$$(date +%F)-sweep.txt
 	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -m "slow or not slow" $(ALONE) 2>&1 | tee -a bench/results/$$(date +%F)-sweep.txt
+	RGPU_SWEEP=1 $(BIN)/python -m pytest -q -n $(SWEEP_JOBS) -m "slow or not slow" $(WIDER) 2>&1 | tee -a bench/results/$$(date +%F)-sweep.txt
 
 sweep-etcd: setup
 	@mkdir -p bench/results/etcd
