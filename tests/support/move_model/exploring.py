@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from rgpu.migrate.move.machine import Event, Row
@@ -109,8 +110,9 @@ def settled(world: World) -> str | None:
 def leaders_cleared(world: World) -> bool:
     leader = world.leaders[world.registry.leader]
     return leader is not None and leader.role.state in ("committed", "aborted") and not any(
-        message.startswith("settle") for message in world.messages) and not world.unknown < World().unknown \
-        and world.deaths == World().deaths and world.leaders[1] is None and world.recoveries == World().recoveries
+        message.startswith("settle") for message in world.messages) and world.leaders[1] is None \
+        and not world.uncleared \
+        and world.allowed == (world.unknown, world.deaths, world.recoveries)
 
 
 def _who(world: World, led: bool) -> str | None:
@@ -143,7 +145,8 @@ WITNESSES = 12  #: of each row
 
 def begin(mode: str = "auto", **budget: int) -> World:
     """A world before a move. ``budget``: what may go wrong in it, see :class:`World`."""
-    return World(source=Source(role=role_for(MoveOptions(mode=mode))), **budget)
+    world = World(source=Source(role=role_for(MoveOptions(mode=mode))), **budget)
+    return replace(world, allowed=(world.unknown, world.deaths, world.recoveries))
 
 
 def explore(*starts: World, most: int = 10**9, continuations: int = 2_000) -> tuple[list[World], int, Witnesses]:

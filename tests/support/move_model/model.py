@@ -146,6 +146,8 @@ class World:
     breaks: int = 1
     recoveries: int = 1
     fair: bool = True  #: history: nothing went wrong
+    uncleared: bool = False  #: history: a leader could not take the move off the record
+    allowed: tuple[int, int, int] = (2, 2, 1)  #: unknown, deaths and recoveries at its beginning
 
     def send(self, message: str) -> World:
         return replace(self, messages=self.messages | {message})
@@ -209,7 +211,7 @@ def leader_steps(world: World, who: int) -> Iterator[Step]:
         yield f"{name}: a check says no", after(world, "refused"), False
     elif command == "write_clear":
         yield f"{name} clears", put(transaction(world, who, command)[0], replace(leader, todo=leader.todo[1:])), True
-        yield f"{name} cannot clear", put(world, replace(leader, todo=leader.todo[1:])), False
+        yield f"{name} cannot clear", replace(put(world, replace(leader, todo=leader.todo[1:])), uncleared=True), False
     elif command.startswith("write_"):
         need(WRITES.get(leader.role.state) == command, f"the leader does {command} in {leader.role.state}")
         changed, answer = transaction(world, who, command)
