@@ -131,7 +131,7 @@ def test_hosts_that_come_and_go(machines: Machines) -> None:
     machines["node-c"].sh(f"export PATH=/opt/rgpu/bin:$PATH; rgpu login {other}")
     wait_nodes(machines, "laptop", set(HOSTS))
     came = blocks("operators/operations.md", "Hosts that come and go")
-    lost = next(n for n, block in enumerate(came) if "rgpu leave node-a" in block.commands)
+    lost = next(n for n, block in enumerate(came) if "rgpu leave --yes node-a" in block.commands)
     machines.boot("node-d")
     machines.run(came[:lost], PEOPLE)  # added, and taken out
     wait_nodes(machines, "laptop", set(HOSTS))
