@@ -87,10 +87,10 @@ class Admission:
             try:
                 return await self._create(order)
             except NoPlaceNow as none:
-                await self.term.note("refuse", none.error.message, session=order.name)
+                await self.term.note("refuse", none.error.message, session=order.name, user=order.user)
                 raise none.error from None
             except Refused as error:
-                await self.term.note("refuse", error.message, session=order.name)
+                await self.term.note("refuse", error.message, session=order.name, user=order.user)
                 raise
 
     async def _repeated(self, order: Order) -> SessionRecord | None:
@@ -218,7 +218,7 @@ class Admission:
                 except NoPlaceNow as none:
                     await self._enqueue(order, none.error.message)
                 except Refused as error:
-                    await self.term.note("refuse", error.message, session=order.name)
+                    await self.term.note("refuse", error.message, session=order.name, user=order.user)
                     raise
         return await self._answer(order, known, max(0.0, min(wait, LONGEST_ANSWER)))
 

@@ -125,13 +125,16 @@ class Term:
             self.observe("decision", {"decision": story.decision})
         return result.succeeded
 
-    async def note(self, decision: str, reason: str, *, session: str = "", host: str = "") -> None:
-        """Write into the history what changes no record: a refusal, a loss. Raises :class:`Fenced`."""
+    async def note(self, decision: str, reason: str, *, session: str = "", host: str = "", user: str = "") -> None:
+        """Write into the history what changes no record: a refusal, a loss. Raises :class:`Fenced`.
+
+        ``user``: whose it is, where no record of a session says so.
+        """
         log.info("decided", decision=decision, session=session, host=host, reason=reason)
         self.observe("decision", {"decision": decision})
         subject = session or (OF_HOST + host if host else OF_POOL)
         story = HistoryRecord(when=self.clock.wall(), session=session, host=host, decision=decision,
-                              reason=reason[:MAX_TEXT], **self.signature())
+                              reason=reason[:MAX_TEXT], user=user, **self.signature())
         try:
             key = note_key(subject, await self._registry.revision())
             result = await txn_certain(self._registry, [created(LEADER, self.leader.revision), absent(key)],
