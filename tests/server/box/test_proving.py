@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rgpu.server.box import host
 from rgpu.server.box.walls import Mode, Standing
 from rgpu.server.node.workers import boxes as module
+from rgpu.server.node.workers import proven_walls
 from rgpu.server.node.workers.boxes import Boxes
 from rgpu.session.errors import Refused
 
@@ -63,6 +65,35 @@ def test_walls_that_it_does_not_bear_go_and_no_other(tmp_path: Path, monkeypatch
     assert set(boxes.names) == before - without
     reasons = {one.wall.name: one.reason for one in boxes.standing if isinstance(one, Standing) and not one.stands}
     assert {reasons[name] for name in without} == {"cuda:0 does not work behind it"}
+
+
+def test_a_daemon_that_starts_again_examines_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy GPU each examination takes seconds, and the workers' lease runs meanwhile."""
+    first = node(tmp_path, "file", monkeypatch)
+    first.prove("cuda:0")
+    examined: list[str] = []
+
+    def again(walls: list[Standing] | None = None) -> Boxes:
+        boxes = Boxes.of_node(first.directory, Mode.AUTO)
+        boxes.standing = walls or boxes.standing
+        works = boxes._works
+        monkeypatch.setattr(boxes, "_works", lambda device: examined.append(device) or works(device))
+        boxes.prove("cuda:0")
+        return boxes
+
+    assert again().names == first.names and not examined
+    assert again().standing == first.standing
+    fewer = [one for one in Boxes.of_node(first.directory, Mode.AUTO).standing if one.wall.name != "syscalls"]
+    again(fewer)
+    assert examined, "other walls were asked for"
+    for damage in (b"{", b"[]", json.dumps({"cuda:0": 7}).encode(), json.dumps({"cuda:0": {"stood": 1}}).encode()):
+        examined.clear()
+        (first.directory / proven_walls.NAME).write_bytes(damage)
+        assert again().names == first.names and examined
+    examined.clear()
+    monkeypatch.setattr(proven_walls, "boot_id", lambda: "another")
+    again()
+    assert examined, "the host was started anew"
 
 
 def test_strict_does_not_go_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from rgpu.server.box.cgroups import Cgroups, Group
 from rgpu.server.box.environment import worker_environment
 from rgpu.server.box.places import worker_places
 from rgpu.server.box.walls import Mode, Standing, check, decide
+from rgpu.server.node.workers import proven_walls
 from rgpu.server.node.workers.homes import Home, all_of, forget_old, make, prune
 from rgpu.server.worker.entered_box import TOKEN
 from rgpu.session.errors import Refused, UsageError
@@ -90,28 +91,44 @@ class Boxes:
     def prove(self, device: str) -> None:
         """Have the device examined inside the box; walls in which its driver does not work are taken down.
 
-        Nothing changes where it does not work outside either. Raises :class:`Refused` where walls were asked for that
-        its driver does not bear.
+        Nothing changes where it does not work outside either. What was found is kept for a daemon that starts again
+        (:mod:`.proven_walls`). Raises :class:`Refused` where walls were asked for that its driver does not bear.
         """
+        asked = self.names
+        stood = proven_walls.recall(self.directory, device, asked)
+        if stood is not None:
+            self._go_without(device, [name for name in asked if name not in stood])
+            log.info("a device was examined in the box before", device=device, stands=self.names)
+            return
+        if self._find_out(device):
+            proven_walls.keep(self.directory, device, asked, self.names)
+
+    def _find_out(self, device: str) -> bool:
+        """Have it examined, with fewer walls each time; whether it worked in what is left. See :meth:`prove`."""
         outside = basic(self.directory)
         if self._works(device):
-            return
+            return True
         if not outside._works(device):
             log.warning("whether a device works in a box cannot be told: it does not work outside either now",
                         device=device)
-            return
+            return False
         whole = self.standing
         for fewer in _HINDRANCES:
-            reason = f"{device} does not work behind it"
-            self.standing = [Standing(one.wall, False, reason) if one.wall.name in fewer and one.stands else one
-                             for one in whole]
+            self.standing = whole
+            self._go_without(device, fewer)
             if self.mode != Mode.STRICT and self._works(device):
                 log.warning("a driver does not work in a box: workers go without some walls", device=device,
                             without=fewer, stands=self.names)
-                return
+                return True
         self.standing = whole
         raise Refused(f"{device} works outside a box and in none that was asked for ({', '.join(self.names)}): start "
                       "the node with --box off, or without --worker-uids")
+
+    def _go_without(self, device: str, names: Sequence[str]) -> None:
+        """Take down walls that its driver does not bear."""
+        reason = f"{device} does not work behind it"
+        self.standing = [Standing(one.wall, False, reason) if one.wall.name in names and one.stands else one
+                         for one in self.standing]
 
     def _works(self, device: str) -> bool:
         """Whether the device does plain work for a process in a worker's place."""
