@@ -90,7 +90,8 @@ class WatchedPool(LocalPool):
         name, found = str(self.folder).encode(), []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                mine = name in (path / "environ").read_bytes() or name in (path / "cmdline").read_bytes()
+                # A worker's environment is not to be read but by root; its arguments are.
+                mine = name in (path / "cmdline").read_bytes() or name in (path / "environ").read_bytes()
                 if mine and state(int(path.name)) not in ("Z", ""):
                     found.append(int(path.name))
         return found

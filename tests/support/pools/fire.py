@@ -107,10 +107,11 @@ class Fire:
     def processes(self) -> list[int]:
         """Everything of this pool: its folder stands on the command line or in the environment."""
         found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if str(self.folder).encode() in path.read_bytes():
-                    found.append(int(path.parent.name))
+        name = str(self.folder).encode()
+        for path in Path("/proc").glob("[0-9]*"):
+            try:  # a worker's environment is not to be read but by root; its arguments are
+                if name in (path / "cmdline").read_bytes() or name in (path / "environ").read_bytes():
+                    found.append(int(path.name))
             except OSError:
                 continue
         return found
