@@ -181,7 +181,8 @@ def test_two_workers_never_have_one_user_and_a_range_can_be_used_up(tmp_path: Pa
 
 
 def test_strict_refuses_to_start_without_every_wall_and_says_which(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="user: .*--worker-uids"):
+    why = r"user: (no users were given \(--worker-uids|the daemon \(user \d+\) has no CAP_)"
+    with pytest.raises(Exception, match=why):
         Boxes.of_node(node(tmp_path), Mode.STRICT)
 
 

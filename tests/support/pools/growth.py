@@ -27,7 +27,11 @@ def look(pid: int) -> Held | None:
     """None when the process is not there any more."""
     try:
         resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return Held(resident / (1 << 20), len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task")))
+        try:
+            descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        except PermissionError:  # root alone sees those of a daemon or a worker; its memory and threads anybody
+            descriptors = 0
+        return Held(resident / (1 << 20), descriptors, len(os.listdir(f"/proc/{pid}/task")))
     except (OSError, IndexError, ValueError):
         return None
 
