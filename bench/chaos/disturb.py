@@ -14,7 +14,7 @@ from bench.chaos import sockets
 from bench.chaos.plan import InjectedFault
 from bench.chaos.pool import ChaosPool
 from rgpu.session.errors import RgpuError
-from tests.support.pools.faults import state
+from tests.support.processes import state
 
 FIND = 8.0  #: seconds to find the worker of a session that is being moved or recovered
 UNBEGUN = ("refused", "not_found", "conflict", "pool_unavailable")  #: errors of what was not begun

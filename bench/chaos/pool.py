@@ -17,9 +17,9 @@ from typing import Any
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import KeyPair, PoolFiles
 from rgpu.session.errors import RgpuError
-from tests.support.pools.faults import state
 from tests.support.pools.pool import ROOT, LocalPool
 from tests.support.pools.proxy import free_port
+from tests.support.processes import living
 
 CALM = 4.0  #: seconds that a daemon is left alone after it was there again
 ROOM = 64 << 10  #: bytes that a full store still has
@@ -110,14 +110,7 @@ class ChaosPool(LocalPool):
 
     def processes(self) -> list[int]:
         """All that belongs to this pool: its folder stands in the environment or on the command line."""
-        name, found = str(self.folder).encode(), []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if int(path.name) != os.getpid() and (
-                        name in (path / "environ").read_bytes() or name in (path / "cmdline").read_bytes()) \
-                        and state(int(path.name)) not in ("Z", ""):
-                    found.append(int(path.name))
-        return found
+        return living(self.folder)
 
     # -- asking ---------------------------------------------------------------------------------
     def ask(self, verb: str, args: dict[str, Any] | None = None, timeout: float = 20.0) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from bench.chaos.plan import Plan
 from bench.chaos.pool import ChaosPool
 from bench.chaos.running import Running, first_difference
 from rgpu.session.errors import RgpuError
-from tests.support.pools.faults import state
+from tests.support.processes import state
 
 #: Seconds for which what has its own moment waits until what was asked of the pool before is over.
 CALM = 5.0

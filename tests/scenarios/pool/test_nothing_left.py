@@ -24,6 +24,7 @@ from tests.support.pools.growth import look
 from tests.support.pools.pool import LocalPool, Program, VerbError
 from tests.support.pools.storm import TICKS
 from tests.support.pools.sweep import SWEEP
+from tests.support.processes import living
 
 pytestmark = pytest.mark.timeout(7200 if SWEEP else 400)
 
@@ -33,18 +34,6 @@ SETTLED = 90.0  #: seconds until all that is left behind must have gone
 #: What becomes of a session, and which process dies of it.
 ENDINGS = ("program", "launcher", "agent", "worker", "verb", "nothing")
 USERS = "392000-392999"
-
-
-def parts(pool: LocalPool) -> list[int]:
-    """Living processes of the pool, but for zombies, by its folder in their environment or arguments."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            text = (path / "environ").read_bytes() + (path / "cmdline").read_bytes()
-            state = (path / "stat").read_text().rpartition(")")[2].split()[0]
-            if str(pool.folder).encode() in text and state != "Z" and int(path.name) != os.getpid():
-                found.append(int(path.name))
-    return sorted(found)
 
 
 def keys(pool: LocalPool) -> dict[str, int]:
@@ -66,7 +55,7 @@ def figures(pool: LocalPool, daemons: dict[str, int]) -> dict[str, object]:
     nodes = pool.folder / "pool" / "nodes"
     links = [path for path in nodes.glob("*/workers/*/*") if path.is_symlink()]
     return {
-        "processes": len(parts(pool)),
+        "processes": len(living(pool.folder)),
         "homes": len(list(nodes.glob("*/homes/*"))),
         "links": len(links),
         "journals": len([path for path in (pool.folder / "journal").rglob("*") if path.is_file()]),
@@ -139,7 +128,7 @@ def test_sessions_killed_at_random_moments_leave_nothing(tmp_path: Path, monkeyp
               f"resident, MiB more: { {name: round(more, 1) for name, more in grown.items()} }")
         assert near(before, after), (before, after)
         assert all(more < 30 + 0.06 * len(ended) for more in grown.values()), grown
-    assert not parts(pool)
+    assert not living(pool.folder)
 
 
 def settle(pool: LocalPool) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pools.faults import state
 from tests.support.pools.pool import ROOT
+from tests.support.processes import command_line, living
 
 KINDS = ("prefetch", "mapped", "graphs", "churn")
 #: What needs a mount or another process's sockets: some machines forbid one or both.
@@ -37,18 +37,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def left_behind(tmp_path: Path) -> list[str]:
     """Processes that carry the scratch folder in their environment or on their command line, a moment later."""
-    name, until = str(tmp_path / "t").encode(), time.monotonic() + 10
+    until = time.monotonic() + 10
     while True:
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                if name in (path / "environ").read_bytes() + (path / "cmdline").read_bytes() \
-                        and state(int(path.name)) not in ("", "Z"):
-                    found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
+        found = living(tmp_path / "t")
         if not found or time.monotonic() > until:
-            return found
+            return [command_line(pid) for pid in found]
         time.sleep(0.1)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pools.faults import state
 from tests.support.pools.pool import ROOT, LocalPool, VerbError
+from tests.support.processes import state
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 

@@ -83,6 +83,10 @@ def test_a_daemon_that_starts_again_examines_nothing_twice(tmp_path: Path, monke
 
     assert again().names == first.names and not examined
     assert again().standing == first.standing
+    strict = Boxes.of_node(first.directory, Mode.AUTO)
+    strict.mode = Mode.STRICT
+    with pytest.raises(Refused, match="cuda:0 works outside a box and in none"):
+        strict.prove("cuda:0")
     fewer = [one for one in Boxes.of_node(first.directory, Mode.AUTO).standing if one.wall.name != "syscalls"]
     again(fewer)
     assert examined, "other walls were asked for"

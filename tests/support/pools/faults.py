@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests.support.pools.fire import OTHER, Fire, Outcome
 from tests.support.pools.pool import ROOT, LocalPool, VerbError
 from tests.support.pools.proxy import Proxy, free_port
+from tests.support.processes import command_line, living, state
 
 #: Of the steps of a good move, in their order; whoever reaches it waits there for HOLD seconds.
 POINTS = ("connected", "round", "ahead", "ahead.made", "paused", "state", "verify", "rebuild", "verified", "sent",
@@ -82,19 +82,12 @@ class WatchedPool(LocalPool):
         deadline = time.monotonic() + 10.0
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        self.left = [_command(pid) for pid in left]
+        self.left = [command_line(pid) for pid in left]
         super()._kill_strays()
 
     def processes(self) -> list[int]:
         """Living processes of this pool: its folder stands in their environment or on their command line."""
-        name, found = str(self.folder).encode(), []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                # A worker's environment is not to be read but by root; its arguments are.
-                mine = name in (path / "cmdline").read_bytes() or name in (path / "environ").read_bytes()
-                if mine and state(int(path.name)) not in ("Z", ""):
-                    found.append(int(path.name))
-        return found
+        return living(self.folder)
 
 
 class Disturbance(Fire):
@@ -220,19 +213,3 @@ def children(parent: int, word: bytes) -> list[int]:
                     and word in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
     return found
-
-
-def state(pid: int) -> str:
-    """The kernel's letter for a process's state; empty when it has gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-def _command(pid: int) -> str:
-    try:
-        words: Any = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return f"{pid}: {b' '.join(words[:12]).decode(errors='replace')}"
-    except OSError:
-        return f"{pid}"

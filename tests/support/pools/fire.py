@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.pools.pool import ROOT, LocalPool, Program
+from tests.support.processes import living, state
 
 OTHER = {"node-a": "node-b", "node-b": "node-c", "node-c": "node-a"}
 #: How long a frozen process stays frozen: longer than the keeper is patient (two leases) and the lease after that, so
@@ -64,7 +65,7 @@ class Fire:
                                      *(part for key, value in HEAT.items() for part in (f"--{key}", str(value))),
                                      name="fire", options=self.place())
         self.program.wait_lines(4)
-        self.row = self.pool.wait_state("fire", "running")
+        self.row = self.pool.waitstate("fire", "running")
         self.began = time.monotonic()
         return self
 
@@ -101,20 +102,12 @@ class Fire:
     def thaw(self) -> None:
         """SIGCONT to every stopped process of the pool."""
         for pid in self.processes():
-            if _state(pid) == "T":
+            if state(pid) == "T":
                 os.kill(pid, signal.SIGCONT)
 
     def processes(self) -> list[int]:
         """Everything of this pool: its folder stands on the command line or in the environment."""
-        found = []
-        name = str(self.folder).encode()
-        for path in Path("/proc").glob("[0-9]*"):
-            try:  # a worker's environment is not to be read but by root; its arguments are
-                if name in (path / "cmdline").read_bytes() or name in (path / "environ").read_bytes():
-                    found.append(int(path.name))
-            except OSError:
-                continue
-        return found
+        return living(self.folder)
 
     def workers(self) -> list[int]:
         """Living workers of the session."""
@@ -124,7 +117,7 @@ class Fire:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"rgpu.server.worker.main" in line and b"fire" in line and _state(pid) not in ("Z", ""):
+            if b"rgpu.server.worker.main" in line and b"fire" in line and state(pid) not in ("Z", ""):
                 found.append(pid)
         return found
 
@@ -163,10 +156,3 @@ class Fire:
         self.outcome.digest = self.program.finish(90)
         assert self.outcome.digest == expected, "another digest"
         return self.outcome
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

@@ -22,9 +22,10 @@ from typing import Any
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import KeyPair, PoolFiles
 from rgpu.session.errors import RgpuError
-from tests.support.pools.faults import children, state
+from tests.support.pools.faults import children
 from tests.support.pools.pool import ROOT, LocalPool, Program
 from tests.support.pools.proxy import Proxy, free_port
+from tests.support.processes import state
 from tests.support.registry.etcd_cluster import EtcdCluster, Member
 
 TICKS = ROOT / "tests" / "scenarios" / "programs" / "ticks.py"

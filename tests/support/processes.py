@@ -1,0 +1,39 @@
+"""Processes as /proc shows them: which belong to a folder, in which state, by which command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for a process's state; empty when it has gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def living(folder: Path) -> list[int]:
+    """Return the living processes, but for this one, on whose command line or in whose environment ``folder`` stands.
+
+    Arguments first: root alone may read a worker's environment.
+    """
+    name, found = str(folder).encode(), []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (name in (path / "cmdline").read_bytes() or name in (path / "environ").read_bytes()) \
+                    and int(path.name) != os.getpid() and state(int(path.name)) not in ("Z", ""):
+                found.append(int(path.name))
+    return sorted(found)
+
+
+def command_line(pid: int) -> str:
+    """Return a process's number and the beginning of its command line."""
+    try:
+        words: Any = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return f"{pid}: {b' '.join(words[:12]).decode(errors='replace')}"
+    except OSError:
+        return f"{pid}"
