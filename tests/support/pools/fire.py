@@ -65,7 +65,7 @@ class Fire:
                                      *(part for key, value in HEAT.items() for part in (f"--{key}", str(value))),
                                      name="fire", options=self.place())
         self.program.wait_lines(4)
-        self.row = self.pool.waitstate("fire", "running")
+        self.row = self.pool.wait_state("fire", "running")
         self.began = time.monotonic()
         return self
 
