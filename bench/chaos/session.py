@@ -70,8 +70,8 @@ class SessionRun:
         self.folder, self.over = folder, over
         self.name = f"{plan.kind}-{plan.number}"
         self.case = Case(plan)
-        self._slack = 1.0  #: times the patience that is left to it
         self._calls, self._got_on = -1, 0.0  #: of its worker, and when that was seen
+        self._standing: tuple[Any, Any] = (None, None)  #: its epoch and state when they were last asked for
         full = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", self.name, "--memory", memory, "--queue", "--",
                 *command]
         self.program = Running(full, {**pool.environment, **environment}, folder / self.name)
@@ -138,10 +138,7 @@ class SessionRun:
         """Silence of the program, since it was last disturbed or its session got on, is a verdict."""
         now = time.monotonic()
         quiet = now - max(self.program.last, self.disturber.busy_until, self._got_on)
-        if quiet > self.limits.patience * (self._slack if self.program.marks else SLOW) and not self._gets_on(now):
-            if self._slack < SLOW and self.pool.row(self.name).get("state") != "running":
-                self._slack += 0.25  # others disturb the daemons, too: a recovery begins again then
-                return
+        if quiet > self.limits.patience * (1.0 if self.program.marks else SLOW) and not self._gets_on(now):
             self.case.verdict = HUNG
             self.case.text = f"silent for {quiet:.0f} s after step {len(self.program.marks)} of {self.steps}"
         elif now > self.limits.late:
@@ -149,12 +146,20 @@ class SessionRun:
             self.case.text = f"only at step {len(self.program.marks)} of {self.steps} when time was up"
 
     def _gets_on(self, now: float) -> bool:
-        """Whether its worker is further in its calls than when that was last asked: a replay prints nothing."""
-        calls = self.pool.row(self.name).get("calls")
+        """Whether its worker is further in its calls than when that was last asked (a replay prints nothing), or the
+        pool has decided about it since: others' plans kill daemons, too, and its recovery begins again then. Decisions
+        alone do for :data:`SLOW` times the patience after the last step; so does a pool that cannot say."""
+        row = self.pool.row(self.name)
+        calls, standing = row.get("calls"), (row.get("epoch"), row.get("state"))
         further = isinstance(calls, int) and calls != self._calls
+        decided = not row or row["state"] != "running" or standing != self._standing
         if further:
-            self._calls, self._got_on = calls, now
-        return further
+            self._calls = calls
+        self._standing = standing
+        if further or decided and now - self.program.last < SLOW * self.limits.patience:
+            self._got_on = now
+            return True
+        return False
 
     def _judge(self) -> None:
         while self.program.alive and not self.case.verdict and not self.over.is_set():
