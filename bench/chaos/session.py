@@ -70,7 +70,8 @@ class SessionRun:
         self.folder, self.over = folder, over
         self.name = f"{plan.kind}-{plan.number}"
         self.case = Case(plan)
-        self._calls, self._got_on = -1, 0.0  #: of its worker, and when that was seen
+        self._calls: Any = None  #: of its worker
+        self._got_on = 0.0  #: when it was last seen to get on
         self._standing: tuple[Any, Any] = (None, None)  #: its epoch and state when they were last asked for
         full = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", self.name, "--memory", memory, "--queue", "--",
                 *command]
