@@ -147,11 +147,11 @@ class HostsPool(LocalPool):
         deadline = time.monotonic() + seconds
         while True:
             process = self.servers[host]
-            assert process.poll() is None, f"the daemon of {host} ended:\n{self.logs()[-6000:]}"
+            assert process.poll() is None, f"the daemon of {host} ended with {process.returncode}:\n{self.log_end(host)}"
             with contextlib.suppress(VerbError, RgpuError):
                 if any(row["host"] == host and row["answers"] for row in self.living()):
                     break
-            assert time.monotonic() < deadline, f"{host} is not there:\n{self.logs()[-6000:]}"
+            assert time.monotonic() < deadline, f"{host} is not there:\n{self.log_end(host)}"
             time.sleep(0.3)
 
     def client(self) -> ControlClient:

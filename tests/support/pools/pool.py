@@ -93,7 +93,8 @@ class LocalPool:
         while len(self._ready()) < self.nodes:
             assert time.monotonic() < deadline, f"only {self._ready()} are ready:\n{self.logs()}"
             for host, process in self.servers.items():
-                assert process.poll() is None, f"the daemon of {host} ended:\n{self.logs()}"
+                assert process.poll() is None, \
+                    f"the daemon of {host} ended with {process.returncode}:\n{self.log_end(host)}"
             time.sleep(0.2)
 
     def _ready(self) -> list[str]:
@@ -191,6 +192,10 @@ class LocalPool:
                 return row
             assert time.monotonic() < deadline, f"{name} is not {state} after {seconds} s: {row}"
             time.sleep(0.1)
+
+    def log_end(self, host: str) -> str:
+        """The end of that daemon's own log."""
+        return (self.folder / f"{host}.log").read_text(errors="replace")[-6000:]
 
     def logs(self) -> str:
         """The end of every log of the pool: for a failing test's message."""
