@@ -147,7 +147,8 @@ class HostsPool(LocalPool):
         deadline = time.monotonic() + seconds
         while True:
             process = self.servers[host]
-            assert process.poll() is None, f"the daemon of {host} ended with {process.returncode}:\n{self.log_end(host)}"
+            assert process.poll() is None, \
+                f"the daemon of {host} ended with {process.returncode}:\n{self.log_end(host)}"
             with contextlib.suppress(VerbError, RgpuError):
                 if any(row["host"] == host and row["answers"] for row in self.living()):
                     break
