@@ -11,7 +11,8 @@ import pytest
 from rgpu.migrate.move.machine import Row
 from tests.support.move_model import mutants
 from tests.support.move_model.exploring import begin, broken, explore, settled, watching
-from tests.support.move_model.model import TABLES, World, steps
+from tests.support.move_model.model import steps
+from tests.support.move_model.world import TABLES, World
 
 #: Explored whole in the long run: each kind of accident, in both modes, and what `auto` adds.
 WHOLE = [begin("copy", deaths=1, unknown=1, breaks=1, recoveries=1),

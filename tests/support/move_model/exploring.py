@@ -1,4 +1,4 @@
-"""Explores the world of a move (:mod:`.model`): what must hold in every state, and how each goes on."""
+"""Explores the world of a move (:mod:`.world`, :mod:`.model`): what must hold in every state, and how each goes on."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ from typing import Any
 from rgpu.migrate.move.machine import Event, Row
 from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.move.source import role_for
-from tests.support.move_model.model import (
-    CLOCK,
-    TABLES,
-    Broken,
-    Source,
-    Step,
-    World,
-    destination_steps,
-    leader_steps,
-    source_steps,
-    steps,
-)
+from tests.support.move_model.destination_side import destination_steps
+from tests.support.move_model.leader_side import leader_steps
+from tests.support.move_model.model import steps
+from tests.support.move_model.source_side import source_steps
+from tests.support.move_model.world import CLOCK, TABLES, Broken, Source, Step, World
 
 # -- what must hold in every state --------------------------------------------------------------------
 

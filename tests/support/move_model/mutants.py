@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from rgpu.migrate.move.machine import Row
 from tests.support.move_model.exploring import Witnesses, begin, explore
-from tests.support.move_model.model import TABLES, Broken, World
+from tests.support.move_model.world import TABLES, Broken, World
 
 #: What the rows' witnesses are looked for in; together every row is taken.
 STARTS = (begin("copy", deaths=0, unknown=1, breaks=0, recoveries=0),
