@@ -231,3 +231,57 @@ def test_a_damaged_record_limits_as_everybody_and_is_removed_by_unset(tmp_path: 
         assert (await w.pool.owned_once("t")).user == "alice"
 
     run(tmp_path, test)
+
+
+def test_a_further_process_of_a_run_waits_for_a_session_and_takes_no_memory(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        clock(w)
+        await limit(w, sessions=1, memory=4 * GIB)
+        await w.coordinator.admission.create(alices("r", 4))
+        assert isinstance(await ask(w, alices("r/2", 4)), Waiting)
+        await look(w)
+        told = await ask(w, alices("r/2", 4))
+        assert isinstance(told, Waiting) and "may have 1 session at a time and has 1 session" in told.reason
+        await limit(w, sessions=2)
+        await look(w)
+        assert (await w.pool.owned_once("r/2")).owner == (await w.pool.owned_once("r")).owner
+        assert w.coordinator.queue.lines == {}
+
+    run(tmp_path, test)
+
+
+def test_nobody_is_parked_or_moved_for_a_request_above_its_user_s_quota(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        clock(w)
+        await w.coordinator.hosts.set_rebalance(True)
+        await w.coordinator.admission.create(alices("small", 1, host="a"))
+        for host in "bc":
+            await w.coordinator.admission.create(alices(f"full-{host}", 8, user="bob", host=host))
+        await limit(w, sessions=1)
+        assert isinstance(await ask(w, alices("high", 8, priority=9)), Waiting)
+        await look(w, 4)
+        assert {(await w.pool.owned_once(name)).epoch for name in ("small", "full-b", "full-c")} == {1}
+        await limit(w, sessions=2)
+        await look(w, 4)
+        assert (await w.pool.owned_once("high")).owner, "and then somebody is"
+
+    run(tmp_path, test)
+
+
+def test_a_request_that_a_lowered_quota_never_lets_in_waits_on(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        clock(w)
+        await w.coordinator.admission.create(alices("b", 8, user="bob"))
+        assert isinstance(await ask(w, alices("large", 6)), Waiting)
+        await limit(w, memory=GIB)
+        await w.coordinator.end("b")
+        await look(w)
+        told = await ask(w, alices("large", 6))
+        assert isinstance(told, Waiting) and told.never and "may have 1 GiB of device memory" in told.reason
+        record = await ask(w, alices("small", 1))
+        assert isinstance(record, SessionRecord), "and keeps nothing from the user's others"
+        await limit(w, memory=7 * GIB)
+        await look(w)
+        assert (await w.pool.owned_once("large")).user == "alice"
+
+    run(tmp_path, test, nodes="a")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import rgpu
 from rgpu.session.errors import AuthenticationFailed, LimitReached, NotFound, NotPermitted, UsageError
 from tests.support.eventually import eventually
 from tests.support.pools import verbs
@@ -93,6 +94,9 @@ def test_limits_are_hit_by_their_user_alone(users: Users) -> None:
     users.holds("two", "--memory", "2GiB")
     users.holds("others", "--memory", "4GiB", alice=False)
     assert "alice may have 2 sessions at a time and has 2 sessions" in refused(users.run("three", "--memory", "1MiB"))
+    with rgpu.Pool(users.alices) as pool, pytest.raises(rgpu.LimitReached) as caught:
+        pool.run(list(SLEEPS), name="four", memory="1MiB")
+    assert [caught.value.detail[name] for name in ("limit", "used", "most")] == ["sessions", 2, 2]
     row = users.quota()
     assert row["use"] == {"sessions": 2, "memory": 3 * GIB, "gpus": 0, "queued": 0} and row["over"] == []
     story = users.pool.rgpu("history", "three", "--operator")
