@@ -13,7 +13,7 @@ _API = {
         "RgpuError", "UsageError", "NotFound", "AlreadyExists", "Refused", "PoolUnavailable", "AuthenticationFailed",
         "NotPermitted", "Corrupt", "VersionMismatch", "TimedOut", "MoveFailed", "RecoveryFailed", "LinkError",
         "Conflict", "Fenced", "StoreError", "StoreFull", "StoreDenied", "StoreUnreachable", "StoreMissing",
-        "DeviceError", "UnknownOutcome"), "rgpu.session.errors"),
+        "DeviceError", "UnknownOutcome", "LimitReached"), "rgpu.session.errors"),
 }
 __all__ = ["__version__", *_API]
 

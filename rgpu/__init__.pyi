@@ -15,6 +15,7 @@ from rgpu.session.errors import Conflict as Conflict
 from rgpu.session.errors import Corrupt as Corrupt
 from rgpu.session.errors import DeviceError as DeviceError
 from rgpu.session.errors import Fenced as Fenced
+from rgpu.session.errors import LimitReached as LimitReached
 from rgpu.session.errors import LinkError as LinkError
 from rgpu.session.errors import MoveFailed as MoveFailed
 from rgpu.session.errors import NotFound as NotFound

@@ -21,6 +21,7 @@ VERBS = {
     "events": "sessions.events", "journal": "checkpoints.journal", "keys": "pools.keys", "config": "helpers.config",
     "doctor": "helpers.doctor", "demo": "helpers.demo", "top": "sessions.top", "completion": "helpers.completion",
     "simulate": "helpers.simulate", "login": "pools.login", "context": "pools.context",
+    "quota": "pools.quota",
 }
 
 

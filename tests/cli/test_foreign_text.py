@@ -28,7 +28,8 @@ def row() -> dict[str, Any]:
     return {**dict.fromkeys(texts, EVIL), "epoch": 1, "when": 1.0, "labels": {EVIL: EVIL}, "leader": False,
             "devices": [{"device": EVIL, "name": EVIL, "reason": EVIL}], "worker": {"error": EVIL, EVIL: EVIL},
             "move": {"reason": EVIL}, "named": None, "position": 1, "memory": 1, "stored": 1, "created": 1.0,
-            "pages": 1, "public": EVIL, "role": EVIL, "outcome": EVIL, "age_s": 1.0, "kept": EVIL}
+            "pages": 1, "public": EVIL, "role": EVIL, "outcome": EVIL, "age_s": 1.0, "kept": EVIL,
+            "use": {}, "limits": {EVIL: 1}, "own": {EVIL: 1}, "over": [EVIL], "notes": [EVIL], "default": {EVIL: 1}}
 
 
 class Pool:
@@ -44,7 +45,7 @@ class Pool:
     def call(self, verb: str, *_: Any, **__: Any) -> Any:
         if self._error:
             raise Refused(EVIL)
-        lists = ("sessions", "queue", "nodes", "events", "images", "keys", "lost")
+        lists = ("sessions", "queue", "nodes", "events", "images", "keys", "lost", "quotas")
         return {**row(), **{name: [row()] for name in lists}, "lines": [EVIL, "two\ttabs"], "revision": 1,
                 "moves": {}, "paused": True, "paused_reason": EVIL, "rebalancing": EVIL, "cluster": EVIL,
                 "queue": [], "lost": [], "nodes": [], "sessions": [row()]}
@@ -52,9 +53,11 @@ class Pool:
 
 VERBS = {"ps": ["ps"], "ps -o wide": ["ps", "-a", "-o", "wide"], "ps -o name": ["ps", "-o", "name"],
          "describe": ["describe", "s"], "logs": ["logs", "s"], "kill": ["kill", "s"], "history": ["history"],
-         "events": ["events"], "image ls": ["image", "ls", "-o", "wide"]}
+         "events": ["events"], "image ls": ["image", "ls", "-o", "wide"],
+         "quota show": ["quota", "show"], "quota set": ["quota", "set", "a", "--sessions", "1"]}
 MODULES = {"ps": "sessions.ps", "describe": "sessions.describe", "logs": "sessions.logs", "kill": "sessions.kill",
-           "history": "sessions.history", "events": "sessions.events", "image": "checkpoints.image"}
+           "history": "sessions.history", "events": "sessions.events", "image": "checkpoints.image",
+           "quota": "pools.quota"}
 
 
 @pytest.mark.parametrize("error", [False, True], ids=["answers", "errors"])

@@ -37,5 +37,6 @@ def show(events: list[dict[str, Any]]) -> None:
 
 
 def about(event: dict[str, Any]) -> str:
-    """``NAME``, ``host HOST`` or ``pool``."""
-    return event["session"] or (f"host {event['host']}" if event["host"] else "pool")
+    """``NAME``, ``host HOST``, ``user NAME`` or ``pool``."""
+    return event["session"] or (f"host {event['host']}" if event["host"] else
+                                f"user {event['user']}" if event.get("user") else "pool")

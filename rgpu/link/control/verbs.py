@@ -91,6 +91,15 @@ TABLE: tuple[Verb, ...] = (
     Verb("keys.revoke", OPERATOR, LEADER, True,
          "{name, public, last, checkpoint} → {name, keys, holds: [host], not_yet: {host: why}, sessions}: no node lets "
          "that key in any more, and what it runs ends; `last`: also the last operator's.", changes=True),
+    Verb("quota.set", OPERATOR, LEADER, True,
+         "{user or default: true, limits: {sessions, memory, gpus, queued}, inherit: [names]} → {user, limits, own, "
+         "use, over, notes}: limits of a user or of everybody; nil: none; `inherit`: everybody's again.", changes=True),
+    Verb("quota.unset", OPERATOR, LEADER, True,
+         "{user or default: true} → as quota.set: all limits of that user, or of everybody, are taken away.",
+         changes=True),
+    Verb("quota.show", USER, ANY, True,
+         "{user, all_users} → {quotas: [{user, limits, own: those set for that user, use, over: what is above them}], "
+         "default: limits of everybody}: one's own; another's or `all_users`: for an operator.", on=On.LIST),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options: {host, gpus, compute, models, "
          "priority, anti_affinity, queue}, versions, wait, known} → {session, owner, address, ticket, secret, expires, "

@@ -19,6 +19,7 @@ from rgpu.migrate.leader.hosts import Hosts
 from rgpu.migrate.leader.housekeeping import Housekeeping
 from rgpu.migrate.leader.moving.moves import Moves
 from rgpu.migrate.leader.nodes import NodeCommands, Progress
+from rgpu.migrate.leader.quotas import UserQuotas
 from rgpu.migrate.leader.recovering.owner_loss import OwnerLoss
 from rgpu.migrate.leader.recovering.recovery import Recovery
 from rgpu.migrate.leader.recovering.resuming import Resuming, patience
@@ -65,7 +66,8 @@ class Coordinator:
         self.hosts = hosts = Hosts(registry, term, records)
         self.members = Members(registry, term, records)
         self.draining = Draining(term, records, tasks, hosts, moves)
-        self.admission = Admission(term, records, told, locks, tasks, queue, recovery, endings, hosts)
+        self.quotas = UserQuotas(registry, term)
+        self.admission = Admission(term, records, told, locks, tasks, queue, recovery, endings, hosts, self.quotas)
         self.silence = Silence(term, records, told, locks, checkpoints, endings, agent_grace, self.admission.kept)
         parking = Parking(term, records, told, locks, queue, checkpoints)
         self.rebalancing = Rebalancing(term, records, tasks, hosts, queue, moves, self.admission, parking,

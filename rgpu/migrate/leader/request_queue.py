@@ -15,6 +15,7 @@ from rgpu.migrate.leader.requests import Order
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.records.keys import QUEUE, queue_key, session_key
+from rgpu.migrate.records.quota_decision import Quotas
 from rgpu.migrate.records.schema import MAX_TEXT, HistoryRecord, QueueRecord, SessionRecord, decode, encode
 from rgpu.migrate.registry.base import Delete, Put, Registry, absent, unchanged
 from rgpu.migrate.registry.base import Entry as Stored
@@ -109,11 +110,15 @@ class RequestQueue:
                 del self.seen[name]
 
     # -- the order ----------------------------------------------------------------
-    async def entries(self, sessions: tuple[SessionRecord, ...]) -> list[Entry]:
-        """All that wait. Bringing a parked session back is automation: not while that is paused."""
+    async def entries(self, sessions: tuple[SessionRecord, ...], quotas: Quotas | None = None) -> list[Entry]:
+        """All that wait. Bringing a parked session back is automation: not while that is paused.
+
+        ``quotas``: says whose each request is.
+        """
         back = [record for record in sessions if record.state == "parked"]
         pause = await self.records.paused() if back else None
-        return [*(queued(found.record, self._hold(found.record.name)) for found in await self.requests()),
+        return [*(queued(found.record, self._hold(found.record.name), quotas.user_of(found.record) if quotas else "")
+                  for found in await self.requests()),
                 *(parked(record, pause or self._hold(record.name)) for record in back)]
 
     def _hold(self, name: str) -> str:

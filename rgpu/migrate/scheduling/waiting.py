@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from rgpu.migrate.records.quota_decision import NOTHING, Quotas, Use
 from rgpu.migrate.records.schema import QueueRecord, SessionRecord
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation
 from rgpu.migrate.scheduling.placement import (
@@ -27,6 +28,7 @@ from rgpu.migrate.scheduling.placement import (
     suitable,
 )
 from rgpu.migrate.scheduling.queueing import ordered
+from rgpu.migrate.scheduling.runs import others_of
 from rgpu.migrate.scheduling.snapshot import Demand
 from rgpu.migrate.scheduling.snapshot import Request as Wanted
 from rgpu.session.errors import NotFound, Refused, RgpuError
@@ -34,17 +36,27 @@ from rgpu.session.errors import NotFound, Refused, RgpuError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One in the line. ``arrived``: unix time. ``hold``: why it is not served now, whatever is free."""
+    """One in the line. ``arrived``: unix time. ``hold``: why it is not served now, whatever is free.
+
+    ``user``: whose quota must have room for it; empty: nobody's, as for a parked session, which counts already.
+    """
 
     request: Request
     priority: int = 0
     arrived: float = 0.0
     parked: bool = False
     hold: str = ""
+    user: str = ""
 
     @property
     def name(self) -> str:
         return self.request.session
+
+    def asks(self, shares: bool = False) -> Use:
+        """Return what it will count against its user's quota; ``shares``: the memory and compute of its run's others.
+        """
+        request = self.request
+        return Use(1) if shares else Use(1, request.quota * request.gpus, request.compute * request.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +91,12 @@ class Served:
         return next((waiting for waiting in self.waiting if not waiting.never and not waiting.entry.hold), None)
 
 
-def queued(record: QueueRecord, hold: str = "") -> Entry:
-    """A request that waits."""
+def queued(record: QueueRecord, hold: str = "", user: str = "") -> Entry:
+    """A request that waits, of ``user``."""
     wants = record.wants
     request = Request(record.name, record.quota, host=record.host or None, compute=wants.compute,
                       models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus, kind=wants.kind)
-    return Entry(request, wants.priority, record.arrived, hold=hold)
+    return Entry(request, wants.priority, record.arrived, hold=hold, user=user)
 
 
 def parked(record: SessionRecord, hold: str = "") -> Entry:
@@ -100,17 +112,31 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
         Wanted(entry.name, Demand(), entry.priority, entry.arrived) for entry in known.values())]
 
 
-def serve(snapshot: Snapshot, entries: Iterable[Entry]) -> Served:
-    """Decide which requests get which places now; each place is counted before the next one is looked for."""
+def serve(snapshot: Snapshot, entries: Iterable[Entry], quotas: Quotas | None = None) -> Served:
+    """Decide which requests get which places now; each place is counted before the next one is looked for.
+
+    One that its user's quota has no room for keeps no device from others. A request that waits for a place keeps its
+    part of the quota from the same user's requests behind it.
+    """
     placed: list[tuple[Entry, Choice]] = []
     waiting: list[Waiting] = []
     kept: dict[Place, str] = {}
+    ahead: dict[str, Use] = {}  #: of each user's quota, by those before
     everything = sum(len(node.devices) for node in snapshot.nodes)
     for position, entry in enumerate(in_order(entries), 1):
         request = replace(entry.request, kept=kept)
         if entry.hold:
             waiting.append(Waiting(entry, position, entry.hold))
             continue
+        before = ahead.get(entry.user, NOTHING)
+        if quotas is not None and quotas.records and entry.user:
+            asks = entry.asks(_shares(snapshot, entry))
+            verdict = quotas.decide(entry.user, asks, before)
+            if not verdict.allowed:
+                waiting.append(Waiting(replace(entry, hold=verdict.reason), position, verdict.reason, verdict.never,
+                                       verdict.error(entry.user, session=entry.name)))
+                continue
+            ahead[entry.user] = before + asks
         if kept and len(kept) == everything:  # the usual case of a long line: no need to look
             waiting.append(Waiting(entry, position, _behind(kept)))
             continue
@@ -121,12 +147,19 @@ def serve(snapshot: Snapshot, entries: Iterable[Entry]) -> Served:
             waiting.append(Waiting(entry, position, never or why_waits(snapshot, request), never is not None, error))
             for node, device in suitable(snapshot, entry.request):
                 kept.setdefault((node.host, device.device), entry.name)
+            if never is not None:
+                ahead[entry.user] = before
             continue
         placed.append((entry, choice))
         claims = claims_on(entry.name, choice.host, choice.device, request.quota, request.compute,
                            request.anti_affinity, run_of(entry.name))
         snapshot = replace(snapshot, reserved=(*snapshot.reserved, *claims))
     return Served(tuple(placed), tuple(waiting))
+
+
+def _shares(snapshot: Snapshot, entry: Entry) -> bool:
+    """Whether it is a further process of a run, which shares what its run was promised."""
+    return "/" in entry.name and bool(others_of(snapshot.sessions, entry.name))
 
 
 def _behind(kept: dict[Place, str]) -> str:

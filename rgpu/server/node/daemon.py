@@ -79,6 +79,7 @@ from rgpu.server.node.verbs.leader_verbs import LeaderRequests, LeaderVerbs
 from rgpu.server.node.verbs.member_verbs import MemberVerbs
 from rgpu.server.node.verbs.node_verbs import NodeVerbs
 from rgpu.server.node.verbs.operator_verbs import HostVerbs, PoolVerbs
+from rgpu.server.node.verbs.quota_verbs import QuotaVerbs
 from rgpu.server.node.verbs.registry_repair import RegistryRepair
 from rgpu.server.node.verbs.session_verbs import OwnerVerbs, SessionVerbs
 from rgpu.server.node.verbs.views import LastWords, NodeViews
@@ -184,8 +185,9 @@ class Daemon:
         self.members = MemberVerbs(self.local, self.records, options.files, self.authorized, options.registry_address)
         sessions = LeaderVerbs(self.local, self.records, self.attachments, self.views, words, self.checkpoints,
                                self.background, self.gate)
+        self.quotas = QuotaVerbs(self.local, self.records, self.authorized)
         self.leader_verbs = self.gate.guard({**sessions.table, **HostVerbs(self.local, self.gate).table,
-                                             **self.members.table})
+                                             **self.members.table, **self.quotas.table})
         me = Actor("node", node_name(options.host), public=self.identity.keys.public)
         self.link = LeaderLink(self.local, self.leader_verbs, self.records, self.peers, options.lease, me)
 
@@ -238,7 +240,7 @@ class Daemon:
         requests = LeaderRequests(self.link, self.local, self.leader_verbs, self.background, self.gate,
                                   self.audit)
         for verbs in (
-                requests, self.members,
+                requests, self.members, self.quotas,
                 NodeVerbs(self.identity.host, self.records, self.views, self.attachments, self.background.stopping,
                           self.gate),
                 OwnerVerbs(self.records, self.attachments, self.memory),

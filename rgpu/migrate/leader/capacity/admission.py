@@ -16,6 +16,7 @@ from rgpu.migrate.leader.defaults import refusal, with_default
 from rgpu.migrate.leader.endings import Endings
 from rgpu.migrate.leader.hosts import Hosts
 from rgpu.migrate.leader.nodes import START_SECONDS
+from rgpu.migrate.leader.quotas import UserQuotas
 from rgpu.migrate.leader.recovering.recovery import Recovery
 from rgpu.migrate.leader.request_queue import CLIENT_GRACE, Queued, RequestQueue
 from rgpu.migrate.leader.requests import Order
@@ -26,6 +27,7 @@ from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.records import ownership
 from rgpu.migrate.records.ownership import Held
+from rgpu.migrate.records.quota_decision import Quotas, Use
 from rgpu.migrate.records.schema import Program, QueueRecord, SessionRecord
 from rgpu.migrate.scheduling.placement import Choice, Snapshot, never_fits, request_for, run_of
 from rgpu.migrate.scheduling.runs import beside, check_run, others_of
@@ -34,6 +36,7 @@ from rgpu.session.errors import (
     AlreadyExists,
     Conflict,
     Fenced,
+    LimitReached,
     NotFound,
     Refused,
     RgpuError,
@@ -43,15 +46,19 @@ from rgpu.session.errors import (
 
 log = structlog.get_logger(__name__)
 
+SAID_NO = (Refused, LimitReached)  #: of what was looked at before anything was made
 CREATE_TRIES = 3
 KEPT_SECONDS = 15.0  #: that a session which no process uses yet is its client's after a word of that
 LONGEST_ANSWER = 20.0  #: seconds that one question of a client is kept open
 
 
 class NoPlaceNow(Exception):
-    """Nothing fits now, or somebody else waits before it: what a caller may wait for. Never crosses a wire."""
+    """Nothing fits now, somebody else waits before it, or its user has no room for it: what a caller may wait for.
 
-    def __init__(self, error: Refused) -> None:
+    Never crosses a wire.
+    """
+
+    def __init__(self, error: Refused | LimitReached) -> None:
         super().__init__(error.message)
         self.error = error
 
@@ -61,10 +68,10 @@ class Admission:
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
                  tasks: TermTasks, queue: RequestQueue, recovery: Recovery, endings: Endings,
-                 hosts: Hosts) -> None:
+                 hosts: Hosts, quotas: UserQuotas) -> None:
         self.term, self.records, self.commands = term, records, commands
         self.locks, self.tasks, self.queue, self.recovery, self.endings = locks, tasks, queue, recovery, endings
-        self.hosts = hosts
+        self.hosts, self.quotas = hosts, quotas
         self._busy: set[str] = set()
         self._kept: dict[str, float] = {}  #: when the client of a session that its program does not use yet was heard
         self._given: dict[str, tuple[int, float]] = {}  #: made for a client that did not fetch it yet: epoch, when
@@ -76,8 +83,8 @@ class Admission:
         A repetition by the same agent for the same program (it did not get our answer) gives the
         session it made, also where that lost its worker or its node meanwhile. Raises
         :class:`AlreadyExists`, :class:`UsageError`, :class:`NotFound` (the host asked for),
-        :class:`Refused` with a reason for every device, :class:`UnknownOutcome` while the session
-        that was made waits to be brought back: ask again.
+        :class:`Refused` with a reason for every device, :class:`LimitReached` where its user's quota has no
+        room for it, :class:`UnknownOutcome` while the session that was made waits to be brought back: ask again.
         """
         order.check()
         async with self.locks.session(order.name):
@@ -89,7 +96,7 @@ class Admission:
             except NoPlaceNow as none:
                 await self.term.note("refuse", none.error.message, session=order.name, user=order.user)
                 raise none.error from None
-            except Refused as error:
+            except SAID_NO as error:
                 await self.term.note("refuse", error.message, session=order.name, user=order.user)
                 raise
 
@@ -142,11 +149,16 @@ class Admission:
                 run=run_of(name)))
 
     async def _choose(self, order: Order, arrived: float, failed: list[str]) -> tuple[Order, Choice]:
-        """The place, if it is this one's turn. Raises :class:`Refused`, :class:`NotFound`, :class:`NoPlaceNow`."""
+        """The place, if it is this one's turn and its user's quota has room for it.
+
+        Raises :class:`Refused`, :class:`LimitReached`, :class:`NotFound`, :class:`NoPlaceNow`.
+        """
         snapshot = await self.records.snapshot()
         check_run(snapshot.sessions, order.name, order.agent)
+        quotas = await self.quotas.reader.now(snapshot.sessions)
         shared = _shared(order, snapshot)
         if shared is not None:
+            _within(quotas, order, Use(sessions=1))
             return shared
         order = await self._with_default(order, snapshot)
         request = order.request()
@@ -156,15 +168,18 @@ class Admission:
         never = never_fits(snapshot, request) if snapshot.nodes else None
         if never is not None:
             raise Refused(never, session=order.name)
+        _within(quotas, order, Entry(request).asks())
         tried = {why.partition(":")[0] for why in failed}
-        entry = Entry(replace(request, avoid_hosts=tried), order.wants.priority, arrived)
-        others = [other for other in await self.queue.entries(snapshot.sessions) if other.name != order.name]
-        served = await asyncio.to_thread(serve, snapshot, [*others, entry])  # tens of ms in a large pool
+        entry = Entry(replace(request, avoid_hosts=tried), order.wants.priority, arrived, user=order.user)
+        others = [other for other in await self.queue.entries(snapshot.sessions, quotas) if other.name != order.name]
+        served = await asyncio.to_thread(serve, snapshot, [*others, entry], quotas)  # tens of ms in a large pool
         choice = served.choice(order.name)
         if choice is not None:
             return order, choice
         waits = served.waits(order.name)
         assert waits is not None
+        if isinstance(waits.error, LimitReached):
+            raise NoPlaceNow(waits.error)
         why = waits.error.message if waits.error else waits.reason
         error = Refused("; ".join([refusal(order, snapshot, why), *failed]), session=order.name)
         raise error if failed else NoPlaceNow(error)
@@ -214,10 +229,11 @@ class Admission:
                                     session=order.name)
             if found is None:
                 try:
-                    return await self._create(order)
-                except NoPlaceNow as none:
-                    await self._enqueue(order, none.error.message)
-                except Refused as error:
+                    try:
+                        return await self._create(order)
+                    except NoPlaceNow as none:
+                        await self._enqueue(order, none.error.message)
+                except SAID_NO as error:
                     await self.term.note("refuse", error.message, session=order.name, user=order.user)
                     raise
         return await self._answer(order, known, max(0.0, min(wait, LONGEST_ANSWER)))
@@ -277,8 +293,18 @@ class Admission:
         return self.term.clock.monotonic() - self._kept.get(name, float("-inf")) < KEPT_SECONDS
 
     async def _enqueue(self, order: Order, why: str, arrived: float | None = None) -> None:
-        """Raises as :meth:`RequestQueue.add`."""
-        await self.queue.add(await self._with_default(order, await self.records.snapshot()), why, arrived)
+        """Raises as :meth:`RequestQueue.add`, and :class:`LimitReached` for one above its user's places in the queue.
+
+        ``arrived``: of one that had its place before, which it keeps.
+        """
+        async with self.records.placing:  # two of one user do not count the same places
+            snapshot = await self.records.snapshot()
+            if arrived is None:
+                quotas = await self.quotas.reader.now(snapshot.sessions, line=True)
+                verdict = quotas.decide(order.user, Use(queued=1))
+                if not verdict.allowed:
+                    raise verdict.error(order.user, session=order.name)
+            await self.queue.add(await self._with_default(order, snapshot), why, arrived)
 
     async def _with_default(self, order: Order, snapshot: Snapshot) -> Order:
         return with_default(order, snapshot, (await self.hosts.settings()).default_gpus)
@@ -294,8 +320,9 @@ class Admission:
             self.queue.any_parked = False
             snapshot = await self.records.snapshot()
             self.queue.any_parked = self.queue.any_parked or any(record.parked for record in snapshot.sessions)
-            entries = await self.queue.entries(snapshot.sessions)
-            served = await asyncio.to_thread(serve, snapshot, entries) if entries else served
+            quotas = await self.quotas.reader.now(snapshot.sessions)
+            entries = await self.queue.entries(snapshot.sessions, quotas)
+            served = await asyncio.to_thread(serve, snapshot, entries, quotas) if entries else served
         for entry, _ in served.placed:
             if entry.name not in self._busy:
                 self._busy.add(entry.name)
@@ -322,9 +349,11 @@ class Admission:
         order = _order(found.record)
         try:
             record = await self._create(order, found)
-        except NoPlaceNow:
+        except NoPlaceNow as none:
+            if isinstance(none.error, LimitReached):  # as a further process of a run, whose place is known only now
+                self.queue.put_off(name, none.error.message)
             return False
-        except Refused as error:  # it was tried, and could not be started: it waits on, in its old place
+        except SAID_NO as error:  # it was tried, and could not be started: it waits on, in its old place
             if await self.queue.find(name) is None:
                 await self._enqueue(order, error.message, found.record.arrived)
             self.queue.put_off(name, error.message)
@@ -339,7 +368,9 @@ class Admission:
         if held is None or held.record.parked is None or await self.records.paused() is not None:
             return False
         snapshot = await self.records.snapshot()
-        choice = (await asyncio.to_thread(serve, snapshot, await self.queue.entries(snapshot.sessions))).choice(name)
+        quotas = await self.quotas.reader.now(snapshot.sessions)
+        entries = await self.queue.entries(snapshot.sessions, quotas)
+        choice = (await asyncio.to_thread(serve, snapshot, entries, quotas)).choice(name)
         if choice is None:
             return False
         why = f"it was parked for {held.record.parked.favour}, and there is room again"
@@ -372,6 +403,14 @@ class Admission:
         """The line, as people see it."""
         return await self.queue.rows()
 
+
+
+def _within(quotas: Quotas, order: Order, asks: Use) -> None:
+    """Raises :class:`NoPlaceNow` where the user's quota has no room, :class:`LimitReached` where it never has."""
+    verdict = quotas.decide(order.user, asks)
+    if not verdict.allowed:
+        error = verdict.error(order.user, session=order.name)
+        raise error if verdict.never else NoPlaceNow(error)
 
 
 def _shared(order: Order, snapshot: Snapshot) -> tuple[Order, Choice] | None:

@@ -132,12 +132,14 @@ class PoolVerbs:
         return {"events": events, "revision": revision}
 
     async def _shown(self, request: Request) -> history.Shown:
-        """Which stories the asker may read: of one's own sessions; an operator's view is everybody's."""
+        """Which stories the asker may read: of one's own sessions and quota, and of the pool; an operator: all."""
         seen, user = await self._gate.seen(request.actor), request.user
 
         def shown(event: dict[str, Any]) -> bool:
-            if request.role != "user" or not event["session"]:
+            if request.role != "user":
                 return True
+            if not event["session"]:
+                return event["user"] in (None, user)
             return event["user"] == user if event["user"] else seen(event["session"])
 
         return shown

@@ -1,0 +1,174 @@
+"""``rgpu quota``: what each user of the pool may have at a time, and has."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from rgpu.api.settings import parse_size
+from rgpu.cli import common
+from rgpu.cli.groups import Group
+from rgpu.cli.pool import connect
+from rgpu.session.errors import UsageError
+
+ASK_SECONDS = 30.0
+UNLIMITED, INHERIT = "unlimited", "default"
+
+
+@click.group("quota", cls=Group)
+def command() -> None:
+    """Limit what users may have at a time: sessions, device memory, shares of GPUs, places in the queue."""
+
+
+def _whose(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``USER`` or ``--default``."""
+    command = click.option("--default", "default", is_flag=True, help="Everybody's limits, for those that no limits of "
+                           "their own are set for.")(command)
+    return click.argument("user", required=False)(command)
+
+
+@command.command("set")
+@_whose
+@click.option("--sessions", metavar="N", help="Sessions at a time.")
+@click.option("--memory", metavar="SIZE", help="Device memory of all sessions together: 16GiB.")
+@click.option("--gpus", metavar="N", help="GPUs of all sessions together, shares count as such: 2, 0.5.")
+@click.option("--queued", metavar="N", help="Requests that wait for a place.")
+@common.pool_option
+@common.output_option
+@common.verb
+def set_some(user: str | None, default: bool, sessions: str | None, memory: str | None, gpus: str | None,
+             queued: str | None, pool: str | None, output: str) -> None:
+    """Limit what USER may have at a time, or with --default what everybody may. Limits that are not named stay.
+
+    "unlimited" takes a limit away, "default" makes it everybody's again. What USER has above a lower limit goes on;
+    nothing more is let in until it is below.
+    """
+    args = {**_asked(user, default), **wanted(default, sessions=sessions, memory=memory, gpus=gpus, queued=queued)}
+    with connect(common.settings(pool=pool), role="operator") as client:
+        found = client.call("quota.set", args, timeout=ASK_SECONDS)
+    common.emit(found, output, _tell)
+
+
+@command.command("unset")
+@_whose
+@common.pool_option
+@common.output_option
+@common.verb
+def unset(user: str | None, default: bool, pool: str | None, output: str) -> None:
+    """Take all limits of USER away: everybody's hold again. With --default: everybody's."""
+    args = _asked(user, default)
+    with connect(common.settings(pool=pool), role="operator") as client:
+        found = client.call("quota.unset", args, timeout=ASK_SECONDS)
+    common.emit(found, output, _tell)
+
+
+@command.command("show")
+@click.argument("user", required=False)
+@click.option("--all-users", is_flag=True, help="Everybody's, with the operator's key.")
+@common.operator_option
+@common.pool_option
+@common.output_option
+@common.verb
+def show(user: str | None, all_users: bool, operator: bool, pool: str | None, output: str) -> None:
+    """Show what one may have at a time, and has: one's own; of USER, or of all, as an operator."""
+    if user and all_users:
+        raise UsageError("one user's quota, or all: give USER or --all-users")
+    with connect(common.settings(pool=pool), common.role(operator or all_users)) as client:
+        found = client.call("quota.show", {"user": user, "all_users": all_users}, timeout=ASK_SECONDS)
+    common.emit(found, output, _show)
+
+
+def wanted(default: bool, **given: str | None) -> dict[str, Any]:
+    """What the options of ``set`` say: {limits, inherit}. Raises :class:`UsageError`."""
+    limits: dict[str, Any] = {}
+    inherit: list[str] = []
+    for name, text in given.items():
+        if text is None:
+            continue
+        word = text.strip().lower()
+        if word == INHERIT and not default:
+            inherit.append(name)
+        elif word in (UNLIMITED, INHERIT):
+            limits[name] = None
+        else:
+            limits[name] = _READ[name](name, word)
+    if not limits and not inherit:
+        raise UsageError("say which limit: --sessions, --memory, --gpus or --queued")
+    return {"limits": limits, "inherit": inherit}
+
+
+def _asked(user: str | None, default: bool) -> dict[str, Any]:
+    if bool(user) == default:
+        raise UsageError("a quota is one user's, or everybody's: give USER or --default")
+    return {"default": True} if default else {"user": user}
+
+
+def _count(name: str, text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise UsageError(f"--{name} takes a whole number, or {UNLIMITED}, or {INHERIT}, not {text!r}")
+    return int(text)
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        size = parse_size(text)
+    except UsageError as error:
+        raise UsageError(f"--{name}: {error.message}, or {UNLIMITED}, or {INHERIT}") from None
+    if size >= 2**63:
+        raise UsageError(f"--{name} {text} is more than any pool has: {UNLIMITED} is no limit")
+    return size
+
+
+def _gpus(name: str, text: str) -> float:
+    try:
+        gpus = float(text)
+    except ValueError:
+        gpus = math.nan
+    if not 0 <= gpus <= 1e6:
+        raise UsageError(f"--{name} takes a number of GPUs such as 2 or 0.5, or {UNLIMITED}, or {INHERIT}, not "
+                         f"{text!r}")
+    return gpus
+
+
+_READ: dict[str, Callable[[str, str], float]] = {"sessions": _count, "memory": _size, "gpus": _gpus, "queued": _count}
+
+
+def _cell(name: str, used: float | None, most: float | None) -> str:
+    """``3 of 4``; only what is in use where there is no limit."""
+    text = common.size if name == "memory" else lambda number: f"{number:g}"
+    return text(used or 0) if most is None else f"{text(used or 0)} of {text(most)}"
+
+
+def _show(found: dict[str, Any]) -> None:
+    _table(found["quotas"])
+    limits = [f"{name} {_amount(name, most)}" for name, most in found["default"].items() if most is not None]
+    common.out.print(f"everybody may have: {', '.join(limits) or 'no limits'}", markup=False)
+    _notes([line for row in found["quotas"] for line in row["over"]])
+
+
+def _amount(name: str, most: float) -> str:
+    return common.size(most) if name == "memory" else f"{most:g}"
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    common.table(("USER", "SESSIONS", "MEMORY", "GPUS", "QUEUED", "OWN"), (
+        (row["user"], *(_cell(name, row["use"].get(name), row["limits"].get(name)) for name in _READ),
+         ",".join(sorted(row["own"]))) for row in rows), drop=("OWN",))
+
+
+def _tell(found: dict[str, Any]) -> None:
+    if found["user"] is None:
+        limits = [f"{name} {_amount(name, most)}" for name, most in found["limits"].items() if most is not None]
+        common.out.print(f"everybody may have: {', '.join(limits) or 'no limits'}", markup=False)
+    else:
+        _table([found])
+    _notes(found["notes"])
+
+
+def _notes(lines: list[str]) -> None:
+    for line in lines:
+        common.err.print(f"rgpu: {line}", markup=False)
