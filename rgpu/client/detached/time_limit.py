@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from rgpu.link.local.processes import signal_program
+from rgpu.link.local.processes import alive, family, signal_program
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +73,9 @@ class Timekeeper:
     def __init__(self, limit: TimeLimit, pid: int, begun: float, tell: Callable[[str], None]) -> None:
         """``begun``: when the program was started, by :func:`clock`."""
         self._left, self._pid, self._begun, self._tell = limit.steps(), pid, begun, tell
+        self._kill_at = limit.seconds + limit.kill_after
         self._over = threading.Event()
+        self._family: list[tuple[int, str]] = []  #: what the program had started when its time was over
 
     def start(self) -> None:
         """Keep the time in a thread of its own, until :meth:`stop`."""
@@ -82,6 +85,17 @@ class Timekeeper:
     def stop(self) -> None:
         """Send nothing more: the program has ended."""
         self._over.set()
+
+    def await_rest(self) -> None:
+        """After the program's end by the limit: wait for what it had started, and kill it when it is due."""
+        last = self._begun + self._kill_at
+        while rest := [pid for pid, started in self._family if alive(pid, started)]:
+            if clock() >= last:
+                for pid in rest:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(0.05)
 
     def _run(self) -> None:
         while self._left and not self._over.wait(min(LOOK_SECONDS, max(0.01, self.left()))):
@@ -97,6 +111,7 @@ class Timekeeper:
             step = self._left.pop(0)
             if step.ends:
                 self._tell(step.ends)
+                self._family = family(self._pid)
             log.info("a signal by the time limit", pid=self._pid, signal=step.number, reason=step.ends)
             with contextlib.suppress(ProcessLookupError):
                 signal_program(self._pid, step.number)

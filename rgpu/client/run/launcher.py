@@ -286,6 +286,7 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, st
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its number is its own until it was waited for
         timekeeper.stop()
+        timekeeper.await_rest()  # a shell ends at once: what it runs may be writing its checkpoint
         return child.wait()
     finally:
         for number, handler in old.items():

@@ -61,21 +61,32 @@ def signal_program(pid: int, number: int) -> None:
     if os.getpgid(pid) == pid:
         os.killpg(pid, number)
         return
-    family = [pid, *_descendants(pid)]
+    below = family(pid)
     os.kill(pid, number)
-    for one in family[1:]:
+    for one, started in below:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one, number)
+            if alive(one, started):
+                os.kill(one, number)
 
 
-def _descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
+def family(pid: int) -> list[tuple[int, str]]:
+    """Return what a program started, as far as it can be told: its descendants and its process group, without itself.
+
+    Each with its start, as :func:`alive` takes it.
+    """
+    below: dict[int, list[int]] = {}
+    starts: dict[int, str] = {}
+    found: dict[int, None] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
-    found, waiting = [], [pid]
+            fields, one = path.read_text().rpartition(")")[2].split(), int(path.parent.name)
+            below.setdefault(int(fields[1]), []).append(one)
+            starts[one] = fields[19]
+            if int(fields[2]) == pid:
+                found[one] = None
+    waiting = [pid]
     while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+        new = below.get(waiting.pop(), [])
+        found |= dict.fromkeys(new)
+        waiting += new
+    return [(one, starts[one]) for one in found if one != pid]

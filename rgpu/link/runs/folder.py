@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from rgpu.link.keys import check_name
 from rgpu.link.local.processes import alive, boot_id, process_start
-from rgpu.link.private_files import private_directory, write_file
+from rgpu.link.private_files import open_own, private_directory, write_file
 from rgpu.link.runs import record as records
 from rgpu.link.runs.output import OutputReader
 from rgpu.link.runs.record import LONGEST, Facts, Process, RunRecord, Standing, standing
@@ -139,15 +138,10 @@ class KnownRun:
         """Read its record. Raises :class:`NotFound`, :class:`Corrupt`, :class:`VersionMismatch`."""
         path = self.folder / RECORD
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except (FileNotFoundError, NotADirectoryError):
+            fd = open_own(path)
+        except FileNotFoundError:
             raise NotFound(f"{path} does not exist: nothing is known of the run {self.name}", run=self.name) from None
-        except OSError as error:
-            raise Corrupt(f"{path} cannot be read: {error.strerror}", path=str(path), reason="file") from None
         with open(fd, "rb", buffering=0) as file:
-            about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode) or about.st_uid not in (os.geteuid(), 0):
-                raise Corrupt(f"{path} is no file of this user", path=str(path), reason="file")
             record = records.decode(file.read(LONGEST + 1) or b"", str(path))
         if record.name != self.name:
             raise Corrupt(f"{path} is the record of another run, {record.name!r}", path=str(path), reason="name")

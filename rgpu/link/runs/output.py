@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rgpu.session.errors import Corrupt
+from rgpu.link.private_files import open_own
 
 PARTS, FIRST = 8, 2  #: files that the limit is divided into, and those of them that keep the beginning
 LEAST_LIMIT = 1 << 16  #: bytes
@@ -147,15 +146,10 @@ class OutputReader:
         return gap_line(missing)
 
     def _read(self, start: int, offset: int, most: int = -1) -> bytes:
-        path = _path(self._folder, start)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = open_own(_path(self._folder, start))
         except FileNotFoundError:
             return b""  # it had to go since it was listed
-        except OSError as error:
-            raise Corrupt(f"{path} cannot be read: {error.strerror}", path=str(path), reason="file") from None
         with open(fd, "rb", buffering=0) as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise Corrupt(f"{path} is no file", path=str(path), reason="file")
             file.seek(offset)
             return file.read(most) or b""
