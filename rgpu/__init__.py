@@ -8,7 +8,9 @@ __version__ = "0.1.0"
 #: public name → the module that it comes from
 _API = {
     "Pool": "rgpu.api.pool", "Run": "rgpu.api.running", "current": "rgpu.api.current", "Current": "rgpu.api.current",
-    **dict.fromkeys(("Session", "Node", "Device", "Move", "Checkpoint", "Restored", "Event"), "rgpu.api.rows"),
+    "AsyncPool": "rgpu.api.aio", "AsyncRun": "rgpu.api.aio",
+    **dict.fromkeys(("Session", "Node", "Device", "Move", "MoveNotice", "Checkpoint", "Restored", "Event"),
+                    "rgpu.api.rows"),
     **dict.fromkeys((
         "RgpuError", "UsageError", "NotFound", "AlreadyExists", "Refused", "PoolUnavailable", "AuthenticationFailed",
         "NotPermitted", "Corrupt", "VersionMismatch", "TimedOut", "MoveFailed", "RecoveryFailed", "LinkError",

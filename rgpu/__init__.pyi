@@ -1,3 +1,5 @@
+from rgpu.api.aio import AsyncPool as AsyncPool
+from rgpu.api.aio import AsyncRun as AsyncRun
 from rgpu.api.current import Current as Current
 from rgpu.api.current import current as current
 from rgpu.api.pool import Pool as Pool
@@ -5,6 +7,7 @@ from rgpu.api.rows import Checkpoint as Checkpoint
 from rgpu.api.rows import Device as Device
 from rgpu.api.rows import Event as Event
 from rgpu.api.rows import Move as Move
+from rgpu.api.rows import MoveNotice as MoveNotice
 from rgpu.api.rows import Node as Node
 from rgpu.api.rows import Restored as Restored
 from rgpu.api.rows import Session as Session

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from rgpu.api import rows
+from rgpu.api.moves import Callback, MoveWatch
 from rgpu.api.pool import Pool
 from rgpu.session.errors import NotFound
 from rgpu.session.run_environment import POOL, SESSION
@@ -53,6 +54,15 @@ class Current:
         It holds what this thread has asked of the GPU so far. Raises :class:`NotFound` as :attr:`name`.
         """
         return self._pool.checkpoint(self.name, wait=wait)
+
+    def on_move(self, *, before: Callback | None = None, after: Callback | None = None) -> MoveWatch:
+        """Have ``before`` called when a move of this session begins, and ``after`` when it was committed or aborted.
+
+        In a thread of their own, one after the other, each with a :class:`rgpu.MoveNotice`, until the answer's
+        ``close()``. A move does not wait for them, and their end is not waited for: its calls go on.
+        Raises :class:`PoolUnavailable` where no node answers now; a pool that is away later is waited for.
+        """
+        return MoveWatch(self._pool.connect(), lambda: self.name, self.run, before, after)
 
     def _look(self) -> str:
         """The session's name by this process's id, which its agent reports a moment after the first CUDA call."""

@@ -36,7 +36,7 @@ class Pool:
         given = {"pool": None if path is None else os.fspath(path), "context": context}
         self._files = pool_files(Settings(given))
         self._operator = operator
-        self._client = self._connect()
+        self._client = self.connect()
 
     @property
     def path(self) -> Path:
@@ -46,13 +46,14 @@ class Pool:
     def __repr__(self) -> str:
         return f"rgpu.Pool({str(self.path)!r})"
 
-    def _connect(self) -> ControlClient:
+    def connect(self) -> ControlClient:
+        """Return a connection of its own, for its caller to close."""
         return reach(self._files, "operator" if self._operator else "user")
 
     @contextlib.contextmanager
     def _of_its_own(self) -> Iterator[ControlClient]:
         """A client for what takes long: the other threads' questions do not wait for it."""
-        with self._connect() as client:
+        with self.connect() as client:
             yield client
 
     def close(self) -> None:
@@ -72,11 +73,12 @@ class Pool:
             host: str | None = None, compute: int | None = None, gpu_models: Collection[str] = (), priority: int = 0,
             anti_affinity: str | None = None, queue: bool = False, lazy: bool = False, recover: bool | None = None,
             checkpoint_every: float | None = None, client_grace: str | float | None = None,
-            timeout: float | None = None, stdin: File = None, stdout: File = None, stderr: File = None,
-            env: Mapping[str, str] | None = None, cwd: str | os.PathLike[str] | None = None) -> Run:
+            time_limit: str | float | None = None, timeout: float | None = None, stdin: File = None,
+            stdout: File = None, stderr: File = None, env: Mapping[str, str] | None = None,
+            cwd: str | os.PathLike[str] | None = None) -> Run:
         """Start ``command`` as `rgpu run` does, and return its handle when the program runs.
 
-        ``name`` to ``client_grace``: the options of `rgpu run` of these names; ``memory``: bytes, or "8GiB".
+        ``name`` to ``time_limit``: the options of `rgpu run` of these names; ``memory``: bytes, or "8GiB".
         ``timeout``: seconds until which the program must run, with ``queue`` also the wait for a place; None: any time.
         ``stdin`` to ``cwd``: as of :class:`subprocess.Popen`. Nothing was started where it raises: :class:`Refused`,
         :class:`AlreadyExists`, :class:`UsageError`, :class:`NotFound` for the program, :class:`TimedOut`.
@@ -85,7 +87,7 @@ class Pool:
                    "compute": compute, "gpu_model": list(gpu_models), "priority": priority or None,
                    "anti_affinity": anti_affinity, "queue": queue, "lazy": lazy,
                    "recover": None if recover is None else "on" if recover else "off",
-                   "checkpoint_every": checkpoint_every, "client_grace": client_grace}
+                   "checkpoint_every": checkpoint_every, "client_grace": client_grace, "time_limit": time_limit}
         return running.start(command, options, pool=self.path, timeout=timeout, stdin=stdin, stdout=stdout,
                              stderr=stderr, env=env, cwd=cwd)
 

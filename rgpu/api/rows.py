@@ -143,6 +143,17 @@ class Event(Row, frozen=True, kw_only=True):
     user: str | None = None
 
 
+class MoveNotice(Row, frozen=True, kw_only=True):
+    """A move of this program's session. ``outcome``: begun, committed or aborted; ``when``: s since 1970."""
+
+    session: str
+    outcome: str
+    reason: str = ""
+    epoch: int | None = None
+    owner: str | None = None  #: the host that has the session
+    when: float = 0.0
+
+
 def read(kind: type[_Row], answer: Any) -> _Row:
     """Return the pool's answer as a row of that kind. Raises :class:`Corrupt`."""
     try:

@@ -49,6 +49,11 @@ class Run:
         status = self.poll()
         return f"<rgpu.Run {self.name}, {'running' if status is None else f'exit code {status}'}>"
 
+    @property
+    def agent_pid(self) -> int:
+        """The process of `rgpu run`, which ends after its program."""
+        return self._process.pid
+
     def poll(self) -> int | None:
         """Return the program's exit code, 128 + n when signal n ended it; None while it runs."""
         status = self._process.poll()

@@ -116,6 +116,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("journal_limit", journal_limit, parse_size, "journal kept in memory before it is spilled (default: 1/32 of "
             "the machine's memory, 256 MiB to 4 GiB)"),
     Setting("journal_dir", lambda: str(_state_home() / "journal"), str, "where a journal is spilled to"),
+    Setting("runs_dir", lambda: str(_state_home() / "runs"), str, "detached runs: their records and output"),
+    Setting("keep_runs", lambda: 50, parse_count, "detached runs that stay on record after their end, the newest ones"),
+    Setting("log_limit", lambda: 64 << 20, parse_size, "bytes that are kept of the output of a detached run: the first "
+            "quarter of it, and the end"),
     Setting("max_downtime", lambda: 10.0, parse_seconds, "longest stop that a move may cause"),
     Setting("store", lambda: "", str, "where checkpoints are: a directory or s3://BUCKET/PREFIX?endpoint=URL (default: "
                                       "the "

@@ -7,7 +7,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from rgpu.session.errors import AlreadyExists, AuthenticationFailed
+from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt
 
 
 def private_directory(path: Path) -> Path:
@@ -21,6 +21,24 @@ def private_directory(path: Path) -> Path:
     if stat.S_IMODE(status.st_mode) & 0o022 or status.st_uid not in (os.geteuid(), 0):
         raise AuthenticationFailed(f"{path} can be written by others: run 'chmod 700 {path}'", path=str(path))
     return path
+
+
+def open_own(path: Path) -> int:
+    """Open a file for reading: a descriptor of a regular file of this user's or root's, and of no link to one.
+
+    Raises FileNotFoundError, :class:`Corrupt`.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from None
+    except OSError as error:
+        raise Corrupt(f"{path} cannot be read: {error.strerror}", path=str(path), reason="file") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
+        os.close(descriptor)
+        raise Corrupt(f"{path} is no file of this user", path=str(path), reason="file")
+    return descriptor
 
 
 def write_file(path: Path, data: bytes, *, mode: int, replace: bool) -> None:

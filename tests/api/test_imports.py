@@ -19,6 +19,15 @@ def mean_downtime(pool: rgpu.Pool, name: str, hosts: list[str]) -> float:
     moves: list[rgpu.Move] = [pool.migrate(name, host, mode="copy") for host in hosts]
     return sum(move.downtime_ms for move in moves) / len(moves)
 
+async def both(names: list[str]) -> list[rgpu.Session]:
+    async with rgpu.AsyncPool() as pool, await pool.run(["true"], time_limit="1h") as run:
+        async for event in pool.events(follow=False):
+            print(event.when + 1.0)
+        return [await pool.session(name) for name in [*names, run.name]]
+
+def told(notice: rgpu.MoveNotice) -> None:
+    print(notice.outcome.upper(), notice.when + 1.0)
+
 def train() -> int:
     with rgpu.Pool(context="lab") as pool, pool.run(["true"], memory="1GiB", gpus=0.5, labels={"a": "b"}) as run:
         for event in pool.events(kind="session"):
@@ -26,6 +35,8 @@ def train() -> int:
         rows: list[rgpu.Session] = pool.sessions(labels={"a": "b"})
         print(rows[0].name, pool.nodes()[0].devices[0].free_memory, run.poll())
     here = rgpu.current()
+    if here is not None:
+        here.on_move(before=told, after=told).close()
     try:
         return here.checkpoint().pages if here is not None else 0
     except rgpu.StoreFull as error:

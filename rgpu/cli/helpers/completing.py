@@ -17,6 +17,13 @@ def sessions(context: click.Context, parameter: click.Parameter, incomplete: str
     return _ask(context, incomplete, "session.list", lambda answer: [row["session"] for row in answer["sessions"]])
 
 
+def sessions_and_runs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Live sessions and detached runs of this machine that begin so."""
+    from rgpu.cli.runs.finding import complete
+
+    return sorted({*complete(context, parameter, incomplete), *sessions(context, parameter, incomplete)})
+
+
 def hosts(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Hosts of the pool that begin so."""
     return _ask(context, incomplete, "node.list",

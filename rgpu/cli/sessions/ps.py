@@ -9,7 +9,9 @@ import click
 from rgpu.api import verbs
 from rgpu.cli import common, selecting
 from rgpu.cli.common import age, moment, size
-from rgpu.cli.pool import connect
+from rgpu.cli.pool import connect, pool_files
+from rgpu.cli.runs import finding
+from rgpu.cli.runs import listing as running
 from rgpu.cli.tables import Column, Listing, list_options
 
 SESSION = Column("SESSION", lambda s: s["session"])
@@ -37,24 +39,36 @@ ALL = (SESSION, STATE, Column("HOST", HOST.value, drop=4), Column("EXIT", lambda
 @click.command("ps")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also sessions that ended or failed: exit code, when, "
               "how long they lasted, and why.")
+@click.option("--detached", is_flag=True, help="Only detached runs of this machine, without asking a pool.")
 @selecting.session_options
 @click.option("--all-users", is_flag=True, help="Everybody's, with the operator's key (default: one's own).")
 @common.pool_option
 @list_options
 @common.verb
 def command(everything: bool, all_users: bool, pool: str | None, output: str, sort: str | None, watch: float | None,
-            hosts: tuple[str, ...], states: tuple[str, ...], users: tuple[str, ...], labels: tuple[str, ...]) -> None:
-    """List sessions (where they run, what they hold, how often they wait) and requests that wait for a place."""
+            hosts: tuple[str, ...], states: tuple[str, ...], users: tuple[str, ...], labels: tuple[str, ...],
+            detached: bool) -> None:
+    """List sessions (where they run, what they hold, how often they wait) and requests that wait for a place.
+
+    Detached runs of this machine are among them, also those whose program has not used the GPU yet.
+    """
     columns: tuple[Column, ...] = ALL if everything else LIVE
     if all_users:
         columns = (SESSION, USER, *(column for column in columns[1:] if column.title != USER.title))
     listing = Listing(columns, "session", output, sort)
     selecting.read_labels(labels)
     everything = everything or bool({"ended", "failed"} & set(states))
-    with connect(common.settings(pool=pool), common.role(all_users)) as client:
+    settings = common.settings(pool=pool)
+    runs = finding.runs(settings)
+    if detached:
+        listing.follow(lambda: selecting.select(running.rows(runs, everything), hosts, states, users, labels), watch)
+        return
+    files = pool_files(settings)
+    with connect(settings, common.role(all_users)) as client:
 
         def look() -> list[dict[str, Any]]:
             found = verbs.sessions(client, everything=everything, all_users=all_users)
+            found = running.merged(found, runs, files.root, everything)
             return selecting.select(found, hosts, states, users, labels)
 
         listing.follow(look, watch)

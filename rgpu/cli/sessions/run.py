@@ -14,6 +14,7 @@ from rgpu.api.report import Report
 from rgpu.api.settings import Settings
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files, require_pool
+from rgpu.cli.runs import detaching, limits
 from rgpu.cli.selecting import read_labels
 from rgpu.session.devices import MAX_GPUS
 from rgpu.session.errors import RgpuError, UsageError
@@ -59,6 +60,16 @@ from rgpu.session.errors import RgpuError, UsageError
               "checkpointed and ended, for example 1h (default: the pool's).")
 @click.option("--record", type=click.Path(path_type=Path), metavar="DIR",
               help="Record the session's calls into DIR, for `rgpu journal`.")
+@click.option("-d", "--detach", is_flag=True, help="Return when the program runs, with the run's name on stdout; it "
+              "goes on after this terminal. See `rgpu logs`, `attach`, `wait`, `signal`.")
+@click.option("--log-limit", metavar="SIZE", help="With --detach: keep so much of the program's output, its first "
+              "quarter and the end (default 64MiB).")
+@click.option("--time-limit", metavar="AGE", help="End the program when it has run so long, for example 2h: SIGTERM, "
+              "and SIGKILL after --kill-after.")
+@click.option("--kill-after", metavar="AGE", help="From SIGTERM by --time-limit to SIGKILL (default 30s).")
+@click.option("--signal-before", metavar="SIGNAL@AGE", help="Send the program a signal so long before its time limit, "
+              "for example USR1@5m.")
+@click.option("--supervised", hidden=True, help="Of a detached run: what its supervisor shares.")
 @click.option("--report-fd", type=int, hidden=True, help="Where rgpu.Pool.run hears of it: a descriptor.")
 @common.pool_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -67,15 +78,25 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
             journal_dir: str | None, on_full: str, checkpoint_every: float, max_replay: float, divergence: str,
             record: Path | None, pool: str | None, program: tuple[str, ...], gpus: str | None, compute: int | None,
             models: tuple[str, ...], priority: int, anti_affinity: str | None, queue: bool, same_host: str,
-            client_grace: str | None, lazy: bool, labels: tuple[str, ...], quiet: bool, report_fd: int | None) -> None:
+            client_grace: str | None, lazy: bool, labels: tuple[str, ...], quiet: bool, report_fd: int | None,
+            detach: bool, log_limit: str | None, time_limit: str | None, kill_after: str | None,
+            signal_before: str | None, supervised: str | None) -> None:
     """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
 
     The session is placed before PROGRAM starts; where that is refused, nothing is started. Exits as the program does.
     """
-    from rgpu.client.run.launcher import run
-    from rgpu.link.logging import configure_logging
-
     with _reported(report_fd) as report:
+        limit = limits.read(time_limit, kill_after, signal_before)
+        if detach:
+            detaching.start(common.settings(pool=pool, log_limit=log_limit), name, program, limit, report)
+            return
+        if log_limit is not None and supervised is None:
+            raise UsageError("--log-limit is for --detach: in the foreground the output is the terminal's")
+        from rgpu.client.detached.standby import Standby, Supervised
+        from rgpu.client.run.launcher import run
+        from rgpu.link.logging import configure_logging
+
+        standby = Standby(Supervised.read(supervised)) if supervised is not None else None
         settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
                                    journal_dir=journal_dir, client_grace=client_grace, quiet=quiet or None)
         options = requested(host, gpus, compute, models, priority, anti_affinity, queue)
@@ -89,7 +110,7 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
                      journal_limit=settings.journal_limit, journal_dir=Path(settings.journal_dir),
                      extra=options, reraise=True, on_full=on_full, checkpoint_every=checkpoint_every,
                      max_replay=max_replay, divergence=divergence, record=record, same_host=same_host == "auto",
-                     lazy=lazy, quiet=settings.quiet, started=report.started))
+                     lazy=lazy, quiet=settings.quiet, started=report.started, limit=limit, standby=standby))
 
 
 @contextlib.contextmanager

@@ -96,6 +96,7 @@ class Agent:
         self._interrupts = 0
         self._child: int | None = None
         self._exit_code: int | None = None
+        self.why = ""  #: the run is ended, if not by its program itself
         self._exited = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name="agent-accept", daemon=True)
 
@@ -127,6 +128,11 @@ class Agent:
         self._exit_code = code
         self._exited.set()
 
+    def ends_by(self, why: str) -> None:
+        """Note why the run is being ended, for its sessions' records, and tell the user."""
+        self.why = why
+        self._complain(f"rgpu: {self.options.name}: {why}")
+
     def interrupted(self) -> None:
         """The user pressed Ctrl-C: requests that wait for a place in the pool are withdrawn."""
         self._interrupts += 1
@@ -144,7 +150,7 @@ class Agent:
         for shipper in shippers:
             shipper.stop("the program ended")
         if (placed := self._take_placed()) is not None:
-            placed.give_up(self._exit_code)
+            placed.give_up(self._exit_code, self.why)
         deadline = time.monotonic() + timeout
         for thread in [self._accepting, *threads]:
             if thread.is_alive():
@@ -233,8 +239,9 @@ class Agent:
         identity = Identity(name, peer.pid, hello.executable, self._client, asked)
         shared = self.options.same_host
         shipper = Shipper(identity, peer, page, hello.eventfd, Journal(policy, shared), self.desk, owner, grant,
-                          lambda: self._code_of(peer.pid), ring, lambda usage: self.observer.counts(name, usage),
-                          self._recorder(name), hello.text, hello.area and shared, shared)
+                          lambda: (self._code_of(peer.pid), self.why), ring,
+                          lambda usage: self.observer.counts(name, usage), self._recorder(name), hello.text,
+                          hello.area and shared, shared)
         for segment in early:
             shipper.journal.offer(segment)
         self.observer.began(name, peer.pid, facts, str(reply.get("driver_release") or ""))

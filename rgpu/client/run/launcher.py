@@ -19,6 +19,8 @@ from typing import Any
 
 import structlog
 
+from rgpu.client.detached.standby import Standby
+from rgpu.client.detached.time_limit import Timekeeper, TimeLimit, clock
 from rgpu.client.run.agent import Agent, Options
 from rgpu.link import versions
 from rgpu.link.control import ControlClient
@@ -146,11 +148,13 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
         on_full: str = "block", extra: dict[str, Any] | None = None, reraise: bool = False, record: Path | None = None,
         checkpoint_every: float = 0.0, max_replay: float = 0.0, divergence: str = "warn", same_host: bool = True,
         lazy: bool = False, quiet: bool = False,
-        started: Callable[[str, int], None] = lambda name, pid: None) -> int:
+        started: Callable[[str, int], None] = lambda name, pid: None, limit: TimeLimit | None = None,
+        standby: Standby | None = None) -> int:
     """Run ``command`` on sessions of the pool; returns its exit code, 128 + n when signal n ended it.
 
     The first session is made before the program starts, which does not start if it is refused; ``lazy``: with the
-    program's first CUDA call. ``started``: given the run's name and the program's pid once it runs.
+    program's first CUDA call. ``started``: given the run's name and the program's pid once it runs. ``limit``: how long
+    it may run. ``standby``: of a detached run.
 
     ``reraise``: end this process by that signal too, as a shell expects it. ``record``, ``checkpoint_every``,
     ``max_replay``, ``divergence``, ``same_host``, ``quiet``: see :class:`rgpu.client.run.agent.Options`.
@@ -183,10 +187,14 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
             several = float((extra or {}).get("gpus") or 1) > 1
             environ = environment(os.environ, library, agent.socket_path, _driver_version(agent), several)
             environ |= {SESSION: name, POOL: str(files.root.resolve())}
-            status = _run_child(command, environ, agent, lambda pid: started(name, pid))
+            status = _run_child(command, environ, agent, lambda pid: started(name, pid), limit or TimeLimit(), standby)
         agent.child_exited(status if status >= 0 else 128 - status)
+        if standby is not None:
+            standby.exited(status if status >= 0 else 128 - status, agent.why or _how(status))
     finally:
         agent.close()
+        if standby is not None:
+            standby.close()
     if status < 0 and reraise:
         die_by(-status)
     return status if status >= 0 else 128 - status
@@ -220,7 +228,8 @@ def _place(agent: Agent, program: str) -> int:
 
 def _complain(line: str) -> None:
     """Tell the user, in words that may be the pool's or another user's."""
-    print(printable(line, keep="\n"), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a terminal that was closed
+        print(printable(line, keep="\n"), file=sys.stderr, flush=True)
 
 
 def _driver_version(agent: Agent) -> int | None:
@@ -232,8 +241,18 @@ def _driver_version(agent: Agent) -> int | None:
         return None
 
 
-def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, started: Callable[[int], None]) -> int:
-    """The child's status: its exit code, or minus the signal."""
+def _how(status: int) -> str:
+    """How a program ended, by its status."""
+    return f"its program ended with exit code {status}" if status >= 0 else \
+        f"its program was ended by {signal.Signals(-status).name}"
+
+
+def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, started: Callable[[int], None],
+               limit: TimeLimit, standby: Standby | None) -> int:
+    """The child's status: its exit code, or minus the signal.
+
+    A detached one leads a process group, and has no terminal.
+    """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -246,7 +265,10 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, st
     old = _install(forward, agent.interrupted)
     try:
         try:
-            child = subprocess.Popen(list(command), env=environ)
+            begun = clock()
+            child = subprocess.Popen(list(command), env=environ) if standby is None else subprocess.Popen(
+                list(command), env=environ, stdin=subprocess.DEVNULL, stdout=standby.output, stderr=standby.output,
+                process_group=0)
         except FileNotFoundError:
             print(f"rgpu: {command[0]}: not found", file=sys.stderr)
             return NOT_FOUND
@@ -254,9 +276,17 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, st
             print(f"rgpu: {command[0]}: {error.strerror}", file=sys.stderr)
             return NOT_EXECUTABLE
         agent.child_started(child.pid)
+        if standby is not None:
+            standby.started(child.pid)
         started(child.pid)
         for number in early:
             child.send_signal(number)
+        timekeeper = Timekeeper(limit, child.pid, begun, agent.ends_by)
+        timekeeper.start()
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its number is its own until it was waited for
+        timekeeper.stop()
+        timekeeper.await_rest()  # a shell ends at once: what it runs may be writing its checkpoint
         return child.wait()
     finally:
         for number, handler in old.items():

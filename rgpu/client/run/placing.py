@@ -57,10 +57,10 @@ class PlacedSession:
         fields = ("ticket", "secret", "expires") + (("owner", "address", "epoch", "alive") if "address" in now else ())
         return {**self.reply, **{name: now[name] for name in fields if name in now}}
 
-    def give_up(self, exit_code: int | None) -> None:
-        """End it: the program ended, and never asked for it."""
+    def give_up(self, exit_code: int | None, why: str = "") -> None:
+        """End it: the program ended, and never asked for it. ``why``: the program was ended."""
         self._taken.set()
-        self._desk.quietly("session.end", {"session": self._session, "reason": UNUSED, "exit_code": exit_code},
+        self._desk.quietly("session.end", {"session": self._session, "reason": why or UNUSED, "exit_code": exit_code},
                            ASK_TIMEOUT)
 
 

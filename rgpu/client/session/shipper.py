@@ -65,11 +65,12 @@ class Shipper:
 
     def __init__(self, identity: Identity, peer: local.LocalPeer, page: AgentPage, eventfd: int,
                  journal: Journal, desk: Desk, owner: at.Owner, grant: Grant,
-                 exit_code: Callable[[], int | None] = lambda: None, ring: AnswerRing | None = None,
+                 end: Callable[[], tuple[int | None, str]] = lambda: (None, ""), ring: AnswerRing | None = None,
                  counts: Callable[[Usage], None] = lambda usage: None, recorder: Recorder | None = None,
                  takes_text: bool = False, area: bool = False, same_host: bool = False) -> None:
-        """``counts``: told of the page where the shim keeps the bytes it uses. ``recorder``: `rgpu run --record`.
+        """``end``: the program's exit code, and why it was ended if not by itself.
 
+        ``counts``: told of the page where the shim keeps the bytes it uses. ``recorder``: `rgpu run --record`.
         ``takes_text``: the shim wants what kernels print.
         ``area``: the shim can read answers from one; ``same_host``: share memory with a worker on this host.
         """
@@ -91,7 +92,7 @@ class Shipper:
         self.awaited = 0
         self.over = ""  #: why the loop ends
         self._lost = False
-        self._exit_code, self._counts = exit_code, counts
+        self._end, self._counts = end, counts
         #: driver functions that the program called and the shim refuses, in that order
         self.unsupported: dict[str, None] = {}
         self._first_owner = owner
@@ -456,7 +457,8 @@ class Shipper:
         self.effect(Kind.ENDED, self.journal.last_seq, "" if self.ended_well else reason)
         self.peer.close()
         if not self._lost:
-            code, statistics = self._exit_code(), self.upkeep.statistics()
+            (code, why), statistics = self._end(), self.upkeep.statistics()
+            reason = why if why and reason == PROGRAM_ENDED else reason
             link, self.link = self.link, None
             if link is not None:
                 self._say_bye(link, {"reason": reason, "exit_code": code, "statistics": statistics})

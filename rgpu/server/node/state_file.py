@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rgpu.link.keys import PoolFiles
+from rgpu.link.local.processes import alive, process_start
 from rgpu.session.errors import AlreadyExists
 
 PATIENCE = 5.0  #: seconds for a daemon that was killed to be gone
@@ -24,26 +25,8 @@ def daemon_state(files: PoolFiles, host: str) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):
         return {"host": host, "running": False}
-    state["running"] = _alive(int(state.get("pid", 0)), str(state.get("started", "")))
+    state["running"] = alive(int(state.get("pid", 0)), str(state.get("started", "")))
     return state
-
-
-def process_start(pid: int) -> str:
-    """The start time of a process in clock ticks (proc(5), field 22): tells a pid from its reuse."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def _alive(pid: int, started: str) -> bool:
-    if pid <= 0 or process_start(pid) != started:
-        return False
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return status != "Z"
 
 
 class Reserve:

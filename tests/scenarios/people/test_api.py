@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -69,6 +70,88 @@ def test_the_example_inside_a_program(local: LocalPool, tmp_path: Path) -> None:
     run = (sys.executable, "-m", "rgpu.cli.main", "run", "--name", "inside", "--")
     assert example(local, tmp_path, 3, *run)[0] in ("inside on node-a", "inside on node-b")
     assert example(local, tmp_path, 3) == [], "outside rgpu run there is no session"
+
+
+@pytest.mark.timeout(300)
+def test_a_program_hears_of_its_moves(local: LocalPool, api: rgpu.Pool, tmp_path: Path) -> None:
+    """By the page's example; what a callback raises is told, and the next is called. Other sessions' moves are not."""
+    go = tmp_path / "go"
+    assert "on_move" in EXAMPLE[4]
+    code = (INSIDE + EXAMPLE[4] + "calls = []\n"
+            "def fails(notice): calls.append(notice.outcome); raise ValueError('of the callback')\n"
+            "here.on_move(before=fails)\n"
+            f"import os, time; print('ready', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)\n"
+            "print(calls)\n")
+    with api.run([sys.executable, "-c", code], name="moved", stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
+                 env=local.environment, host="node-a") as run, \
+            api.run([sys.executable, "-c", INSIDE + "import time; time.sleep(600)"], name="other",
+                    host="node-a", env=local.environment, cwd=ROOT) as other:
+        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout.readline() == b"ready\n"
+        local.wait_state("other", "running", 60)
+        for host in ("node-b", "node-a"):
+            assert api.migrate(other, host).outcome == "committed"
+            assert api.migrate(run, host).outcome == "committed"
+        lines = [run.stdout.readline().decode() for _ in range(4)]
+        go.touch()
+        assert [line.split(" on ")[0] for line in lines] == ["moved begun", "moved committed"] * 2, lines
+        assert [line.split()[-1] for line in lines[1::2]] == ["node-b", "node-a"]
+        assert run.stdout.readline() == b"['begun', 'begun']\n"
+        assert run.wait(60) == 0 and run.stderr.read().count(b"ValueError: of the callback") == 2
+        other.signal(signal.SIGKILL)
+
+
+@pytest.mark.timeout(300)
+def test_the_example_of_asyncio(local: LocalPool, tmp_path: Path) -> None:
+    lines = example(local, tmp_path, 5)
+    assert "['api-async-0', 'api-async-1']" in lines and lines[-1] == "exit codes [0, 0]"
+
+
+@pytest.mark.timeout(300)
+def test_asynchronous_answers_are_those_of_the_pool(local: LocalPool, api: rgpu.Pool) -> None:
+    async def main() -> None:
+        async with rgpu.AsyncPool(local.environment["RGPU_POOL"]) as pool:
+            with pytest.raises(rgpu.NotFound):
+                await pool.session("nobody")
+            with pytest.raises(rgpu.Refused):
+                await pool.run(["true"], memory="1TB", env=local.environment)
+            assert [node.host for node in await pool.nodes()] == [node.host for node in api.nodes()]
+            program = [sys.executable, "-c", INSIDE + "import time; time.sleep(600)"]
+            run = await pool.run(program, name="async", host="node-a", env=local.environment, cwd=ROOT)
+            events = pool.events()
+            first = asyncio.ensure_future(anext(events))  # type: ignore[arg-type]
+            while (await pool.session(run)).calls in (None, 0):
+                await asyncio.sleep(0.2)
+            told: list[str] = []
+            move = await pool.migrate(run, "node-b", on_progress=lambda word: told.append(str(word.get("phase"))))
+            assert (move.outcome, (await pool.session("async")).host) == ("committed", "node-b") and told
+            assert (await first).when > 0
+            await events.aclose()  # type: ignore[attr-defined]
+            assert (await pool.checkpoint(run)).image
+            with pytest.raises(rgpu.TimedOut):
+                await run.wait(0.3)
+            waiting = asyncio.ensure_future(run.wait())
+            await asyncio.sleep(0.1)
+            run.signal(signal.SIGKILL)
+            assert await waiting == await run.wait() == 137
+            past = [event async for event in pool.events(last=2000, follow=False) if event.session == "async"]
+            assert {"create", "commit", "end"} <= {event.decision for event in past}, past
+
+    asyncio.run(main())
+
+
+@pytest.mark.timeout(240)
+def test_a_start_that_is_cancelled_leaves_no_program(local: LocalPool, api: rgpu.Pool) -> None:
+    async def main() -> None:
+        async with rgpu.AsyncPool(local.environment["RGPU_POOL"]) as pool:
+            starting = asyncio.ensure_future(pool.run(["sleep", "600"], name="cancelled", env=local.environment))
+            await asyncio.sleep(0.5)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+
+    asyncio.run(main())
+    eventually(lambda: any(row.name == "cancelled" and row.state == "ended" for row in api.sessions(all=True)))
 
 
 @pytest.mark.timeout(240)

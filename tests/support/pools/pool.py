@@ -52,6 +52,7 @@ class LocalPool:
         self._cluster: Any = None
         self.environment = {
             **os.environ, "RGPU_POOL": str(folder / "pool"), "RGPU_JOURNAL_DIR": str(folder / "journal"),
+            "RGPU_RUNS_DIR": str(folder / "runs"),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONUNBUFFERED": "1", "RGPU_CONFIG": "",
             "RGPU_QUIET": "1",  # programs' own stderr is compared

@@ -1,0 +1,85 @@
+"""Callbacks before and after the moves of a session, for a program that runs in it.
+
+They hear of moves as `rgpu events` does, in a thread of their own. Nothing waits for them: a move neither begins nor
+ends later because of a callback, however long that takes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rgpu.api import rows, verbs
+from rgpu.link.control.control_client import ControlClient
+from rgpu.session.errors import NotFound, PoolUnavailable, RgpuError
+
+OUTCOMES = {"begin_move": "begun", "commit": "committed", "abort": "aborted"}  #: decision → outcome of a notice
+_AGAIN_SECONDS = 1.0
+
+Callback = Callable[[rows.MoveNotice], object]
+
+
+class MoveWatch:
+    """Calls back before and after each move, until :meth:`close`; also a context manager.
+
+    Not inherited by a child that is forked. A callback that raises has its traceback printed, and is called again.
+    """
+
+    def __init__(self, client: ControlClient, session: Callable[[], str], run: str, before: Callback | None,
+                 after: Callback | None) -> None:
+        """``client``: closed with this. ``session()``: the name of this process's session; raises NotFound."""
+        self._client, self._session, self._run = client, session, run
+        self._callbacks = {"begun": before, "committed": after, "aborted": after}
+        _, self._since = verbs.past(client, 0)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rgpu-moves", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Call back no more; returns at once, a callback that runs goes on."""
+        self._closed.set()
+
+    def __enter__(self) -> MoveWatch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def _watch(self) -> None:
+        with self._client:
+            while not self._closed.is_set():
+                try:
+                    found = self._client.call("pool.events", {"since": self._since, "wait": verbs.WAIT_SECONDS},
+                                              timeout=verbs.WAIT_SECONDS + 10)
+                except PoolUnavailable:  # it may be back: nothing is missed
+                    time.sleep(_AGAIN_SECONDS)
+                    continue
+                except RgpuError:
+                    traceback.print_exc()
+                    return
+                self._since = int(found["revision"])
+                for event in found["events"]:
+                    self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        name = str(event.get("session") or "")
+        outcome = OUTCOMES.get(str(event.get("decision")))
+        if outcome is None or name != self._run and not name.startswith(f"{self._run}/"):
+            return
+        callback = self._callbacks[outcome]
+        if callback is None or self._closed.is_set():
+            return
+        try:
+            if name != self._session():
+                return
+        except (NotFound, PoolUnavailable):  # this process has not used the GPU: the session is another one's
+            return
+        try:
+            callback(rows.read(rows.MoveNotice, {**event, "outcome": outcome}))
+        except Exception:  # noqa: BLE001 - the program's own
+            traceback.print_exc()
