@@ -20,7 +20,7 @@ VERBS = {
     "pools.leave", "rebalance": "moves.rebalance", "pool": "pools.pool_group", "history": "sessions.history",
     "events": "sessions.events", "journal": "checkpoints.journal", "keys": "pools.keys", "config": "helpers.config",
     "doctor": "helpers.doctor", "demo": "helpers.demo", "top": "sessions.top", "completion": "helpers.completion",
-    "simulate": "helpers.simulate", "login": "pools.login", "context": "pools.context",
+    "simulate": "helpers.simulate", "login": "pools.login", "context": "pools.context", "web": "pools.web",
 }
 
 
