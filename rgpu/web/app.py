@@ -151,6 +151,7 @@ class Web:
             status = next((number for kind, number in STATUS if isinstance(error, kind)), 502)
             return self._pages.answer(request, "login.html", None, status, code="", message=error.message)
         await self._end(request)
+        self._from_one.give_back(peer)
         cookie, login = self._logins.add(answer)
         log.info("logged in", user=login.user, role=login.role, peer=peer)
         found = RedirectResponse("/", 303)

@@ -43,7 +43,10 @@ class Names:
 
     def knows(self, host: str) -> bool:
         """Whether a ``Host`` field names this page. An address does: nobody can make a name of another site of it."""
-        name = urlsplit(f"//{host}").hostname if host else None
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            return False
         if not name:
             return False
         try:
@@ -54,7 +57,10 @@ class Names:
 
     def from_here(self, origin: str, host: str) -> bool:
         """Whether the ``Origin`` of a form is this page itself. Every browser sends one; without, it is refused."""
-        parts = urlsplit(origin)
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False
         return parts.scheme in ("http", "https") and parts.netloc.lower() in {host.lower(), *self.origins}
 
 
@@ -83,6 +89,11 @@ class Rate:
             return False
         bucket.tokens -= 1
         return True
+
+    def give_back(self, key: str) -> None:
+        """Take back one that :meth:`allows` counted: it does not matter how often what is right is done."""
+        if key in self._known:
+            self._known[key].tokens += 1
 
 
 def refusal(method: str, headers: dict[str, str], names: Names) -> tuple[int, str] | None:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 from urllib.parse import urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChainableUndefined, Environment, PackageLoader
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
@@ -77,8 +77,9 @@ class Pages:
     """The templates of the package."""
 
     def __init__(self, host: str) -> None:
-        self._environment = Environment(loader=PackageLoader("rgpu.web"), autoescape=True, undefined=StrictUndefined,
-                                        finalize=_said, trim_blocks=True, lstrip_blocks=True)
+        # A node of another version may lack a field: its place is empty then, and the page stands.
+        self._environment = Environment(loader=PackageLoader("rgpu.web"), autoescape=True, trim_blocks=True,
+                                        undefined=ChainableUndefined, finalize=_said, lstrip_blocks=True)
         self._environment.filters.update(size=size, age=age, moment=moment, percent=percent, count=count)
         self._environment.globals.update(link=link, bar=charts.bar, version=__version__, host=host)
 

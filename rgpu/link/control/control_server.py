@@ -243,7 +243,6 @@ class ControlServer:
             raise AuthenticationFailed("only a node's web page acts for a login", verb=message.verb, role=who.role)
         user = self._authorized.find(self.grants.holder(message.grant, time.monotonic()))
         if user is None:
-            self.grants.end(message.grant)
             raise AuthenticationFailed("the key of this login is let in no more", reason="grant")
         verb = VERBS.get(message.verb)
         if verb is None or not verb.web:
