@@ -47,8 +47,9 @@ LOGINS, ALL_LOGINS = (10.0, 0.2), (100.0, 10.0)
 FORMS = (30.0, 2.0)  #: forms of one login
 STORIES = 100  #: decisions on one page, of the 2000 that are kept
 LATEST = 12  #: of one session
+LEAST_SPAN = 120.0  #: s that a chart shows at least
 TYPES = {"style.css": "text/css; charset=utf-8", "htmx.min.js": "text/javascript; charset=utf-8",
-         "htmx.LICENSE.txt": "text/plain; charset=utf-8"}
+         "htmx.LICENSE.txt": "text/plain; charset=utf-8", "icon.svg": "image/svg+xml"}
 
 
 class Web:
@@ -205,13 +206,15 @@ class Web:
 
     def _charts(self, row: dict[str, Any]) -> list[Any]:
         ring = self._figures.of(row)
-        now, span = time.time(), EVERY_SECONDS * KEPT
+        if ring is None:
+            return []
+        now = time.time()
+        span = min(EVERY_SECONDS * KEPT, max(LEAST_SPAN, now - ring.times[0]))
         shown: tuple[tuple[str, str, Callable[[float], str], float], ...] = (
             ("memory_bytes", "Memory", size, float(row.get("quota") or 0)),
             ("gpu_share", "Share of the GPU", percent, 1), ("calls", "Calls a second", count, 0),
             ("journal_bytes", "Journal", size, 0))
-        return [charts.line(ring.series(field), name, text, now, span, top)
-                for field, name, text, top in shown] if ring is not None else []
+        return [charts.line(ring.series(field), name, text, now, span, top) for field, name, text, top in shown]
 
     async def _queue(self, request: Request, login: Login) -> Response:
         status = await self._asking.look(login, "pool.status")

@@ -39,7 +39,7 @@ def line(points: Sequence[tuple[float, float]], name: str, text: Callable[[float
         xy[0][0], HEIGHT, path, xy[-1][0], HEIGHT) if len(xy) > 1 else Markup("")
     drawn = Markup('<polyline class="line" points="{}"/>').format(path) if len(xy) > 1 else Markup("")
     return Markup(
-        '<figure class="chart"><figcaption><b>{}</b> <span>{}</span><span class="dim">highest {}</span></figcaption>'
+        '<figure class="chart"><figcaption><b>{}</b> <span>{}</span><span class="dim">top {}</span></figcaption>'
         '<svg viewBox="0 0 600 120" preserveAspectRatio="none" role="img" aria-label="{}: {}">'
         '<line class="grid" x1="0" y1="0" x2="600" y2="0"/><line class="grid" x1="0" y1="60" x2="600" y2="60"/>'
         '<line class="grid" x1="0" y1="120" x2="600" y2="120"/>{}{}</svg>'

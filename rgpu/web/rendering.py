@@ -53,8 +53,8 @@ def moment(when: Any) -> str:
 
 
 def percent(share: Any) -> str:
-    """A share, 0 to 1, as ``40 %``; empty for none."""
-    return f"{share:.0%}".replace("%", " %") if isinstance(share, int | float) else ""
+    """A share, 0 to 1, as ``40%``; empty for none."""
+    return f"{share:.0%}" if isinstance(share, int | float) else ""
 
 
 def count(number: Any) -> str:

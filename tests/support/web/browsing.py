@@ -31,6 +31,7 @@ class Browser:
     def __init__(self, base: str) -> None:
         self.base = base
         self.client = httpx.Client(base_url=base, timeout=60)
+        self.processes: dict[str, int] = {}  #: of the page's host, where a test has looked for them
 
     def login(self, pool: LocalPool, *options: str) -> Browser:
         """Log in by `rgpu web login`."""
