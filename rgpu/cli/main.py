@@ -21,7 +21,7 @@ VERBS = {
     "events": "sessions.events", "journal": "checkpoints.journal", "keys": "pools.keys", "config": "helpers.config",
     "doctor": "helpers.doctor", "demo": "helpers.demo", "top": "sessions.top", "completion": "helpers.completion",
     "simulate": "helpers.simulate", "login": "pools.login", "context": "pools.context", "quota": "pools.quota",
-    "attach": "runs.attach", "wait": "runs.wait", "signal": "runs.signalling",
+    "attach": "runs.attach", "wait": "runs.wait", "signal": "runs.signalling", "web": "pools.web",
 }
 
 

@@ -2,8 +2,9 @@
 
 Every link end has a CURVE key pair (Curve25519, Z85 text of 40 characters)
 with a *role*: ``user`` (runs and looks after sessions), ``node`` (a GPU host),
-``operator`` (changes the pool), or ``invited`` (may join, once:
-:mod:`rgpu.link.invitations`). Secret keys are JSON files of mode 0600 in
+``operator`` (changes the pool), ``invited`` (may join, once:
+:mod:`rgpu.link.invitations`) or ``web`` (a node's web page, which acts for who is
+logged in there: :mod:`rgpu.link.control.grants`; in no file). Secret keys are JSON files of mode 0600 in
 directories of mode 0700; one that others may read is refused, because a key
 that was readable must be taken for known.
 
@@ -39,7 +40,7 @@ from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, No
 
 log = structlog.get_logger(__name__)
 
-ROLES = ("user", "node", "operator", "invited")
+ROLES = ("user", "node", "operator", "invited", "web")  #: no file is of the last one
 SECRET_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _LIMIT = 64 * 1024  #: longest file of a key, bytes
@@ -355,7 +356,7 @@ def _decode_key(path: Path, data: bytes) -> _KeyFile:
         found = msgspec.json.decode(data, type=_KeyFile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"{path} is no key file: {error}", path=str(path), reason="format") from None
-    if found.rgpu_key != 1 or found.role not in ROLES or not _NAME.match(found.name) \
+    if found.rgpu_key != 1 or found.role not in ROLES[:-1] or not _NAME.match(found.name) \
             or found.user and not _NAME.match(found.user):
         raise Corrupt(f"{path} is no key file: version, role or name", path=str(path), reason="format")
     check_public(found.public)

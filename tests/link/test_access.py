@@ -18,7 +18,7 @@ BOBS = Target("session t", "bob", frozenset({"node-b"}))
 
 @pytest.mark.parametrize("verb", TABLE, ids=lambda verb: verb.name)
 def test_every_verb_with_every_role(verb: Verb) -> None:
-    for role in ("user", "operator", "node", "invited"):
+    for role in ("user", "operator", "node", "invited", "web"):
         actor = {"user": ALICE, "operator": OPERATOR, "node": NODE}.get(role, Actor(role, "guest"))
         may, others = decide(verb, actor, ALICES), decide(verb, actor, BOBS)
         assert may.reason.strip() and others.reason.strip()

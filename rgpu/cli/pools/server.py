@@ -50,6 +50,9 @@ from rgpu.session.errors import NotFound
 @click.option("--coordinator", type=click.Choice(["auto", "never", "only"]), default="auto", show_default=True,
               help="Whether this node may be elected coordinator; only: it may, and has no devices.")
 @click.option("--metrics", default="", metavar="HOST:PORT", help="Answer Prometheus there (docs/operators/metrics.md).")
+@click.option("--web", default="", metavar="HOST:PORT", help="Serve the web page there (docs/operators/web.md).")
+@click.option("--web-url", default="", metavar="URL", help="Where browsers find it, if not there: behind a proxy with "
+              "TLS.")
 @click.option("--join", "token", metavar="TOKEN", envvar="RGPU_JOIN", show_envvar=True,
               help="Join a pool by the invitation that `rgpu keys invite` printed; afterwards it is not needed.")
 @common.local_pool_option
@@ -59,7 +62,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
             advertise_data: str, spares: int | None, checkpoint_bandwidth: str | None, enforce_compute: str | None,
             box: str | None, worker_uids: str | None, worker_memory: str | None, cgroup: str,
             client_grace: str | None, lease: float, registry: str | None, coordinator: str, metrics: str,
-            token: str | None, pool: str | None) -> None:
+            web: str, web_url: str, token: str | None, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
@@ -70,6 +73,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     from rgpu.server.node.daemon import run
     from rgpu.server.node.metrics import parse_address
     from rgpu.server.node.options import Options
+    from rgpu.server.node.ports import web_page
     from rgpu.server.node.workers.boxes import parse_users
 
     settings = common.settings(pool=pool, registry=registry, store=store, store_credentials=store_credentials,
@@ -92,11 +96,12 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     address = belonging.choose(said, belonging.look(files, host))
     if metrics:
         parse_address(metrics)
+    web_page.check(web, web_url)
     if coordinator == "only":
         devices = ()
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
                 control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator != "never",
-                registry=address, metrics=metrics, log_level=settings.log_level,
+                registry=address, metrics=metrics, web=web, web_url=web_url, log_level=settings.log_level,
                 advertise_data=advertise_data, spares=settings.spares,
                 checkpoint_bandwidth=settings.checkpoint_bandwidth, enforce_compute=settings.enforce_compute,
                 module_cache_size=parse_size(module_cache_size), store=settings.store, store_credentials=credentials,

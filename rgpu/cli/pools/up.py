@@ -19,6 +19,7 @@ from rgpu.cli.pool import daemon_state, log_size, pool_files, wait_ready
 from rgpu.cli.pools import supervising
 from rgpu.cli.pools.supervising import Supervisor
 from rgpu.server.node import belonging
+from rgpu.server.node.ports import web_page
 from rgpu.session.errors import AlreadyExists, PoolUnavailable
 
 
@@ -32,6 +33,8 @@ from rgpu.session.errors import AlreadyExists, PoolUnavailable
 @common.module_cache_option
 @common.store_options
 @click.option("--lease", "lease", default=5.0, show_default=True, help="Seconds after which a silent node is dead.")
+@click.option("--web", default="", metavar="HOST:PORT", help="The first node serves the web page there "
+              "(docs/operators/web.md).")
 @click.option("--detach", is_flag=True, help="Leave the pool running and return.")
 @click.option("--supervise/--no-supervise", default=True, show_default=True,
               help="Start a daemon again that died, after a moment that doubles while it keeps failing.")
@@ -39,10 +42,11 @@ from rgpu.session.errors import AlreadyExists, PoolUnavailable
 @common.output_option
 @common.verb
 def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cache_size: str,
-            store: str | None, store_credentials: str | None, keep_images: str | None, lease: float, detach: bool,
-            supervise: bool, pool: str | None, output: str) -> None:
+            store: str | None, store_credentials: str | None, keep_images: str | None, lease: float, web: str,
+            detach: bool, supervise: bool, pool: str | None, output: str) -> None:
     """Start a local pool; without --detach it runs until Ctrl-C."""
     files = pool_files(common.settings(pool=pool))
+    web_page.check(web, "")
     places.parse(store or ".")  # a wrong address is said here, not in a daemon's log
     more = [part for name, value in (("--store", store), ("--store-credentials", store_credentials),
                                      ("--keep-images", keep_images)) if value for part in (name, str(value))]
@@ -58,6 +62,8 @@ def command(nodes: int, devices: tuple[str, ...], device_memory: str, module_cac
         belonging.choose("embedded", belonging.look(files, host))
     commands = {host: _command(files.root, host, devices[index % len(devices)] if devices else "cpu", device_memory,
                                lease, module_cache_size, more) for index, host in enumerate(hosts)}
+    if web:
+        commands[hosts[0]] += ["--web", web]
     if detach and supervise:
         common.emit({"pool": str(files.root), "nodes": supervising.detach(files, commands)}, output, _show)
         return

@@ -98,7 +98,7 @@ def require(verb: Verb, actor: Actor, target: Target | None) -> None:
 def rule(verb: Verb, role: str) -> str:
     """What the table of the docs says of a verb and a role: ``yes``, ``no``, ``own`` or ``all``; :func:`decide`'s own
     answers about a target that is the asker's and one that is not."""
-    actor = Actor(role, "me", "" if role in ("node", "invited") else "me")
+    actor = Actor(role, "me", "" if role in ("node", "invited", "web") else "me")
     own, others = Target("it", "me", frozenset({"me"})), Target("it", "another", frozenset({"another"}))
     mine, theirs = decide(verb, actor, own).allowed, decide(verb, actor, others).allowed
     if verb.on in (On.POOL, On.COMMAND):

@@ -292,11 +292,13 @@ class AsyncControlClient:
         self._reader: asyncio.Task[None] | None = None
 
     async def call(self, verb: str, args: dict[str, Any] | None = None, timeout: float = 10.0,
-                   on_progress: Progress | None = None, *, leader: int = 0, epoch: int = 0, command: str = "") -> Any:
-        """Call a verb as :meth:`ControlClient.call` does, of this node only."""
+                   on_progress: Progress | None = None, *, leader: int = 0, epoch: int = 0, command: str = "",
+                   grant: str = "") -> Any:
+        """Call a verb as :meth:`ControlClient.call` does, of this node only. ``grant``: of a web page's login."""
         if self._reader is None:
             self._reader = asyncio.ensure_future(self._read())
-        message = Message(secrets.token_hex(8), verb, args or {}, leader, epoch, command or secrets.token_hex(16))
+        message = Message(secrets.token_hex(8), verb, args or {}, leader, epoch, command or secrets.token_hex(16),
+                          grant)
         queue = self._waiting.setdefault(message.id, asyncio.Queue())
         try:
             try:

@@ -7,11 +7,12 @@ not authorized gets no further than CURVE's handshake (ZAP, RFC 27).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from rgpu.link.accepting import Warned
 from rgpu.link.control import intake, limits
 from rgpu.link.control.access import Actor, check
 from rgpu.link.control.front import Front
+from rgpu.link.control.grants import Grants
 from rgpu.link.control.verbs import VERBS
 from rgpu.link.gate.budget import Budget, budget_for
 from rgpu.link.gate.gate import Gate
@@ -59,6 +61,7 @@ class Request:
     _send_progress: Callable[[dict[str, Any]], Awaitable[None]] = field(repr=False)
     user: str = ""  #: whose key it is (:attr:`rgpu.link.keys.PublicKey.holder`)
     peer: str = ""
+    via: str = ""  #: the name of the key that asks in the place of ``public``; of a web page
 
     @property
     def actor(self) -> Actor:
@@ -134,6 +137,9 @@ class ControlServer:
         self._refusing = False
         self._warned = Warned()
         self.address = ""  #: where it listens, once started
+        self.grants = Grants()
+        #: Let in besides the authorized: public key → who it is; processes that the node itself has started.
+        self.own_processes: dict[str, PublicKey] = {}
         #: Told of each request that was answered: (verb, ok or the error's code); for figures.
         self.observe: Callable[[str, str], None] = lambda verb, outcome: None
         #: Asked before a handler is: raises what the caller is refused with.
@@ -212,7 +218,7 @@ class ControlServer:
             status, text, user = b"400", b"unknown key", b""
             if len(request) >= 7 and request[0] == b"1.0" and request[5] == b"CURVE" and len(request[6]) == 32:
                 public = z85.encode(request[6])
-                if self._authorized.find(public.decode()):
+                if self._find(public.decode()):
                     status, text, user = b"200", b"OK", public
                 else:
                     address = self._front.at_the_door() if self._front else ""
@@ -220,6 +226,28 @@ class ControlServer:
                     self.stranger(address, public.decode())
             number = request[1] if len(request) > 1 else b""
             await self._zap.send_multipart([b"1.0", number, status, text, user, b""])
+
+    def _find(self, public: str) -> PublicKey | None:
+        """Who has that key, if it is let in now."""
+        return self._authorized.find(public) or self.own_processes.get(public)
+
+    def _stands_for(self, who: PublicKey, message: Message) -> PublicKey:
+        """Whose request it is: of a web page that brings a user's grant, the user's.
+
+        Raises :class:`AuthenticationFailed` for a grant that is over, a key that is let in no more, a verb that pages
+        do not ask, and a grant that another than a web page sends.
+        """
+        if not message.grant:
+            return who
+        if who.public not in self.own_processes:
+            raise AuthenticationFailed("only a node's web page acts for a login", verb=message.verb, role=who.role)
+        user = self._authorized.find(self.grants.holder(message.grant, time.monotonic()))
+        if user is None:
+            raise AuthenticationFailed("the key of this login is let in no more", reason="grant")
+        verb = VERBS.get(message.verb)
+        if verb is None or not verb.web:
+            raise AuthenticationFailed(f"{message.verb} is not for web pages: use the command line", verb=message.verb)
+        return user
 
     async def _serve(self) -> None:
         while True:
@@ -235,18 +263,21 @@ class ControlServer:
 
     def _take(self, peer: bytes, public: str, address: str, frame: Any) -> None:
         """Read one message, and begin with it if its sender may ask for that much."""
-        who = self._authorized.find(public)  # again: its key may have been taken away meanwhile
+        who = self._find(public)  # again: its key may have been taken away meanwhile
         role = who.role if who else "invited"
         try:
             message = intake.read(frame.buffer, role)
         except intake.Unreadable as found:
             self._refuse(peer, found.id, found.verb, found.error)
             return
+        with contextlib.suppress(AuthenticationFailed):  # it is told so in its turn
+            who = self._stands_for(who, message) if who else None
         wants = message.args.get("wait")
         polls = message.verb in POLLS and isinstance(wants, int | float) and wants > 0
         size = len(frame.buffer)
         asked = limits.Asked(polls, size if size > intake.SHORT else 0)
-        usage, verdict = self._ledger.begin(public, role, asked, time.monotonic())
+        usage, verdict = self._ledger.begin(who.public if who else public, who.role if who else role, asked,
+                                            time.monotonic())
         if not verdict.allowed:
             self._refuse(peer, message.id, message.verb, LimitReached(f"{message.verb}: {verdict.reason}"))
             return
@@ -297,7 +328,7 @@ class ControlServer:
         await self._socket.send_multipart([peer, reply])
 
     async def _answer(self, peer: bytes, public: str, address: str, message: Message) -> Any:
-        who = self._authorized.find(public)  # again: its key may have been taken away meanwhile
+        who = self._find(public)  # again: its key may have been taken away meanwhile
         if who is None:
             self.stranger(address, public)
             raise AuthenticationFailed("this key is not authorized any more")
@@ -308,6 +339,10 @@ class ControlServer:
         request = Request(message.verb, message.args, who.role, who.name, public, message.leader, message.epoch,
                           message.command, progress, who.holder, address)
         try:
+            user = self._stands_for(who, message)
+            if user is not who:
+                request = replace(request, role=user.role, name=user.name, public=user.public, user=user.holder,
+                                  via=who.name)
             result = await self._do(request)
         except RgpuError as error:
             self.audit(request, error.code, error.message)

@@ -35,6 +35,7 @@ class _Envelope(msgspec.Struct):
     leader: int = 0
     epoch: int = 0
     command: str = ""
+    grant: str = ""
 
 
 class _Piece(msgspec.Struct):
@@ -75,7 +76,7 @@ def read(body: bytes | memoryview, role: str) -> Message:
         raise Unreadable(number, verb, Corrupt(f"the message cannot be read: {error}", reason="msgpack")) from None
     if found.verb != verb and long:
         raise Unreadable(number, verb, Corrupt("a long message names its verb at its beginning", reason="verb"))
-    return Message(found.id, found.verb, args, found.leader, found.epoch, found.command)
+    return Message(found.id, found.verb, args, found.leader, found.epoch, found.command, found.grant)
 
 
 def _said(body: bytes | memoryview) -> tuple[str, str]:

@@ -30,6 +30,7 @@ class Limits:
 
 
 ROLES = {"user": Limits(), "operator": Limits(rate=400.0, burst=1200.0, running=256, polls=128),
+         "web": Limits(running=64, polls=0),  # what it asks by itself; with a user's grant it is counted as the user
          "invited": Limits(rate=5.0, burst=20.0, running=4, polls=0)}
 
 

@@ -5,7 +5,8 @@ the ``leader`` (any node passes it on); the ``named`` node itself. A verb that
 is not ``idempotent`` carries a command id, and a node answers a repeated id
 with the result it recorded (OWNERSHIP 6). ``on``: what it acts on, which says
 whose it may be (:mod:`rgpu.link.control.access` decides). ``changes``: it
-changes something, and stands in the audit log.
+changes something, and stands in the audit log. ``web``: a user who is logged in on
+a node's web page may ask it there; all others it refuses, for any user.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ USER = frozenset({"user", "operator"})
 OPERATOR = frozenset({"operator"})
 NODE = frozenset({"node"})
 INVITED = frozenset({"invited"})
+WEB = frozenset({"web"})
 EVERYBODY = frozenset({"user", "operator", "node"})
 
 
@@ -49,6 +51,7 @@ class Verb:
     doc: str
     on: On = On.POOL
     changes: bool = False
+    web: bool = False
 
 
 ANY, LEADER, NAMED = Answers.ANY, Answers.LEADER, Answers.NAMED
@@ -61,7 +64,7 @@ TABLE: tuple[Verb, ...] = (
          "count}, moves: {session: how far}, queue: [{name, kind, position, priority, memory_bytes, compute, waited_s, "
          "reason}], default_gpus: as set or empty, rebalance: as set or null, rebalancing: the plan under way, "
          "away: hosts that something was decided about and that are not there, lost: {host: since when}}",
-         on=On.LIST),
+         on=On.LIST, web=True),
     Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on.",
          changes=True),
     Verb("pool.set", OPERATOR, LEADER, True, "{name: default-gpus, value: as --gpus, or empty} → {default_gpus}: a "
@@ -72,10 +75,10 @@ TABLE: tuple[Verb, ...] = (
     Verb("pool.rebalance", OPERATOR, LEADER, False,
          "{auto, apply} → {auto, paused, for, fragmentation, doing, moves: [{session, from, to, device, gain, "
          "reason}], cost_gpu_seconds, reason, applied, results}: the plan of moves, and with `apply` its execution.",
-         changes=True),
+         changes=True, web=True),
     Verb("pool.history", USER, ANY, True,
          "{session or host, limit} → {events: [{revision, kind, when, session, host, decision, reason, epoch, owner, "
-         "leader, actor, user}], revision}", on=On.LIST),
+         "leader, actor, user}], revision}", on=On.LIST, web=True),
     Verb("pool.events", USER, ANY, True,
          "{since, wait} → {events, revision}: what was decided after revision `since`; waits up to `wait` s for some.",
          on=On.LIST),
@@ -118,8 +121,9 @@ TABLE: tuple[Verb, ...] = (
          "{session, epoch, host, seconds}: the agent cannot reach the owner (OWNERSHIP 7).", on=On.SESSION),
     Verb("session.list", USER, ANY, True,
          "{all, all_users} → {sessions: […], queue: requests that wait}: one's own; `all_users`: everybody's, for an "
-         "operator.", on=On.LIST),
-    Verb("session.describe", USER, ANY, True, "{session} → the record and what its worker reports", on=On.SESSION),
+         "operator.", on=On.LIST, web=True),
+    Verb("session.describe", USER, ANY, True, "{session} → the record and what its worker reports", on=On.SESSION,
+         web=True),
     Verb("session.logs", USER, ANY, True, "{session, lines} → {lines: […]}", on=On.SESSION),
     Verb("session.end", USER | NODE, LEADER, True, "{session, reason, exit_code, statistics}: its program ended.",
          on=On.SESSION, changes=True),
@@ -129,13 +133,13 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.keep", USER, LEADER, True,
          "{session, program} → {session, state, endpoints}: that program lives and has not used its session yet.",
          on=On.SESSION),
-    Verb("session.kill", USER, LEADER, True, "{session}: end it now.", on=On.SESSION, changes=True),
+    Verb("session.kill", USER, LEADER, True, "{session}: end it now.", on=On.SESSION, changes=True, web=True),
     Verb("session.migrate", USER, LEADER, False, "{session, host, options} → the move's outcome; progress in between",
-         on=On.SESSION, changes=True),
-    Verb("session.move_status", USER, ANY, True, "{session} → {move}", on=On.SESSION),
-    Verb("session.move_abort", USER, LEADER, True, "{session, move}", on=On.SESSION, changes=True),
+         on=On.SESSION, changes=True, web=True),
+    Verb("session.move_status", USER, ANY, True, "{session} → {move}", on=On.SESSION, web=True),
+    Verb("session.move_abort", USER, LEADER, True, "{session, move}", on=On.SESSION, changes=True, web=True),
     Verb("session.checkpoint", USER | NODE, LEADER, False, "{session} → {image, position, pages, bytes, pause_ms, …}",
-         on=On.SESSION, changes=True),
+         on=On.SESSION, changes=True, web=True),
     Verb("session.restore", USER, LEADER, False, "{image, host} → {session, owner, epoch}",
          on=On.SESSION, changes=True),
     Verb("image.ls", USER, ANY, True, "{session} → {images: […], store}: a user's own, an operator's: all.",
@@ -152,14 +156,20 @@ TABLE: tuple[Verb, ...] = (
     Verb("image.pages", USER, ANY, True, "{image, region, start, count} → {pages: […]}", on=On.CHECKPOINT),
     Verb("image.import", USER, NAMED, False, "{id, offset, data} → {size}; {id, end, name} → {image, pages, bytes}",
          changes=True),
-    Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […], lost: hosts that went without a word}"),
+    Verb("web.login", USER, NAMED, True,
+         "{} → {code, seconds, url}: a code for that node's web page, good once, for its asker.", changes=True),
+    Verb("web.redeem", WEB, NAMED, False,
+         "{code} → {grant, seconds, role, user, name}: the code is used up; the grant stands for its asker.",
+         changes=True),
+    Verb("web.logout", WEB, NAMED, True, "{grant}: it stands for nobody any more.", changes=True),
+    Verb("node.list", EVERYBODY, ANY, True, "{} → {nodes: […], lost: hosts that went without a word}", web=True),
     Verb("node.info", EVERYBODY, NAMED, True, "{} → devices, sessions, workers", on=On.LIST),
     Verb("node.cordon", OPERATOR, LEADER, True,
          "{host, state: ready | cordoned | draining, reason} → {host, state, reason}: take sessions, none, or give "
-         "them all away.", changes=True),
+         "them all away.", changes=True, web=True),
     Verb("node.drain_status", USER, LEADER, True,
          "{host} → {host, state, reason, alive, drained, sessions: [{session, state, epoch, to, move, blocked, "
-         "waits}]}", on=On.LIST),
+         "waits}]}", on=On.LIST, web=True),
     Verb("node.remove", OPERATOR, LEADER, True, "{host}: forget an empty host that is gone, with its key.",
          changes=True),
     Verb("node.command", NODE, NAMED, False, "{verb, args}: passed on between nodes, with leader revision and epoch.",

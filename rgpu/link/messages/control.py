@@ -22,3 +22,4 @@ class Request(msgspec.Struct):
     leader: int = 0  #: leader revision, 0 when none is claimed
     epoch: int = 0  #: of the session, 0 when none is claimed
     command: str = ""  #: id of a command; a repeated one is answered, not done again
+    grant: str = ""  #: of a login on the node's web page; only that page sends it

@@ -201,13 +201,17 @@ def verbs() -> str:
 
 def rights() -> str:
     """Return the table of who may act on what, as :func:`rgpu.link.control.access.decide` answers."""
-    roles = ("user", "operator", "node", "invited")
+    roles = ("user", "operator", "node", "invited", "web")
     rows = ["\n## Rights\n\nOwn: what belongs to the user of the key; of a node, the sessions that it has, receives or "
-            "lost. Audit: each\nrequest stands in the node's audit log; of the others only refusals do.\n\n"
-            "| verb | acts on | user | operator | node | invited | audit |\n|---|---|---|---|---|---|---|\n"]
+            "lost. Audit: each\nrequest stands in the node's audit log; of the others only refusals do. Page: a user "
+            "who is\nlogged in on a [web page](../operators/web.md) may ask it there, with the rights of the user's "
+            "key.\n\n"
+            "| verb | acts on | user | operator | node | invited | web | page | audit |\n"
+            "|---|---|---|---|---|---|---|---|---|\n"]
     for verb in TABLE:
         cells = " | ".join(rule(verb, role) for role in roles)
-        rows.append(f"| {verb.name} | {verb.on.value} | {cells} | {'yes' if verb.changes else ''} |\n")
+        rows.append(f"| {verb.name} | {verb.on.value} | {cells} | {'yes' if verb.web else ''} | "
+                    f"{'yes' if verb.changes else ''} |\n")
     return "".join(rows)
 
 

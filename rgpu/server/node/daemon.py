@@ -63,6 +63,7 @@ from rgpu.server.node.pool.taking_back import TakingBack
 from rgpu.server.node.pool.trust import RegistryTrust
 from rgpu.server.node.ports.data_port import DataPort
 from rgpu.server.node.ports.port_watch import PortWatch
+from rgpu.server.node.ports.web_page import Told, WebPage
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
@@ -83,6 +84,7 @@ from rgpu.server.node.verbs.quota_verbs import QuotaVerbs
 from rgpu.server.node.verbs.registry_repair import RegistryRepair
 from rgpu.server.node.verbs.session_verbs import OwnerVerbs, SessionVerbs
 from rgpu.server.node.verbs.views import LastWords, NodeViews
+from rgpu.server.node.verbs.web_verbs import WebVerbs
 from rgpu.server.node.worker_events import WorkerDeaths, WorkerEvents
 from rgpu.server.node.workers import handles
 from rgpu.server.node.workers.boxes import Boxes, usual_memory
@@ -117,6 +119,9 @@ class Daemon:
                                      f"tcp://{options.listen}:{options.control_port or '*'}",
                                      budget_for(descriptors, each=3))
         self.metrics = Metrics()
+        self.web = WebPage(options.web, options.web_url, options.host) if options.web else None
+        if self.web is not None:
+            self.control.own_processes[self.web.keys.public] = self.web.keys.public_key()
         self.audit = Audit(directory / "audit.jsonl", options.host)
         self.control.audit, self.control.stranger = self.audit.answered, self.audit.stranger
         self.control.observe = lambda verb, outcome: self.metrics.count("rgpu_requests_total", verb, outcome)
@@ -247,6 +252,7 @@ class Daemon:
                 SessionVerbs(self.records, self.views, self.logs, self.peers, self.options.client_grace,
                              self.gate),
                 PoolVerbs(self.records, self.views, self.gate),
+                WebVerbs(self.identity.host, self.web.url if self.web else "", self.control.grants, self.authorized),
                 CheckpointVerbs(self.checkpoints, self.spool, self.gate),
                 RegistryRepair(self.identity.host, self.options.registry_address, self.adopting, self.peers,
                                self.records.endpoints, self.options.files)):
@@ -337,6 +343,10 @@ class Daemon:
         self.endings.left_behind()
         spawn(self.endings.run())
         self.examining.watch()
+        if self.web is not None:
+            self.views.web = self.web.url
+            told = Told(self.identity.host, self.control.address, self.identity.keys.public, self.options.log_level)
+            spawn(self.web.run(told, self.background.stopping.is_set))
 
     async def _wait_believed(self) -> None:
         """Until the registry is believed, if it is not."""
@@ -372,13 +382,16 @@ class Daemon:
     def _write_state(self, ready: bool, reason: str = "") -> None:
         write_state(self.options.files, self.identity.host, {
             "ready": ready, "reason": reason, "control": self.control.address, "data": address(self.port.address),
-            "devices": list(self.devices.slots), "metrics": self.metrics.port})
+            "devices": list(self.devices.slots), "metrics": self.metrics.port,
+            "web": self.web.url if self.web else ""})
 
     async def _stop(self) -> None:
         self.port.close()
         self.examining.close()
         self.warm.close()
         await asyncio.to_thread(self.metrics.close)
+        if self.web is not None:
+            await self.web.close()
         self.background.cancel()
         with contextlib.suppress(RgpuError, asyncio.TimeoutError):
             await asyncio.wait_for(self._leave(), LEAVE_SECONDS)

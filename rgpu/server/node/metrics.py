@@ -88,11 +88,11 @@ TABLE: tuple[Spec, ...] = (
 SPECS = {spec.name: spec for spec in TABLE}
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` of ``--metrics``. Raises :class:`UsageError`."""
+def parse_address(text: str, option: str = "--metrics") -> tuple[str, int]:
+    """``HOST:PORT`` of ``option``. Raises :class:`UsageError`."""
     host, separator, port = text.rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"--metrics {text!r} is no HOST:PORT")
+        raise UsageError(f"{option} {text!r} is no HOST:PORT")
     return host.strip("[]"), int(port)
 
 

@@ -41,6 +41,8 @@ class Options:
     worker_memory: int = 0  #: bytes of host memory that a worker may have; 0: nearly all that the host has
     cgroup: str = ""  #: a folder of cgroup v2 that may be divided among workers; "": the daemon's own, where it may
     metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
+    web: str = ""  #: HOST:PORT of the web page; empty: none
+    web_url: str = ""  #: where browsers find it, if not there: behind a proxy
 
     @property
     def registry_address(self) -> str:

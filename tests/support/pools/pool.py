@@ -36,14 +36,16 @@ class VerbError(AssertionError):
 class LocalPool:
     """``rgpu up`` in a folder of its own; use as a context manager.
 
-    ``registry``: an address ``etcd://…``: then the daemons are started one by one, as on several hosts.
+    ``registry``: an address ``etcd://…``: then the daemons are started one by one, as on several hosts. ``up``: more
+    options of `rgpu up`.
     """
 
     def __init__(self, folder: Path, nodes: int = 3, lease: float = 2.0, device: str = "cpu",
-                 registry: str = "", devices: tuple[str, ...] = ()) -> None:
+                 registry: str = "", devices: tuple[str, ...] = (), up: tuple[str, ...] = ()) -> None:
         self.registry = registry
         self.servers: dict[str, subprocess.Popen[bytes]] = {}  #: those started one by one
         self.folder = folder
+        self.up = up
         self.nodes = nodes
         self.lease = lease
         self.device = device
@@ -83,7 +85,7 @@ class LocalPool:
         else:
             each = [part for device in self.devices for part in ("--device", device)]
             self.rgpu("up", "--nodes", str(self.nodes), *each, "--lease", str(self.lease), "--detach",
-                      "--no-supervise")
+                      "--no-supervise", *self.up)
         return self
 
     def _start_daemons(self) -> None:

@@ -62,7 +62,7 @@ class Audit:
         """A request of somebody known was answered; what a node passes on is told by :meth:`of` where it is done."""
         if request.verb == "node.command" and outcome not in NOT_LET_IN:
             return
-        self.done(request.verb, request.args, request.actor, request.peer, outcome, reason)
+        self.done(request.verb, request.args, request.actor, request.peer, outcome, reason, request.via)
 
     @contextlib.contextmanager
     def of(self, verb: str, args: dict[str, Any], actor: Actor, peer: str, via: str = "") -> Iterator[None]:
@@ -78,7 +78,7 @@ class Audit:
              via: str = "", favour: str = "") -> None:
         """A verb was done, or refused: a line, if it changes something or was refused for who asked.
 
-        ``via``: the node that passed it on; ``favour``: on whose word a leader commanded it.
+        ``via``: the node that passed it on, or the web page; ``favour``: on whose word a leader commanded it.
         """
         entry = VERBS.get(verb)
         changes = entry is not None and entry.changes and not (verb == "image.import" and not args.get("end"))

@@ -76,9 +76,11 @@ class NodeVerbs:
                        for d in node.devices]
             rows.append({"host": node.host, "address": node.control, "data": node.data, "state": node.state,
                          "reason": node.reason, "version": node.version, "pid": info.get("pid"),
-                         "leader": bool(info.get("leader")), "answers": bool(info), "devices": devices})
+                         "leader": bool(info.get("leader")), "answers": bool(info), "devices": devices,
+                         "web": str(info.get("web") or "")})
         lost: list[dict[str, Any]] = [
             {"host": host.host, "address": "", "data": "", "state": "lost", "lost_since": host.lost,
-             "reason": host.reason, "version": "", "pid": None, "leader": False, "answers": False, "devices": []}
+             "reason": host.reason, "version": "", "pid": None, "leader": False, "answers": False, "devices": [],
+             "web": ""}
             for host in await host_records(self._records.registry) if host.lost and host.host not in nodes]
         return {"nodes": rows, "lost": lost}

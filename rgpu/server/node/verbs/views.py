@@ -42,6 +42,7 @@ class NodeViews:
 
     def __init__(self, held: HeldSessions, local: LocalLeader, words: LastWords, records: PoolRecords,
                  peers: Peers, use: DeviceUse) -> None:
+        self.web = ""  #: address of this node's web page, once it is served
         self._held, self._local, self._words, self._use = held, local, words, use
         self._records, self._peers = records, peers
 
@@ -56,7 +57,7 @@ class NodeViews:
                 "moves": coordinator.moves() if coordinator else {}, "time": time.time(),
                 "queue": await coordinator.admission.rows() if coordinator else [],
                 "rebalancing": coordinator.rebalancing.doing if coordinator else "", "last_words": self._words.said,
-                "use": use,
+                "use": use, "web": self.web,
                 "sessions": {**held.ended, **{name: view for (name, _), view in zip(handles, views, strict=True)}}}
 
     async def of(self, node: NodeRecord) -> dict[str, Any]:
