@@ -159,7 +159,7 @@ class Daemon:
         self.trust = RegistryTrust(self.records)
         self.peers = Peers(self.identity.keys)
         self.local = LocalLeader(host)
-        self.fence = LeaderFence(host)
+        self.fence = LeaderFence(host, self.records.leader)
         own = options.files.root / "images"
         self.checkpoints = NodeCheckpoints(
             places.connect(places.parse(options.store or str(own)),
@@ -293,7 +293,7 @@ class Daemon:
         self.keyring = Keyring(self.authorized, self.records.registry, self.identity.keys.public, self._not_wanted)
         await self.keyring.start()
         # A leader that was deposed while this daemon was down must not be obeyed (OWNERSHIP 6).
-        self.fence.highest = await self.records.leader_revision()
+        self.fence.begin(await self.records.leader())
         await self.taking_back.take_back(self.deadline.descriptor(), self._wait_believed, self.background.stopping)
         await self._answer()
         self.port.start()
@@ -342,14 +342,14 @@ class Daemon:
             await self.trust.wait_believed(self.options.registry_address, self.authorized, self.background.stopping,
                                            self._answer)
 
-    async def _believed_again(self) -> int | None:
-        """Read everything anew; gives the revision of who leads by the registry, None before this node has joined."""
+    async def _believed_again(self) -> tuple[str, int] | None:
+        """Read everything anew; gives who leads by the registry, None before this node has joined."""
         if not self.registration.joined:
             return None
-        revision = await self.records.leader_revision()
+        leader = await self.records.leader()
         self.keyring.again()
         self._returned()
-        return revision
+        return leader or ("", 0)
 
     async def _answer(self) -> None:
         """Open the control port: at the start's end, or before, where `rgpu pool adopt` has to be answered first."""

@@ -48,7 +48,7 @@ TABLE: tuple[Spec, ...] = (
     Spec("rgpu_port_waiting", "gauge", ("port",), "Connections whose peer has not proven who it is."),
     Spec("rgpu_port_turned_away_total", "counter", ("port",), "Connections ended before their peer had proven it."),
     Spec("rgpu_leader", "gauge", (), "1 while this node is the pool's coordinator."),
-    Spec("rgpu_leader_revision", "gauge", (), "Highest leader revision that this node obeyed."),
+    Spec("rgpu_leader_revision", "gauge", (), "Highest leader revision on record that this node has seen."),
     Spec("rgpu_sessions", "gauge", ("state",), "Sessions on this node: running, paused (a move), incoming (a move)."),
     Spec("rgpu_device_memory_bytes", "gauge", ("device",), "Memory of a device that sessions may have in all."),
     Spec("rgpu_device_promised_bytes", "gauge", ("device",), "Of it, the quotas of the sessions here."),
