@@ -297,7 +297,7 @@ class Daemon:
         await self.taking_back.take_back(self.deadline.descriptor(), self._wait_believed, self.background.stopping)
         await self._answer()
         self.port.start()
-        if self.options.metrics:
+        if self.options.metrics.address:
             state = NodeState(self.held, self.devices, self.fence, self.registration.in_time, self.local, self.records,
                               self._ports)
             self.metrics.serve(self.options.metrics, loop, state.read)
