@@ -80,7 +80,7 @@ TABLE: tuple[Verb, ...] = (
          "{since, wait} → {events, revision}: what was decided after revision `since`; waits up to `wait` s for some.",
          on=On.LIST),
     Verb("pool.join", INVITED, LEADER, True,
-         "{host, public} → {pool, secret, registry, cluster, endpoints}: a host joins by its invitation.",
+         "{host, public} → {pool, secret, secrets, registry, cluster, endpoints}: a host joins by its invitation.",
          changes=True),
     Verb("pool.login", INVITED, LEADER, True,
          "{public} → {pool, name, role, endpoints}: a user's machine joins by its invitation.", changes=True),
@@ -91,6 +91,13 @@ TABLE: tuple[Verb, ...] = (
     Verb("keys.revoke", OPERATOR, LEADER, True,
          "{name, public, last, checkpoint} → {name, keys, holds: [host], not_yet: {host: why}, sessions}: no node lets "
          "that key in any more, and what it runs ends; `last`: also the last operator's.", changes=True),
+    Verb("keys.rotate", OPERATOR, LEADER, False,
+         "{overlap: s, finish} → as keys.rotation: the pool gets a new secret, and the old one is accepted for "
+         "`overlap` s once every node has the new one; `finish`: that ends now.", changes=True),
+    Verb("keys.rotation", USER, ANY, True,
+         "{} → {phase: settled | spreading | overlap, secret, new, until, hosts: {host: it has the newest}, reason}"),
+    Verb("pool.secret", NODE, ANY, True,
+         "{number, mark} → {secret}: a secret of the pool, for a node that lacks it.", changes=True),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options: {host, gpus, compute, models, "
          "priority, anti_affinity, queue}, versions, wait, known} → {session, owner, address, ticket, secret, expires, "

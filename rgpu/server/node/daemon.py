@@ -25,6 +25,7 @@ from rgpu.link.description import update_endpoint
 from rgpu.link.gate.budget import budget_for
 from rgpu.link.keys import Endpoint
 from rgpu.link.logging import configure_logging
+from rgpu.link.secrets import PoolSecrets
 from rgpu.migrate.membership.members import node_name
 from rgpu.migrate.membership.registration import new_incarnation
 from rgpu.server.box import privileges
@@ -63,6 +64,8 @@ from rgpu.server.node.pool.taking_back import TakingBack
 from rgpu.server.node.pool.trust import RegistryTrust
 from rgpu.server.node.ports.data_port import DataPort
 from rgpu.server.node.ports.port_watch import PortWatch
+from rgpu.server.node.rotation.following import SecretsFollower
+from rgpu.server.node.rotation.verbs import SecretVerbs
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
@@ -112,6 +115,7 @@ class Daemon:
         descriptors = raise_descriptor_limit()
         self.budget = budget_for(descriptors)
         self.authorized = options.files.authorized
+        self.secrets = PoolSecrets(options.files)
         self.control = ControlServer(self.identity.keys, self.authorized,
                                      f"tcp://{options.listen}:{options.control_port or '*'}",
                                      budget_for(descriptors, each=3))
@@ -164,13 +168,14 @@ class Daemon:
         self.checkpoints = NodeCheckpoints(
             places.connect(places.parse(options.store or str(own)),
                            places.credentials(options.store_credentials, os.environ)),
-            options.files.secret(), self.records.record, self.records.sessions,
+            self.secrets.of_checkpoints, self.records.record, self.records.sessions,
             retention.Policy(options.keep_images or None), direct=self.boxes.store is not None)
         self.spool = ImportSpool(self.identity.directory / "imports")
         self.compute = ComputeShares(options.enforce_compute, lambda: list(self.held.running.values()),
                                      self.records.record)
         self.registration = Registration(self.identity, lambda: device_records(self.devices), options.lease,
                                          options.store or f"{socket.gethostname()}:{own.resolve()}")
+        self.following = SecretsFollower(host, self.secrets, self.records, self.peers, self.registration.tell_secret)
         self.deadline = Deadline(host, self.registration.in_time, lambda: self.registration.keeper.page.fd)
 
     def _make_verbs_of_the_leader(self) -> None:
@@ -178,10 +183,11 @@ class Daemon:
         options = self.options
         words = LastWords()
         self.views = NodeViews(self.held, self.local, words, self.records, self.peers, DeviceUse(self.devices.slots))
-        self.attachments = Attachments(self.records, options.files.secret())
+        self.attachments = Attachments(self.records, self.secrets)
         self.gate = Gate(self.authorized, self.records)
         self.control.admit = self.gate.admit
-        self.members = MemberVerbs(self.local, self.records, options.files, self.authorized, options.registry_address)
+        self.members = MemberVerbs(self.local, self.records, options.files, self.authorized, options.registry_address,
+                                   self.secrets)
         sessions = LeaderVerbs(self.local, self.records, self.attachments, self.views, words, self.checkpoints,
                                self.background, self.gate)
         self.leader_verbs = self.gate.guard({**sessions.table, **HostVerbs(self.local, self.gate).table,
@@ -203,7 +209,7 @@ class Daemon:
     def _make_commands(self) -> None:
         """What the leader commands of this node, and this node of others while it leads."""
         options, host = self.options, self.identity.host
-        self.port = DataPort((options.listen, options.data_port), options.files.secret(), self.held, self.deadline,
+        self.port = DataPort((options.listen, options.data_port), self.secrets, self.held, self.deadline,
                              self.budget, options.advertised)
         self.watch = PortWatch(self.port, lambda: self.control.bound, self._reached)
         self.adopting = AdoptCommands(self.identity, self.held, self.memory, self.trust, self.fence,
@@ -245,6 +251,7 @@ class Daemon:
                 SessionVerbs(self.records, self.views, self.logs, self.peers, self.options.client_grace,
                              self.gate),
                 PoolVerbs(self.records, self.views, self.gate),
+                SecretVerbs(self.secrets, self.records),
                 CheckpointVerbs(self.checkpoints, self.spool, self.gate),
                 RegistryRepair(self.identity.host, self.options.registry_address, self.adopting, self.peers,
                                self.records.endpoints, self.options.files)):
@@ -296,12 +303,14 @@ class Daemon:
         self.fence.begin(await self.records.leader())
         await self.taking_back.take_back(self.deadline.descriptor(), self._wait_believed, self.background.stopping)
         await self._answer()
+        await self.following.start()
         self.port.start()
         if self.options.metrics.address:
             state = NodeState(self.held, self.devices, self.fence, self.registration.in_time, self.local, self.records,
                               self._ports)
             self.metrics.serve(self.options.metrics, loop, state.read)
-        await self.registration.join(self.records.registry, self.control.address, self.port.address, self._returned)
+        await self.registration.join(self.records.registry, self.control.address, self.port.address,
+                                     self.following.mark, self._returned)
 
     def _ports(self) -> dict[str, tuple[float, int, int]]:
         """Of each port: 1 if it can be reached, connections that wait unproven, connections turned away."""
@@ -324,6 +333,7 @@ class Daemon:
         if self.options.coordinator:
             spawn(self.candidacy.run(self.records.registry, self.identity, self.registration))
         spawn(self.keyring.run())
+        spawn(self.following.run())
         spawn(Description(self.options.files, self.records, self.authorized).run())
         spawn(self.registration.refresh())
         spawn(self.watch.run())
