@@ -160,7 +160,7 @@ def test_hosts_that_were_down_get_it_and_hosts_that_left_do_not(rotated: Rotated
     program = heat(pool, "there", 0.2, "node-x")
     program.wait_lines(2, 120)
 
-    # A second one, while it is away, frozen: its lease ends, and the others go on without it.
+    # A host that left, and everybody who is no node, is given nothing.
     pool.rgpu("migrate", "there", "node-a")
     pool.rgpu("leave", "node-x", timeout=180)
     assert rotated.daemon is not None and rotated.daemon.wait(60) == 0
