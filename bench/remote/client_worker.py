@@ -125,7 +125,7 @@ def main(secret: Path, port: int, times: Path, engine: bool) -> None:
     print(listener.getsockname()[1], flush=True)
     while True:
         sock, _ = listener.accept()
-        worker = Worker(server_preamble(sock, secret.read_bytes(), lambda ticket: 1).connection(sock))
+        worker = Worker(server_preamble(sock, [secret.read_bytes()], lambda ticket: 1).connection(sock))
         try:
             serve_engine(worker.connection) if engine else worker.serve()
         except Exception as error:  # noqa: BLE001 - the next program connects anew

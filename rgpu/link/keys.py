@@ -25,7 +25,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,16 +33,15 @@ import structlog
 import zmq
 import zmq.utils.z85
 
-from rgpu.link.private_files import private_directory, write_file
+from rgpu.link.private_files import private_directory, read_file, write_file
 from rgpu.link.revoked import RevokedKeys
-from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, NotFound, UsageError
+from rgpu.session.errors import AlreadyExists, Corrupt, NotFound, UsageError
 
 log = structlog.get_logger(__name__)
 
 ROLES = ("user", "node", "operator", "invited", "web")  #: no file is of the last one
 SECRET_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
-_LIMIT = 64 * 1024  #: longest file of a key, bytes
 _DESCRIPTION_LIMIT = 4 << 20  #: longest pool.json, bytes: some 30,000 members
 
 
@@ -96,7 +94,7 @@ class PublicKey:
     @classmethod
     def load(cls, path: Path) -> PublicKey:
         """Raises :class:`NotFound`, :class:`Corrupt`."""
-        found = _decode_key(path, _read(path))
+        found = _decode_key(path, read_file(path))
         return cls(found.role, found.name, found.public, found.user or "")
 
 
@@ -135,7 +133,7 @@ class KeyPair:
     @classmethod
     def load(cls, path: Path) -> KeyPair:
         """Raises :class:`NotFound`, :class:`AuthenticationFailed` (others may read it), :class:`Corrupt`."""
-        found = _decode_key(path, _read(path, private=True))
+        found = _decode_key(path, read_file(path, private=True))
         if not found.secret:
             raise Corrupt(f"{path} holds no secret key", path=str(path), reason="no secret")
         try:
@@ -307,7 +305,7 @@ class PoolFiles:
     def read_description(self) -> PoolDescription:
         """Raises :class:`NotFound`, :class:`Corrupt`."""
         try:
-            data = _read(self.description_path, limit=_DESCRIPTION_LIMIT)
+            data = read_file(self.description_path, limit=_DESCRIPTION_LIMIT)
             description = msgspec.json.decode(data, type=PoolDescription)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"{self.description_path}: {error}", path=str(self.description_path)) from error
@@ -326,29 +324,10 @@ class PoolFiles:
 
     def secret(self) -> bytes:
         """The pool secret. Raises :class:`NotFound`, :class:`AuthenticationFailed`, :class:`Corrupt`."""
-        data = _read(self.root / "secret", private=True)
+        data = read_file(self.root / "secret", private=True)
         if len(data) != SECRET_BYTES:
             raise Corrupt(f"{self.root / 'secret'} holds {len(data)} bytes, not {SECRET_BYTES}", reason="length")
         return data
-
-
-def _read(path: Path, *, private: bool = False, limit: int = _LIMIT) -> bytes:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise NotFound(f"{path} does not exist", path=str(path)) from None
-    except PermissionError:
-        raise AuthenticationFailed(f"{path} cannot be read by this user", path=str(path)) from None
-    with os.fdopen(descriptor, "rb") as file:
-        # The open file is judged, not its name, so that nobody can swap it in between.
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        if private and mode & 0o077:
-            raise AuthenticationFailed(f"{path} can be read by others (mode {mode:04o}): run 'chmod 600 {path}', "
-                                       "or better make a new key", path=str(path), mode=mode)
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise Corrupt(f"{path} is longer than {limit} bytes", path=str(path), reason="length")
-    return data
 
 
 def _decode_key(path: Path, data: bytes) -> _KeyFile:

@@ -7,7 +7,9 @@ import stat
 import tempfile
 from pathlib import Path
 
-from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt
+from rgpu.session.errors import AlreadyExists, AuthenticationFailed, Corrupt, NotFound
+
+LIMIT = 64 * 1024  #: longest file that is read, bytes
 
 
 def private_directory(path: Path) -> Path:
@@ -62,3 +64,27 @@ def write_file(path: Path, data: bytes, *, mode: int, replace: bool) -> None:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+def read_file(path: Path, *, private: bool = False, limit: int = LIMIT) -> bytes:
+    """What the file holds. ``private``: nobody but its owner may be able to read it.
+
+    Raises :class:`NotFound`, :class:`AuthenticationFailed` (others may read it, or this user is not allowed to),
+    :class:`Corrupt` (longer than ``limit`` bytes).
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise NotFound(f"{path} does not exist", path=str(path)) from None
+    except PermissionError:
+        raise AuthenticationFailed(f"{path} cannot be read by this user", path=str(path)) from None
+    with os.fdopen(descriptor, "rb") as file:
+        # The open file is judged, not its name, so that nobody can swap it in between.
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if private and mode & 0o077:
+            raise AuthenticationFailed(f"{path} can be read by others (mode {mode:04o}): run 'chmod 600 {path}', "
+                                       "or better make a new key", path=str(path), mode=mode)
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise Corrupt(f"{path} is longer than {limit} bytes", path=str(path), reason="length")
+    return data

@@ -149,7 +149,7 @@ class Node:
 
     def _run(self) -> None:
         try:
-            self.handover = server_preamble(self.sock, self.pool, self._lookup, timeout=self.timeout)
+            self.handover = server_preamble(self.sock, [self.pool], self._lookup, timeout=self.timeout)
             connection = Handover.unpack(self.handover.pack()).connection(self.sock)
             while True:
                 connection.send(*connection.recv())
@@ -278,7 +278,7 @@ def test_rubbish_at_the_data_port(data: bytes, magic: bool) -> None:
     ours.sendall((b"RGPL" if magic else b"") + data)
     ours.shutdown(socket.SHUT_WR)
     with pytest.raises(RgpuError):
-        server_preamble(theirs, POOL, lambda ticket: 1, timeout=1)
+        server_preamble(theirs, [POOL], lambda ticket: 1, timeout=1)
     ours.close()
     theirs.close()
 

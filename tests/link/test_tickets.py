@@ -15,7 +15,7 @@ POOL = bytes(range(32))
 
 def test_a_ticket_says_what_it_was_made_for() -> None:
     granted = tickets.issue(POOL, "heat/2", "K" * 40, "calls", lifetime=100, now=1000)
-    ticket = tickets.verify(POOL, granted.ticket, "calls", now=1099)
+    ticket = tickets.verify([POOL], granted.ticket, "calls", now=1099)
     assert (ticket.session, ticket.agent, ticket.expires) == ("heat/2", "K" * 40, 1100)
     assert ticket.secret == granted.secret and len(granted.secret) == 32
     assert granted.secret not in granted.ticket
@@ -36,7 +36,7 @@ def test_no_two_tickets_share_a_secret() -> None:
 def test_refused(purpose: str, now: float, pool: bytes, reason: str) -> None:
     granted = tickets.issue(POOL, "s", "", "calls", now=1000)
     with pytest.raises(AuthenticationFailed) as caught:
-        tickets.verify(pool, granted.ticket, purpose, now=now)
+        tickets.verify([pool], granted.ticket, purpose, now=now)
     assert caught.value.detail["reason"] == reason
 
 
@@ -46,13 +46,13 @@ def test_every_changed_bit_is_noticed(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(ticket) - 1))
     ticket[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(AuthenticationFailed):
-        tickets.verify(POOL, bytes(ticket), "calls", now=1000)
+        tickets.verify([POOL], bytes(ticket), "calls", now=1000)
 
 
 @given(st.binary(max_size=1200))
 def test_rubbish_is_refused(data: bytes) -> None:
     with pytest.raises(AuthenticationFailed):
-        tickets.verify(POOL, data, "calls", now=1000)
+        tickets.verify([POOL], data, "calls", now=1000)
 
 
 def good_body(**changes: object) -> bytes:
@@ -63,10 +63,22 @@ def good_body(**changes: object) -> bytes:
 @pytest.mark.parametrize("body", [b"\xc0", b"\x80", b"\x93\x01\x02\x03", good_body(v=2),
                                   good_body(expires=float("nan")), good_body(session=7), good_body(more=1)])
 def test_a_genuine_mac_does_not_make_sense_of_nonsense(body: bytes) -> None:
-    tickets.verify(POOL, *signed(good_body()), now=1000)
+    tickets.verify([POOL], *signed(good_body()), now=1000)
     with pytest.raises(AuthenticationFailed):
-        tickets.verify(POOL, *signed(body), now=1000)
+        tickets.verify([POOL], *signed(body), now=1000)
 
 
 def signed(body: bytes) -> tuple[bytes, str]:
     return body + tickets._mac(POOL, b"ticket", body), "calls"
+
+
+def test_while_the_secret_is_rotated_both_count_and_afterwards_the_new_one() -> None:
+    new = bytes(range(1, 33))
+    old_ticket, new_ticket = (tickets.issue(secret, "s", "", "calls", now=1) for secret in (POOL, new))
+    for granted in (old_ticket, new_ticket):
+        assert tickets.verify([new, POOL], granted.ticket, "calls", now=2).secret == granted.secret
+    assert tickets.verify([new], new_ticket.ticket, "calls", now=2).secret == new_ticket.secret
+    for accepted in ([new], []):
+        with pytest.raises(AuthenticationFailed) as refused:
+            tickets.verify(accepted, old_ticket.ticket, "calls", now=2)
+        assert refused.value.detail["reason"] == "mac" and "renew" in refused.value.message

@@ -18,6 +18,7 @@ from rgpu.cli.pool import connect, pool_files
 from rgpu.link import versions
 from rgpu.link.control.control_client import ControlClient
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
+from rgpu.link.secrets import PoolSecrets
 from rgpu.session.errors import RgpuError, VersionMismatch
 
 CLOCK_LIMIT = 10.0  #: seconds; tickets bear 30 (docs/developers/links/sealing.md), and clocks that drift go on drifting
@@ -64,7 +65,7 @@ def keys(files: PoolFiles) -> Finding:
     secret = files.root / "secret"
     if secret.exists():
         try:
-            files.secret()
+            PoolSecrets(files)
         except RgpuError as error:
             problems.append(error.message)
     directory = files.root / "keys" / "authorized"

@@ -11,7 +11,7 @@ from rgpu.api.settings import parse_age
 from rgpu.cli import asking, common
 from rgpu.cli.groups import Group
 from rgpu.cli.pool import connect, pool_files
-from rgpu.cli.pools import revoking
+from rgpu.cli.pools import revoking, rotating
 from rgpu.link.description import MOST
 from rgpu.link.keys import Endpoint, KeyPair
 from rgpu.session.errors import NotFound, PoolUnavailable, UsageError, VersionMismatch
@@ -20,6 +20,9 @@ from rgpu.session.errors import NotFound, PoolUnavailable, UsageError, VersionMi
 @click.group("keys", cls=Group)
 def command() -> None:
     """Make and list the keys of a pool."""
+
+
+command.add_command(rotating.command)
 
 
 @command.command("init")

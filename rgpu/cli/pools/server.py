@@ -53,6 +53,12 @@ from rgpu.session.errors import NotFound
 @click.option("--web", default="", metavar="HOST:PORT", help="Serve the web page there (docs/operators/web.md).")
 @click.option("--web-url", default="", metavar="URL", help="Where browsers find it, if not there: behind a proxy with "
               "TLS.")
+@click.option("--metrics-cert", type=click.Path(dir_okay=False, path_type=Path), help="Certificate (PEM, its chain "
+              "after it) for --metrics: TLS only. Read again when it changes.")
+@click.option("--metrics-key", type=click.Path(dir_okay=False, path_type=Path), help="The certificate's key (PEM, "
+              "mode 0600).")
+@click.option("--metrics-token-file", type=click.Path(dir_okay=False, path_type=Path), help="File (mode 0600) with the "
+              "token that a scrape must show (Authorization: Bearer). Read again when it changes.")
 @click.option("--join", "token", metavar="TOKEN", envvar="RGPU_JOIN", show_envvar=True,
               help="Join a pool by the invitation that `rgpu keys invite` printed; afterwards it is not needed.")
 @common.local_pool_option
@@ -62,7 +68,9 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
             advertise_data: str, spares: int | None, checkpoint_bandwidth: str | None, enforce_compute: str | None,
             box: str | None, worker_uids: str | None, worker_memory: str | None, cgroup: str,
             client_grace: str | None, lease: float, registry: str | None, coordinator: str, metrics: str,
-            web: str, web_url: str, token: str | None, pool: str | None) -> None:
+            web: str, web_url: str,
+            metrics_cert: Path | None, metrics_key: Path | None, metrics_token_file: Path | None,
+            token: str | None, pool: str | None) -> None:
     """Run a node daemon of the pool on this host until SIGTERM.
 
     Stopped by SIGTERM, it leaves the pool, and its sessions are brought back on
@@ -74,6 +82,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     from rgpu.server.node.metrics import parse_address
     from rgpu.server.node.options import Options
     from rgpu.server.node.ports import web_page
+    from rgpu.server.node.ports.scrape_guard import ScrapeOptions, check_files
     from rgpu.server.node.workers.boxes import parse_users
 
     settings = common.settings(pool=pool, registry=registry, store=store, store_credentials=store_credentials,
@@ -94,6 +103,8 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
     if settings.given("registry"):
         said = said or "embedded"
     address = belonging.choose(said, belonging.look(files, host))
+    scraping = ScrapeOptions(metrics, metrics_cert, metrics_key, metrics_token_file)
+    check_files(scraping)
     if metrics:
         parse_address(metrics)
     web_page.check(web, web_url)
@@ -101,7 +112,7 @@ def command(host: str, devices: tuple[str, ...], device_memory: str, module_cach
         devices = ()
     run(Options(files=files, host=host, devices=devices, device_memory=parse_size(device_memory), listen=listen,
                 control_port=control_port, data_port=data_port, lease=lease, coordinator=coordinator != "never",
-                registry=address, metrics=metrics, web=web, web_url=web_url, log_level=settings.log_level,
+                registry=address, metrics=scraping, web=web, web_url=web_url, log_level=settings.log_level,
                 advertise_data=advertise_data, spares=settings.spares,
                 checkpoint_bandwidth=settings.checkpoint_bandwidth, enforce_compute=settings.enforce_compute,
                 module_cache_size=parse_size(module_cache_size), store=settings.store, store_credentials=credentials,

@@ -15,7 +15,7 @@ from rgpu.client.run.pool_desk import Desk, Grant
 from rgpu.client.session.attachment import Owner
 from rgpu.client.session.identity import Identity
 from rgpu.link import versions
-from rgpu.session.errors import RgpuError, VersionMismatch
+from rgpu.session.errors import AuthenticationFailed, RgpuError, VersionMismatch
 
 Opened = Callable[["Attempt", DataLink | None, int, str], None]
 
@@ -35,6 +35,7 @@ class Attempt:
         self._socket: socket.socket | None = None
         self._cancelled = False
         self.hopeless = False  #: no later try can do better: the two sides' versions do not fit
+        self.refused = False  #: the ticket is not taken any more: another one may be
         self._opened, self._post = opened, post
         self._host, self._usual, self._variables = HostAsk(identity.session, same_host), usual, variables
         desk.submit(self._run, identity, grant, published, printed)
@@ -61,6 +62,7 @@ class Attempt:
             self.hopeless = True
             self._post(self._opened, self, None, 0, error.message)
         except RgpuError as error:
+            self.refused = isinstance(error, AuthenticationFailed)
             self._post(self._opened, self, None, 0, error.message)
         except Exception as error:  # noqa: BLE001 - the loop waits for an outcome
             self._post(self._opened, self, None, 0, f"{type(error).__name__}: {error}")

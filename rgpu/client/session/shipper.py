@@ -371,6 +371,8 @@ class Shipper:
             return
         if link is None:
             log.info("attachment failed", session=self.identity.session, host=attempt.owner.host, reason=error)
+            if attempt.refused:
+                self.upkeep.renew_now(time.monotonic())
             self.feed(at.LinkDown(attempt.number, error, time.monotonic()))
             return
         self.link = link

@@ -148,9 +148,15 @@ class Upkeep:
 
     # -- tickets ------------------------------------------------------------------------
     def _renew(self, now: float) -> None:
+        if now >= self._next_renewal and self._shipper.grant.expires - time.time() < RENEW_BEFORE:
+            self._next_renewal = now + RENEW_RETRY
+            self.renew_now(now)
+
+    def renew_now(self, now: float) -> None:
+        """Ask for another ticket, if none is on its way: the present one is old, or a node did not take it."""
         shipper = self._shipper
-        if not self._renewing and now >= self._next_renewal and shipper.grant.expires - time.time() < RENEW_BEFORE:
-            self._renewing, self._next_renewal = True, now + RENEW_RETRY
+        if not self._renewing:
+            self._renewing = True
             shipper.desk.submit(lambda: shipper.post(self._renewed, shipper.desk.renew(shipper.identity.session)))
 
     def _renewed(self, grant: Grant | None) -> None:

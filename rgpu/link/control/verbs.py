@@ -83,7 +83,7 @@ TABLE: tuple[Verb, ...] = (
          "{since, wait} → {events, revision}: what was decided after revision `since`; waits up to `wait` s for some.",
          on=On.LIST),
     Verb("pool.join", INVITED, LEADER, True,
-         "{host, public} → {pool, secret, registry, cluster, endpoints}: a host joins by its invitation.",
+         "{host, public} → {pool, secret, secrets, registry, cluster, endpoints}: a host joins by its invitation.",
          changes=True),
     Verb("pool.login", INVITED, LEADER, True,
          "{public} → {pool, name, role, endpoints}: a user's machine joins by its invitation.", changes=True),
@@ -103,6 +103,13 @@ TABLE: tuple[Verb, ...] = (
     Verb("quota.show", USER, ANY, True,
          "{user, all_users} → {quotas: [{user, limits, own: those set for that user, use, over: what is above them}], "
          "default: limits of everybody}: one's own; another's or `all_users`: for an operator.", on=On.LIST),
+    Verb("keys.rotate", OPERATOR, LEADER, False,
+         "{overlap: s, finish} → as keys.rotation: the pool gets a new secret, and the old one is accepted for "
+         "`overlap` s once every node has the new one; `finish`: that ends now.", changes=True),
+    Verb("keys.rotation", USER, ANY, True,
+         "{} → {phase: settled | spreading | overlap, secret, new, until, hosts: {host: it has the newest}, reason}"),
+    Verb("pool.secret", NODE, ANY, True,
+         "{number, mark} → {secret}: a secret of the pool, for a node that lacks it.", changes=True),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options: {host, gpus, compute, models, "
          "priority, anti_affinity, queue}, versions, wait, known} → {session, owner, address, ticket, secret, expires, "

@@ -7,7 +7,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rgpu.link import versions
 from rgpu.link.data.frames import (
@@ -45,9 +45,10 @@ class Opening:
     gets no answer.
     """
 
-    def __init__(self, pool_secret: bytes, lookup: Callable[[Ticket], int]) -> None:
-        """``lookup(ticket)`` gives the epoch at which the session is held, or raises what the peer shall be told."""
-        self._secret, self._lookup = pool_secret, lookup
+    def __init__(self, pool_secrets: Sequence[bytes], lookup: Callable[[Ticket], int]) -> None:
+        """``pool_secrets``: those that tickets may be made with. ``lookup(ticket)`` gives the epoch at which the
+        session is held, or raises what the peer shall be told."""
+        self._secrets, self._lookup = pool_secrets, lookup
         self.needed = CLIENT_HEAD_LAYOUT.size
         self.answer = b""
         self.error: RgpuError | None = None
@@ -75,7 +76,7 @@ class Opening:
 
     def _open(self, data: bytes, number: int, length: int) -> None:
         purpose = PURPOSES[number]
-        ticket = verify(self._secret, data[:length], TICKETS.get(purpose, purpose))
+        ticket = verify(self._secrets, data[:length], TICKETS.get(purpose, purpose))
         epoch = self._lookup(ticket)
         salt = secrets.token_bytes(SALT)
         keys = [derive_key(ticket.secret, data[length:], salt, direction, ticket.session, epoch)
@@ -90,7 +91,7 @@ class Opening:
         self.answer = NODE_HEAD_LAYOUT.pack(MAGIC, VERSION, PREAMBLE_REFUSED) + struct.pack("<I", len(data)) + data
 
 
-def server_preamble(sock: socket.socket, pool_secret: bytes, lookup: Callable[[Ticket], int], *,
+def server_preamble(sock: socket.socket, pool_secrets: Sequence[bytes], lookup: Callable[[Ticket], int], *,
                     timeout: float = PREAMBLE_TIMEOUT) -> Handover:
     """Answer a preamble and wait for it: check the ticket, ask ``lookup`` for the epoch, and derive the keys.
 
@@ -100,7 +101,7 @@ def server_preamble(sock: socket.socket, pool_secret: bytes, lookup: Callable[[T
     :class:`LinkError`, :class:`TimedOut`; the caller then closes the socket.
     """
     deadline = time.monotonic() + timeout
-    opening = Opening(pool_secret, lookup)
+    opening = Opening(pool_secrets, lookup)
     while opening.needed:
         opening.take(read_exact(sock, opening.needed, deadline))
     if opening.error is not None:

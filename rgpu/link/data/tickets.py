@@ -7,8 +7,10 @@
     body   = msgpack {v: 1, session, agent, purpose, expires, id}
 
 Any node of the pool can check one, and derive its secret, without asking
-anybody. A ticket names no epoch and no owner: it stays good when the session
-moves. The secret travels only over the control link, never with the ticket.
+anybody; while the pool's secret is rotated, those made with the old one and
+those made with the new one are good (:mod:`rgpu.link.secrets`). A ticket names
+no epoch and no owner: it stays good when the session moves. The secret travels
+only over the control link, never with the ticket.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import blake3
@@ -72,8 +75,8 @@ def issue(pool_secret: bytes, session: str, agent: str, purpose: str, *, lifetim
     return Granted(body + _mac(pool_secret, b"ticket", body), _mac(pool_secret, b"secret", body), expires)
 
 
-def verify(pool_secret: bytes, data: bytes, purpose: str, *, now: float | None = None) -> Ticket:
-    """The ticket with its secret, if it is genuine, not expired, and for ``purpose``.
+def verify(pool_secrets: Sequence[bytes], data: bytes, purpose: str, *, now: float | None = None) -> Ticket:
+    """The ticket with its secret, if one of ``pool_secrets`` made it, it is not expired, and for ``purpose``.
 
     Raises :class:`AuthenticationFailed`. The MAC is checked, in constant time,
     before anything inside the body is looked at.
@@ -81,8 +84,10 @@ def verify(pool_secret: bytes, data: bytes, purpose: str, *, now: float | None =
     if not MAC_BYTES < len(data) <= LIMIT:
         raise AuthenticationFailed("the ticket has an impossible length", reason="length")
     body, mac = bytes(data[:-MAC_BYTES]), bytes(data[-MAC_BYTES:])
-    if not hmac.compare_digest(mac, _mac(pool_secret, b"ticket", body)):
-        raise AuthenticationFailed("the ticket was not made by this pool", reason="mac")
+    maker = [secret for secret in pool_secrets if hmac.compare_digest(mac, _mac(secret, b"ticket", body))]
+    if not maker:
+        raise AuthenticationFailed("the ticket was not made by this pool, or with a secret that counts no more: renew "
+                                   "it", reason="mac")
     try:
         found = msgspec.msgpack.decode(body, type=_Body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -94,7 +99,7 @@ def verify(pool_secret: bytes, data: bytes, purpose: str, *, now: float | None =
     if not found.expires + LEEWAY > (time.time() if now is None else now):
         raise AuthenticationFailed("the ticket has expired: renew it", reason="expired")
     return Ticket(found.session, found.agent, found.purpose, found.expires, found.id,
-                  _mac(pool_secret, b"secret", body))
+                  _mac(maker[0], b"secret", body))
 
 
 def _mac(pool_secret: bytes, label: bytes, body: bytes) -> bytes:

@@ -34,6 +34,7 @@ from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.leader.watching import NodeWatch, Ticks
 from rgpu.migrate.membership.members import Members
 from rgpu.migrate.membership.revoking import Revoking
+from rgpu.migrate.membership.rotating import Rotating
 from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.records.ownership import Leader
 from rgpu.migrate.records.schema import PoolRecord, SessionRecord, Wants
@@ -75,10 +76,11 @@ class Coordinator:
         self.resuming = Resuming(term, records, locks, tasks, moves, owner_loss, recovery, parking.forget,
                                  lambda: patience(node_ttl, registered_for()))
         self.revoking = Revoking(registry, term, records, told, tasks, queue, checkpoints, endings)
+        self.rotating = Rotating(registry, term, records)
         self.housekeeping = Housekeeping(registry, term, records, self.members)
         self.watch = NodeWatch(registry, records, tasks, hosts, moves, owner_loss, self.resuming, self._look_again)
         self.ticks = Ticks(records, (self.resuming.tick, self.draining.tick, self.revoking.tick,
-                                     self.housekeeping.tick))
+                                     self.rotating.tick, self.housekeeping.tick))
         self._map_verbs()
 
     def _map_verbs(self) -> None:

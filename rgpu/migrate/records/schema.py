@@ -122,7 +122,8 @@ class DeviceRecord(Record, frozen=True, kw_only=True):
 class NodeRecord(Record, frozen=True, kw_only=True):
     """``nodes/HOST``, under the node's lease. ``incarnation``: random at each start of the daemon.
 
-    ``store``: where its checkpoints lie; nodes that say the same see each other's. Empty: not known.
+    ``store``: where its checkpoints lie; nodes that say the same see each other's. Empty: not known. ``secret``: mark
+    of the newest of the pool's secrets on record, if it holds that (:mod:`rgpu.migrate.records.secrets`).
     """
 
     v: int = SCHEMA
@@ -137,6 +138,7 @@ class NodeRecord(Record, frozen=True, kw_only=True):
     version: Text = ""
     started: Seconds = 0.0
     store: Text = ""
+    secret: Annotated[str, Meta(max_length=32)] = ""
 
     def device(self, name: str) -> DeviceRecord | None:
         """Return the record of a device by its name; None: the node has none such."""

@@ -25,6 +25,7 @@ from rgpu.link.description import update_endpoint
 from rgpu.link.gate.budget import budget_for
 from rgpu.link.keys import Endpoint
 from rgpu.link.logging import configure_logging
+from rgpu.link.secrets import PoolSecrets
 from rgpu.migrate.membership.members import node_name
 from rgpu.migrate.membership.registration import new_incarnation
 from rgpu.server.box import privileges
@@ -64,6 +65,8 @@ from rgpu.server.node.pool.trust import RegistryTrust
 from rgpu.server.node.ports.data_port import DataPort
 from rgpu.server.node.ports.port_watch import PortWatch
 from rgpu.server.node.ports.web_page import Told, WebPage
+from rgpu.server.node.rotation.following import SecretsFollower
+from rgpu.server.node.rotation.verbs import SecretVerbs
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
@@ -115,6 +118,7 @@ class Daemon:
         descriptors = raise_descriptor_limit()
         self.budget = budget_for(descriptors)
         self.authorized = options.files.authorized
+        self.secrets = PoolSecrets(options.files)
         self.control = ControlServer(self.identity.keys, self.authorized,
                                      f"tcp://{options.listen}:{options.control_port or '*'}",
                                      budget_for(descriptors, each=3))
@@ -165,18 +169,19 @@ class Daemon:
         self.trust = RegistryTrust(self.records)
         self.peers = Peers(self.identity.keys)
         self.local = LocalLeader(host)
-        self.fence = LeaderFence(host)
+        self.fence = LeaderFence(host, self.records.leader)
         own = options.files.root / "images"
         self.checkpoints = NodeCheckpoints(
             places.connect(places.parse(options.store or str(own)),
                            places.credentials(options.store_credentials, os.environ)),
-            options.files.secret(), self.records.record, self.records.sessions,
+            self.secrets.of_checkpoints, self.records.record, self.records.sessions,
             retention.Policy(options.keep_images or None), direct=self.boxes.store is not None)
         self.spool = ImportSpool(self.identity.directory / "imports")
         self.compute = ComputeShares(options.enforce_compute, lambda: list(self.held.running.values()),
                                      self.records.record)
         self.registration = Registration(self.identity, lambda: device_records(self.devices), options.lease,
                                          options.store or f"{socket.gethostname()}:{own.resolve()}")
+        self.following = SecretsFollower(host, self.secrets, self.records, self.peers, self.registration.tell_secret)
         self.deadline = Deadline(host, self.registration.in_time, lambda: self.registration.keeper.page.fd)
 
     def _make_verbs_of_the_leader(self) -> None:
@@ -184,10 +189,11 @@ class Daemon:
         options = self.options
         words = LastWords()
         self.views = NodeViews(self.held, self.local, words, self.records, self.peers, DeviceUse(self.devices.slots))
-        self.attachments = Attachments(self.records, options.files.secret())
+        self.attachments = Attachments(self.records, self.secrets)
         self.gate = Gate(self.authorized, self.records)
         self.control.admit = self.gate.admit
-        self.members = MemberVerbs(self.local, self.records, options.files, self.authorized, options.registry_address)
+        self.members = MemberVerbs(self.local, self.records, options.files, self.authorized, options.registry_address,
+                                   self.secrets)
         sessions = LeaderVerbs(self.local, self.records, self.attachments, self.views, words, self.checkpoints,
                                self.background, self.gate)
         self.quotas = QuotaVerbs(self.local, self.records, self.authorized)
@@ -210,7 +216,7 @@ class Daemon:
     def _make_commands(self) -> None:
         """What the leader commands of this node, and this node of others while it leads."""
         options, host = self.options, self.identity.host
-        self.port = DataPort((options.listen, options.data_port), options.files.secret(), self.held, self.deadline,
+        self.port = DataPort((options.listen, options.data_port), self.secrets, self.held, self.deadline,
                              self.budget, options.advertised)
         self.watch = PortWatch(self.port, lambda: self.control.bound, self._reached)
         self.adopting = AdoptCommands(self.identity, self.held, self.memory, self.trust, self.fence,
@@ -253,6 +259,7 @@ class Daemon:
                              self.gate),
                 PoolVerbs(self.records, self.views, self.gate),
                 WebVerbs(self.identity.host, self.web.url if self.web else "", self.control.grants, self.authorized),
+                SecretVerbs(self.secrets, self.records),
                 CheckpointVerbs(self.checkpoints, self.spool, self.gate),
                 RegistryRepair(self.identity.host, self.options.registry_address, self.adopting, self.peers,
                                self.records.endpoints, self.options.files)):
@@ -301,15 +308,17 @@ class Daemon:
         self.keyring = Keyring(self.authorized, self.records.registry, self.identity.keys.public, self._not_wanted)
         await self.keyring.start()
         # A leader that was deposed while this daemon was down must not be obeyed (OWNERSHIP 6).
-        self.fence.highest = await self.records.leader_revision()
+        self.fence.begin(await self.records.leader())
         await self.taking_back.take_back(self.deadline.descriptor(), self._wait_believed, self.background.stopping)
         await self._answer()
+        await self.following.start()
         self.port.start()
-        if self.options.metrics:
+        if self.options.metrics.address:
             state = NodeState(self.held, self.devices, self.fence, self.registration.in_time, self.local, self.records,
                               self._ports)
             self.metrics.serve(self.options.metrics, loop, state.read)
-        await self.registration.join(self.records.registry, self.control.address, self.port.address, self._returned)
+        await self.registration.join(self.records.registry, self.control.address, self.port.address,
+                                     self.following.mark, self._returned)
 
     def _ports(self) -> dict[str, tuple[float, int, int]]:
         """Of each port: 1 if it can be reached, connections that wait unproven, connections turned away."""
@@ -332,6 +341,7 @@ class Daemon:
         if self.options.coordinator:
             spawn(self.candidacy.run(self.records.registry, self.identity, self.registration))
         spawn(self.keyring.run())
+        spawn(self.following.run())
         spawn(Description(self.options.files, self.records, self.authorized).run())
         spawn(self.registration.refresh())
         spawn(self.watch.run())
@@ -354,14 +364,14 @@ class Daemon:
             await self.trust.wait_believed(self.options.registry_address, self.authorized, self.background.stopping,
                                            self._answer)
 
-    async def _believed_again(self) -> int | None:
-        """Read everything anew; gives the revision of who leads by the registry, None before this node has joined."""
+    async def _believed_again(self) -> tuple[str, int] | None:
+        """Read everything anew; gives who leads by the registry, None before this node has joined."""
         if not self.registration.joined:
             return None
-        revision = await self.records.leader_revision()
+        leader = await self.records.leader()
         self.keyring.again()
         self._returned()
-        return revision
+        return leader or ("", 0)
 
     async def _answer(self) -> None:
         """Open the control port: at the start's end, or before, where `rgpu pool adopt` has to be answered first."""

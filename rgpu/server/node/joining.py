@@ -19,6 +19,7 @@ from rgpu.link.keys import (
     private_directory,
     write_file,
 )
+from rgpu.link.secrets import write_joined
 from rgpu.migrate.registry.embedded import EmbeddedRegistry
 from rgpu.session.errors import AlreadyExists, Corrupt, Refused, UsageError
 
@@ -55,6 +56,7 @@ def join(files: PoolFiles, host: str, text: str) -> None:
     endpoints = [Endpoint(str(e["address"]), check_public(str(e["public"])), str(e.get("host") or ""))
                  for e in answer["endpoints"]]
     write_file(files.root / "secret", secret, mode=0o600, replace=True)
+    write_joined(files, answer.get("secrets"))
     # The description comes last: a folder with one is a whole part of the pool.
     files.write_description(PoolDescription(id=token.pool, endpoints=endpoints, registry=registry))
     log.info("joined", host=host, pool=token.pool, registry=registry)

@@ -9,6 +9,7 @@ from rgpu.link.keys import PoolFiles
 from rgpu.migrate.leader.silence import AGENT_GRACE
 from rgpu.server.box.walls import Mode
 from rgpu.server.module_cache import DEFAULT_SIZE
+from rgpu.server.node.ports.scrape_guard import ScrapeOptions
 from rgpu.session.errors import UsageError
 
 
@@ -40,9 +41,9 @@ class Options:
     worker_uids: tuple[int, int] | None = None  #: users for workers, first and last; None: the daemon's
     worker_memory: int = 0  #: bytes of host memory that a worker may have; 0: nearly all that the host has
     cgroup: str = ""  #: a folder of cgroup v2 that may be divided among workers; "": the daemon's own, where it may
-    metrics: str = ""  #: HOST:PORT where Prometheus may scrape; empty: nowhere
     web: str = ""  #: HOST:PORT of the web page; empty: none
     web_url: str = ""  #: where browsers find it, if not there: behind a proxy
+    metrics: ScrapeOptions = ScrapeOptions()  #: where Prometheus may scrape, and what it must show
 
     @property
     def registry_address(self) -> str:

@@ -306,7 +306,7 @@ def _attached(book: Book) -> None:
     def serve() -> None:
         for _ in range(2):
             sock, _ = listener.accept()
-            connection = server_preamble(sock, secret, lambda ticket: 3).connection(sock)
+            connection = server_preamble(sock, [secret], lambda ticket: 3).connection(sock)
             kind, said = connection.recv(5)
             book.note(kind, bytes(said), changing=True)
             if kind == 1:
@@ -385,7 +385,7 @@ def opening() -> dict[str, str]:
 
         def serve() -> None:
             try:
-                server_preamble(far, pool, lookup)
+                server_preamble(far, [pool], lookup)
             except RgpuError:
                 pass
 

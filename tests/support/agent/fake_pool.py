@@ -75,7 +75,7 @@ class FakeWorker:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            connection = server_preamble(sock, self.pool.files.secret(), self._lookup).connection(sock)
+            connection = server_preamble(sock, [self.pool.files.secret()], self._lookup).connection(sock)
             kind, body = connection.recv()
             request = msgspec.msgpack.decode(body)
             assert kind == 1 and request["epoch"] == self.epoch

@@ -53,12 +53,13 @@ class PoolRecords:
     async def _all_sessions(self) -> tuple[Held, ...]:
         return self._sessions.read((await self._registry.list(SESSIONS)).entries)
 
-    async def _all_nodes(self) -> tuple[NodeRecord, ...]:
+    async def nodes(self) -> tuple[NodeRecord, ...]:
+        """Nodes whose lease holds; one damaged record does not stop the others."""
         return self._nodes.read((await self._registry.list(NODES)).entries)
 
     async def snapshot(self) -> Snapshot:
         """The pool now. What is asked about it is answered from what was remembered of the pool before."""
-        nodes, sessions = await self._all_nodes(), await self._all_sessions()
+        nodes, sessions = await self.nodes(), await self._all_sessions()
         if self._records[0] is not sessions:
             self._records = sessions, tuple(held.record for held in sessions)
         reserved = tuple(claim for claims in self.reserved.values() for claim in claims)

@@ -17,11 +17,11 @@ from rgpu.server.node.sessions.transitions import Transitions
 
 
 class AdoptCommands:
-    """``believed``: called once the registry is believed again; gives the revision of who leads by it, None while this
-    node is not in the pool."""
+    """``believed``: called once the registry is believed again; gives who leads by it and the revision, ("", 0) for
+    nobody, None while this node is not in the pool."""
 
     def __init__(self, identity: Identity, held: HeldSessions, memory: RecordMemory, trust: RegistryTrust,
-                 fence: LeaderFence, believed: Callable[[], Awaitable[int | None]]) -> None:
+                 fence: LeaderFence, believed: Callable[[], Awaitable[tuple[str, int] | None]]) -> None:
         self._identity, self._held, self._memory, self._trust = identity, held, memory, trust
         self._transitions = Transitions(held)
         self._fence, self._believed = fence, believed
@@ -60,5 +60,5 @@ class AdoptCommands:
             self._memory.clear()
             leader = await self._believed()
             if leader is not None:  # those seen before would bar every new one for ever
-                self._fence.highest = leader
+                self._fence.begin(leader)
         return {"host": self._identity.host}

@@ -1,6 +1,6 @@
 """The entrance of ``node.command``: which only nodes may send, and nothing but commands of the leader passes.
 
-Each is fenced by the leader's revision, and done once: a repeated command id returns the recorded result.
+Each is fenced by the leader's election, and done once: a repeated command id returns the recorded result.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CommandEntrance:
             outcome, reason = "ok", ""
             try:
                 return await self.perform(verb, args, leader=request.leader, command_id=request.command,
-                                          on_progress=reporter(request))
+                                          signer=request.name, on_progress=reporter(request))
             except RgpuError as error:
                 outcome, reason = error.code, error.message
                 raise
@@ -61,17 +61,18 @@ class CommandEntrance:
 
         control.register("node.command", answer)
 
-    async def perform(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str,
+    async def perform(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str, signer: str,
                       on_progress: Progress | None = None) -> dict[str, Any]:
-        """Do it, once. ``on_progress``: told how far a move's source is.
+        """Do it, once. ``signer``: name of the key of the node that sent it. ``on_progress``: told how far a move's
+        source is.
 
-        Raises :class:`Fenced` for an old leader, :class:`Refused` for an unknown command, and what the command raises.
+        Raises what :meth:`LeaderFence.check` raises, :class:`Refused` for an unknown command, and what the command
+        raises.
         """
         began, outcome = time.monotonic(), "ok"
         try:
             if verb not in NO_LEADER:
-                self._fence.check(verb, leader)
-            self._fence.saw(leader)
+                await self._fence.check(verb, leader, signer)
             command = self._commands.get(verb)
             if command is None:
                 raise Refused(f"a node does not know the command {verb!r}")

@@ -1,22 +1,102 @@
-"""The fence against leaders that are over (OWNERSHIP 6)."""
+"""The fence against leaders that are over, and against those who were never elected (OWNERSHIP 6).
+
+A node obeys a leader revision only from the node whose election stands under it in the registry. One that it has not
+seen is looked up there, and remembered; what it knows needs no registry, which may be away (OWNERSHIP 3):
+
+====================  ==================================  ========================================
+the revision is       sent by                             then
+====================  ==================================  ========================================
+below the highest     anybody                             ``fenced``: that leader is over
+the highest seen      the node that was elected by it     done
+the highest seen      another node                        ``authentication_failed``
+above the highest     the node that is on record with it  it is the highest from here on: done
+above the highest     another node                        ``authentication_failed``
+above what is known   anybody, nobody being elected now   ``fenced``: a leader without a record is over
+above what is known   anybody, the registry being away    ``pool_unavailable``: nothing new is begun without it
+====================  ==================================  ========================================
+"""
 
 from __future__ import annotations
 
-from rgpu.session.errors import Fenced
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from rgpu.migrate.membership.members import node_name
+from rgpu.session.errors import AuthenticationFailed, Fenced, PoolUnavailable, RgpuError
+
+log = structlog.get_logger(__name__)
+
+#: Reads linearizably who leads: (host, create revision of the election's record); None while nobody does.
+Elected = Callable[[], Awaitable[tuple[str, int] | None]]
+
+
+def judge(verb: str, leader: int, signer: str, elected: tuple[str, int]) -> RgpuError | None:
+    """Return why a command is refused, None for one that is done; pure. ``signer``: name of the key that sent it.
+
+    ``elected``: (host, revision) of the highest election known, looked up if ``leader`` was above it; ("", 0): none is.
+    """
+    host, highest = elected
+    if leader < highest:
+        return Fenced(f"{verb} by leader revision {leader}, which is over: {host} leads by {highest}")
+    if not host:
+        return Fenced(f"{verb} by leader revision {leader}: nobody is elected")
+    if leader > highest:
+        return AuthenticationFailed(f"{verb} by leader revision {leader}, sent by {signer}: no such election is on "
+                                    f"record; {host} leads by {highest}", reason="not elected")
+    if signer != node_name(host):
+        return AuthenticationFailed(f"{verb} by leader revision {leader}, sent by {signer}: {host} was elected by it",
+                                    reason="not elected")
+    return None
 
 
 class LeaderFence:
-    """``highest``: the highest leader revision that this node has seen."""
+    """``elected``: reads who leads. ``highest``: the highest leader revision on record that this node has seen."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
-        self.highest = 0
+    def __init__(self, host: str, elected: Elected) -> None:
+        self._host, self._read = host, elected
+        self.leader, self.highest = "", 0
+        self._turn = asyncio.Lock()
+        self._next: asyncio.Task[bool] | None = None
 
-    def check(self, verb: str, leader: int) -> None:
-        """Raises :class:`Fenced` for a command of a leader revision below one that was seen."""
-        if leader < self.highest:
-            raise Fenced(f"{verb} by leader revision {leader}; {self._host} has seen {self.highest}")
+    async def check(self, verb: str, leader: int, signer: str) -> None:
+        """Let a command of the leader pass. ``signer``: name of the key that sent it (``node-HOST``), proven.
 
-    def saw(self, leader: int) -> None:
-        """A command of that leader revision was taken."""
-        self.highest = max(leader, self.highest)
+        Raises :class:`Fenced`, :class:`AuthenticationFailed`, and :class:`PoolUnavailable` for a revision that is not
+        known here while the registry cannot be read.
+        """
+        stands = True
+        if leader > self.highest or not self.leader:
+            try:
+                stands = await self._look()
+            except RgpuError as error:
+                raise PoolUnavailable(f"{verb} by leader revision {leader}, which {self._host} has not seen, and the "
+                                      f"registry does not tell it who was elected: {error.message}") from error
+        gone = not stands and leader > self.highest
+        refusal = judge(verb, leader, signer, ("", 0) if gone else (self.leader, self.highest))
+        if refusal is not None:
+            log.warning("a leader's command is refused", verb=verb, leader=leader, signer=signer, code=refusal.code,
+                        reason=refusal.message)
+            raise refusal
+
+    def begin(self, elected: tuple[str, int] | None) -> None:
+        """Know who leads by the registry as it is now, and forget what was seen before."""
+        self.leader, self.highest = elected or ("", 0)
+
+    async def _look(self) -> bool:
+        """Read who leads, by a reading that begins after this call; whether anybody does.
+
+        Those who wait share the next one: however many commands come, one reading at a time is under way.
+        """
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._look_once())
+        return await asyncio.shield(self._next)
+
+    async def _look_once(self) -> bool:
+        async with self._turn:
+            self._next = None
+            found = await self._read()
+        if found is not None and found[1] >= self.highest:  # a lower one: a registry that went back, for `pool adopt`
+            self.leader, self.highest = found
+        return found is not None

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from rgpu.link.keys import Endpoint
 from rgpu.migrate.leader.nodes import Progress
 from rgpu.migrate.leader.term.decisions import acting
+from rgpu.migrate.membership.members import node_name
 from rgpu.server.node.pool.peers import Peers
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.session.errors import LinkError, RgpuError
@@ -55,7 +56,7 @@ async def unless_gone(answer: Awaitable[T], incarnation: Callable[[], Awaitable[
 class Perform(Protocol):
     """The command entrance of this node."""
 
-    async def __call__(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str,
+    async def __call__(self, verb: str, args: dict[str, Any], *, leader: int, command_id: str, signer: str,
                        on_progress: Progress | None = None) -> dict[str, Any]: ...
 
 
@@ -72,7 +73,8 @@ class NodeCommander:
                       timeout: float = 30.0, on_progress: Progress | None = None) -> dict[str, Any]:
         """This node directly, others over control."""
         if host == self._host:
-            return await self._here(verb, args, leader=leader, command_id=command_id, on_progress=on_progress)
+            return await self._here(verb, args, leader=leader, command_id=command_id, signer=node_name(host),
+                                    on_progress=on_progress)
         node = await self._records.living(host)
         client = self._peers.at(Endpoint(node.control, node.public_key, host))
         message = {"verb": verb, "args": args, "actor": acting.get()}

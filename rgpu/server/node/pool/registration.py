@@ -37,9 +37,9 @@ class Registration:
         # A daemon frozen for longer than its lease is dead to the pool: the keeper must not renew for it.
         self.keeper = LeaseKeeper(address, patience=2 * self._lease)
 
-    async def join(self, registry: Registry, control: str, data: tuple[str, int],
+    async def join(self, registry: Registry, control: str, data: tuple[str, int], secret: str,
                    on_return: Callable[[], None]) -> None:
-        """Register under the lease. ``control``, ``data``: where this node answers.
+        """Register under the lease. ``control``, ``data``: where this node answers. ``secret``: as in its record.
 
         ``on_return`` is called when it is registered again after its lease was lost. Raises :class:`AlreadyExists`,
         :class:`PoolUnavailable`.
@@ -48,7 +48,7 @@ class Registration:
         record = NodeRecord(
             host=self._identity.host, incarnation=self._identity.incarnation, control=control,
             data=f"{data[0]}:{data[1]}", public_key=self._identity.keys.public, devices=self._devices(), state="ready",
-            version=__version__, started=time.time(), store=self._store)
+            version=__version__, started=time.time(), store=self._store, secret=secret)
         self.membership = Membership(registry, self.keeper, record, self._lease, take_over=True, on_return=on_return)
         await self.membership.start()
         self.joined = True
@@ -61,6 +61,12 @@ class Registration:
         """The pool is told now that a device is not what it was. What it does not hear is told with the next look."""
         with contextlib.suppress(RgpuError):
             await self.membership.update(devices=self._devices())
+
+    async def tell_secret(self, secret: str) -> None:
+        """Have the record say which of the pool's secrets is held here; told again with the next look if that fails."""
+        if self.joined and self.membership.record.secret != secret:
+            with contextlib.suppress(RgpuError):
+                await self.membership.update(secret=secret)
 
     async def stand_aside(self, why: str) -> None:
         """Take no more sessions because of ``why``; with an empty one, be again what operators decided for this host.

@@ -24,6 +24,7 @@ from rgpu.link.data.opening import Opening
 from rgpu.link.data.tickets import Ticket
 from rgpu.link.gate.budget import Budget, Stage
 from rgpu.link.gate.gate import Gate, Visitor
+from rgpu.link.secrets import PoolSecrets
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.held import HeldSessions
 from rgpu.server.node.workers.handles import WorkerHandle
@@ -39,13 +40,13 @@ HANDED_AT_ONCE = 40
 class DataPort:
     """Listens at ``bound``; ``address`` is where others reach it. What ``held`` has nothing of is refused."""
 
-    def __init__(self, listen: tuple[str, int], pool_secret: bytes, held: HeldSessions, deadline: Deadline,
+    def __init__(self, listen: tuple[str, int], secrets: PoolSecrets, held: HeldSessions, deadline: Deadline,
                  budget: Budget, advertised: tuple[str, int] | None = None) -> None:
         """Bind. For use in a running event loop. ``advertised``: where others reach it, if not at ``listen``.
 
         Raises :class:`LinkError` where that address is not free.
         """
-        self._secret = pool_secret
+        self._secrets = secrets
         self._held, self._deadline = held, deadline
         self._loop = asyncio.get_running_loop()
         self.gate = Gate("data port", listen, budget, lambda gate, sock, peer: _Peer(gate, sock, peer, self))
@@ -62,7 +63,7 @@ class DataPort:
 
     def admit(self, session: str, move: str) -> dict[str, Any]:
         """Grant {address, ticket, secret}: a move's source reaches by it the worker that receives the session here."""
-        granted = tickets.issue(self._secret, session, move, "pages", lifetime=MOVE_TICKET_SECONDS)
+        granted = tickets.issue(self._secrets.issuing(), session, move, "pages", lifetime=MOVE_TICKET_SECONDS)
         return {"address": list(self.address), "ticket": granted.ticket, "secret": granted.secret}
 
     def start(self) -> None:
@@ -87,7 +88,7 @@ class DataPort:
             found.append(handle)
             return epoch
 
-        return Opening(self._secret, lookup), found
+        return Opening(self._secrets.accepted(), lookup), found
 
     def refused(self, peer: str, error: RgpuError) -> None:
         """Log that a peer was refused; many refusals make few lines."""

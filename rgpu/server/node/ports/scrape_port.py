@@ -1,8 +1,9 @@
-"""Where Prometheus scrapes: plain HTTP, with few scrapes at once and none that lasts."""
+"""Where Prometheus scrapes: HTTP or HTTPS, with few scrapes at once and none that lasts."""
 
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from socketserver import ThreadingMixIn
@@ -12,6 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from rgpu.link.accepting import BACK_OFF, Next, after
+from rgpu.server.node.ports.scrape_guard import Renewed, ScrapeOptions, behind_token, certificate, token
 from rgpu.session.errors import LinkError
 
 SCRAPES = 8  #: connections served at once; who comes beside them is turned away
@@ -29,7 +31,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], tls: Renewed[ssl.SSLContext] | None) -> None:
+        self._tls = tls
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         self._free = threading.BoundedSemaphore(SCRAPES)
@@ -56,6 +59,15 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Whether there is room for one more scrape."""
         return self._free.acquire(blocking=False)
 
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer one connection, in its own thread: a peer that is slow to shake hands keeps nobody waiting."""
+        if self._tls is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(SCRAPE_TIMEOUT)
+        with self._tls.value().wrap_socket(request, server_side=True) as sealed:
+            super().finish_request(sealed, client_address)
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
@@ -69,14 +81,21 @@ class _Server(ThreadingMixIn, WSGIServer):
 class ScrapePort:
     """Serves a registry of metrics from a thread of its own, from the beginning until :meth:`close`."""
 
-    def __init__(self, address: tuple[str, int], registry: CollectorRegistry) -> None:
-        """Raises :class:`LinkError` where the port is taken."""
+    def __init__(self, address: tuple[str, int], registry: CollectorRegistry,
+                 guard: ScrapeOptions | None = None) -> None:
+        """``guard``: TLS and token. Raises :class:`LinkError` where the port is taken, and what reading the files
+        raises (:mod:`.scrape_guard`)."""
+        guard = guard or ScrapeOptions()
+        app = make_wsgi_app(registry)
+        if guard.token_file is not None:
+            app = behind_token(app, token(guard.token_file))
+        tls = certificate(guard.cert, guard.key) if guard.cert is not None and guard.key is not None else None
         try:
-            self._server = _Server(address)
+            self._server = _Server(address, tls)
         except OSError as error:
             where = f"{address[0]}:{address[1]}"
             raise LinkError(f"--metrics cannot listen on {where}: {error}", address=where) from error
-        self._server.set_app(make_wsgi_app(registry))
+        self._server.set_app(app)
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()

@@ -6,6 +6,7 @@ from typing import Any
 
 from rgpu.link import versions
 from rgpu.link.data import tickets
+from rgpu.link.secrets import PoolSecrets
 from rgpu.migrate.records.schema import NodeRecord, SessionRecord
 from rgpu.server.node.pool.records import PoolRecords
 from rgpu.session.addresses import device_base
@@ -17,10 +18,10 @@ JOURNAL_LIMIT = 256 << 20
 
 
 class Attachments:
-    """``secret``: the pool's, which signs tickets."""
+    """``secrets``: the pool's, which sign tickets."""
 
-    def __init__(self, records: PoolRecords, secret: bytes) -> None:
-        self._records, self._secret = records, secret
+    def __init__(self, records: PoolRecords, secrets: PoolSecrets) -> None:
+        self._records, self._secrets = records, secrets
 
     async def of(self, record: SessionRecord, public: str, *, ticket: bool = True,
                  with_facts: bool = False) -> dict[str, Any]:
@@ -34,7 +35,7 @@ class Attachments:
             host, _, port = node.data.rpartition(":")
             value["address"] = [host, int(port)]
         if ticket:
-            granted = tickets.issue(self._secret, record.name, public, "calls")
+            granted = tickets.issue(self._secrets.issuing(), record.name, public, "calls")
             value.update(ticket=granted.ticket, secret=granted.secret, expires=granted.expires)
         if with_facts and node is not None:
             value.update(session_facts(node, record.device or "", record.quota, record.name, record.recover),

@@ -33,7 +33,7 @@ MAX_TEXT = 500  #: characters of a text in a line; it may be a stranger's
 REPEATED_SECONDS = 10.0  #: refusals like one that was written are counted for so long
 REMEMBERED = 1024  #: refusals that are counted at once
 #: What a request was about, of its arguments.
-ABOUT = ("session", "host", "image", "name", "move", "state", "paused", "reason", "epoch", "dry_run",
+ABOUT = ("session", "host", "number", "image", "name", "move", "state", "paused", "reason", "epoch", "dry_run",
          "user", "default", "limits", "inherit")
 #: Codes of what is refused for who asks, whatever it is that was asked.
 NOT_LET_IN = frozenset(error.code for error in all_classes(AuthenticationFailed))

@@ -7,7 +7,9 @@ from typing import Any
 from rgpu.link.control import ControlServer, Request
 from rgpu.link.control.access import Actor
 from rgpu.link.keys import AuthorizedKeys, PoolFiles, check_name, check_public
+from rgpu.link.secrets import PoolSecrets, mark
 from rgpu.migrate.membership.members import Members
+from rgpu.migrate.membership.rotation import Held
 from rgpu.migrate.records.schema import check_host_name
 from rgpu.server.node.pool.leader_link import LeaderVerb, Progress
 from rgpu.server.node.pool.local_leader import LocalLeader
@@ -15,15 +17,17 @@ from rgpu.server.node.pool.records import PoolRecords
 
 
 class MemberVerbs:
-    """``authorized``: whom this node lets in. ``address``: the registry's, told to hosts that join."""
+    """``authorized``: whom this node lets in. ``address``: the registry's, told to hosts that join. ``secrets``: the
+    pool's, that they are given."""
 
     def __init__(self, local: LocalLeader, records: PoolRecords, files: PoolFiles, authorized: AuthorizedKeys,
-                 address: str) -> None:
+                 address: str, secrets: PoolSecrets) -> None:
+        self._secrets = secrets
         self._local, self._records, self._files, self._authorized = local, records, files, authorized
         self._address = address
         self.table: dict[str, LeaderVerb] = {
-            "keys.invite": self._invite, "keys.revoke": self._revoke, "pool.join": self._join,
-            "pool.login": self._login, "node.remove": self._remove}
+            "keys.invite": self._invite, "keys.revoke": self._revoke, "keys.rotate": self._rotate,
+            "pool.join": self._join, "pool.login": self._login, "node.remove": self._remove}
 
     def register(self, control: ControlServer) -> None:
         """Answer what any node knows: whom it lets in."""
@@ -45,7 +49,8 @@ class MemberVerbs:
         """``actor``: who has the invitation's key, proven by the link; ``args["public"]``: the node's own."""
         host = check_name(str(args["host"]), "host")
         await self._members.join(actor.public, host, check_public(str(args["public"])))
-        return {"pool": self._files.read_description().id, "secret": self._files.secret(),
+        return {"pool": self._files.read_description().id, "secret": self._secrets.of_checkpoints,
+                "secrets": self._secrets.everything(),
                 "registry": self._address, "cluster": self._records.registry.cluster_id,
                 "endpoints": await self._endpoints()}
 
@@ -65,6 +70,13 @@ class MemberVerbs:
             check_name(str(args["name"])), public=check_public(public) if public else "", last=bool(args.get("last")),
             checkpoint=bool(args.get("checkpoint")),
             operators=[key.name for key in self._authorized.everybody() if key.role == "operator"])
+
+    async def _rotate(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
+        rotating, secrets = self._local.leading().rotating, self._secrets
+        if args.get("finish"):
+            return await rotating.finish()
+        return await rotating.begin(lambda: Held(secrets.marks(), secrets.dropped),
+                                    lambda number: mark(secrets.make(number)), overlap=float(args["overlap"]))
 
     async def _remove(self, args: dict[str, Any], actor: Actor, progress: Progress) -> dict[str, Any]:
         await self._members.remove(check_host_name(str(args["host"])))

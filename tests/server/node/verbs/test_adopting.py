@@ -75,8 +75,8 @@ class Host:
         self.records = PoolRecords(self.memory.remember)
         self.records.registry = self.registry  # type: ignore[assignment]
         self.trust = RegistryTrust(self.records)
-        self.fence = LeaderFence(name)
-        self.fence.highest = 900
+        self.fence = LeaderFence(name, self.records.leader)
+        self.fence.begin(("a", 900))
         keys: Any = SimpleNamespace(public=f"{name:k<40s}")
         self.adopting = AdoptCommands(Identity(name, number, keys, self.directory), self.held, self.memory, self.trust,
                                       self.fence, self._believed)
@@ -104,13 +104,13 @@ class Host:
         self.held.epochs[record.name] = record.epoch if epoch is None else epoch
         self.memory.remember(record)
 
-    async def _believed(self) -> int:
+    async def _believed(self) -> tuple[str, int]:
         """A node that believes again registers itself; who leads then has a lower revision."""
         assert not self.registry.mistrust
         record = NodeRecord(host=self.host, incarnation=self.number, control="tcp://x", data="x:1")
         await self.registry.inner.txn([], [Put(node_key(self.host), encode(record))])
         self.told.append(f"{self.host} believes")
-        return 12
+        return "b", 12
 
     def peer(self, endpoint: Endpoint) -> Any:
         other = self.others[endpoint.host]
@@ -193,7 +193,7 @@ def test_workers_first_then_records_then_belief(run: Any) -> None:
         assert done["done"] and done["away"] == [] and done["paused"] is False
         assert sorted(pool.told[:2]) == ["node-b raises moved to 5", "node-b raises new to 2"]
         assert {"node-a believes", "node-b believes"} == set(pool.told[2:])
-        assert all(host.fence.highest == 12 for host in pool.hosts.values())
+        assert all((host.fence.leader, host.fence.highest) == ("b", 12) for host in pool.hosts.values())
         for name, epoch in (("moved", 5), ("new", 2)):
             record = await pool.get(name)
             assert (record.owner, record.incarnation, record.epoch, record.state) == ("node-b", 2, epoch, "running")

@@ -1,4 +1,4 @@
-"""A node obeys no leader that is over, also after its own restart (OWNERSHIP 6)."""
+"""A node obeys no leader that is over or was never elected, also after its own restart (OWNERSHIP 6)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,33 @@ from rgpu.link.control.access import check
 from rgpu.server.node.commands.entrance import CommandEntrance
 from rgpu.server.node.commands.fence import LeaderFence
 from rgpu.server.node.sessions.move_progress import MoveProgress
-from rgpu.session.errors import AuthenticationFailed, Fenced, Refused
+from rgpu.session.errors import AuthenticationFailed, Fenced, PoolUnavailable, Refused
 
 COMMANDS = ("worker.start", "session.drop", "worker.forget", "move.send", "session.logs")
 
 
 class Node:
-    """Commands that a leader may give, done by counting; ``seen``: the highest leader revision so far."""
+    """Commands that a leader may give, done by counting; ``elected``: who leads by the registry, None for nobody.
 
-    def __init__(self, seen: int = 0) -> None:
+    ``looks``: how often the registry was asked; ``away``: it cannot be.
+    """
+
+    def __init__(self, elected: tuple[str, int] | None = None) -> None:
         self.done: list[str] = []
-        self.progress, self.fence = MoveProgress(), LeaderFence("a")
-        self.fence.highest = seen
+        self.elected, self.looks, self.away = elected, 0, False
+        self.progress, self.fence = MoveProgress(), LeaderFence("a", self.read)
+        self.fence.begin(elected)  # as a daemon that starts reads it from the registry
         self.entrance = CommandEntrance({verb: self.command(verb) for verb in COMMANDS}, self.fence, self.progress)
+
+    async def read(self) -> tuple[str, int] | None:
+        self.looks += 1
+        await asyncio.sleep(0)
+        if self.away:
+            raise PoolUnavailable("the registry does not answer")
+        return self.elected
+
+    async def perform(self, verb: str, *, leader: int, signer: str = "node-b", command: str = "") -> Any:
+        return await self.entrance.perform(verb, {"session": "s"}, leader=leader, command_id=command, signer=signer)
 
     def command(self, verb: str) -> Any:
         async def do(**args: Any) -> dict[str, Any]:
@@ -38,28 +52,93 @@ class Node:
 
 def test_lower_revisions_are_refused_and_a_repeated_command_is_answered_once() -> None:
     async def test() -> None:
-        node = Node(seen=7)  # as a daemon that starts reads it from the registry
-        perform = node.entrance.perform
+        node = Node(("b", 7))
         for verb in ("worker.start", "session.drop", "worker.forget", "move.send"):
-            with pytest.raises(Fenced, match="leader revision 6; a has seen 7"):
-                await perform(verb, {"session": "s"}, leader=6, command_id="old")
+            with pytest.raises(Fenced, match="leader revision 6, which is over: b leads by 7"):
+                await node.perform(verb, leader=6, command="old")
         assert node.done == []
-        first = await perform("session.drop", {"session": "s", "reason": ""}, leader=7, command_id="7-1")
-        assert await perform("session.drop", {"session": "s", "reason": ""}, leader=7, command_id="7-1") == first
-        await perform("session.drop", {"session": "s", "reason": ""}, leader=9, command_id="9-1")
+        first = await node.perform("session.drop", leader=7, command="7-1")
+        assert await node.perform("session.drop", leader=7, command="7-1") == first
+        assert not node.looks, "what is known needs no registry"
+        node.elected = ("c", 9)
+        await node.perform("session.drop", leader=9, command="9-1", signer="node-c")
         with pytest.raises(Fenced):
-            await perform("session.drop", {"session": "s", "reason": ""}, leader=7, command_id="7-2")
+            await node.perform("session.drop", leader=7, command="7-2")
+        assert len(node.done) == 2 and node.looks == 1
+        await node.perform("session.logs", leader=2**62, signer="node-d")
+        assert node.fence.highest == 9, "what needs no leader changes nothing"
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("leader", "signer", "error", "why"), [
+    (2**62, "node-c", AuthenticationFailed, "no such election is on record; b leads by 7"),
+    (2**62, "node-b", AuthenticationFailed, "no such election is on record"),  # also from the leader's own key
+    (7, "node-c", AuthenticationFailed, "sent by node-c: b was elected by it"),
+    (6, "node-c", Fenced, "is over"),
+    (0, "node-c", Fenced, "is over")])
+def test_a_node_that_was_not_elected_is_not_obeyed(leader: int, signer: str, error: type[Exception],
+                                                   why: str) -> None:
+    async def test() -> None:
+        node = Node(("b", 7))
+        with pytest.raises(error, match=why):
+            await node.perform("session.drop", leader=leader, signer=signer)
+        assert not node.done and (node.fence.leader, node.fence.highest) == ("b", 7)
+        await node.perform("session.drop", leader=7)  # the real leader's commands go on
+
+    asyncio.run(test())
+
+
+def test_nobody_elected() -> None:
+    async def test() -> None:
+        node = Node()
+        for leader in (0, 7, 2**62):
+            with pytest.raises(Fenced, match="nobody is elected"):
+                await node.perform("session.drop", leader=leader)
+        node.elected = ("b", 7)
+        await node.perform("session.drop", leader=7)
+        node.elected = None  # its record has gone with its lease: it is obeyed until another one is elected
+        await node.perform("session.drop", leader=7)
+        with pytest.raises(Fenced, match="leader revision 8: nobody is elected"):
+            await node.perform("session.drop", leader=8, signer="node-c")
         assert len(node.done) == 2
-        await perform("session.logs", {"session": "s"}, leader=0, command_id="")
-        assert node.fence.highest == 9, "what needs no leader does not lower it"
+
+    asyncio.run(test())
+
+
+def test_without_the_registry_what_is_known_counts_and_nothing_else() -> None:
+    async def test() -> None:
+        node = Node(("b", 7))
+        node.away = True
+        await node.perform("session.drop", leader=7)
+        with pytest.raises(PoolUnavailable, match="leader revision 9, which a has not seen.*does not answer"):
+            await node.perform("session.drop", leader=9, signer="node-c")
+        with pytest.raises(AuthenticationFailed):
+            await node.perform("session.drop", leader=7, signer="node-c")
+        node.away, node.elected = False, ("c", 9)
+        await node.perform("session.drop", leader=9, signer="node-c")
+        assert len(node.done) == 2
+
+    asyncio.run(test())
+
+
+def test_a_flood_of_unknown_revisions_reads_the_registry_one_at_a_time() -> None:
+    async def test() -> None:
+        node = Node(("b", 7))
+        flood = [node.perform("session.drop", leader=2**62 + number, signer="node-c") for number in range(500)]
+        node.elected = ("d", 9)
+        answers = await asyncio.gather(*flood, node.perform("session.drop", leader=9, signer="node-d"),
+                                       return_exceptions=True)
+        assert all(isinstance(answer, AuthenticationFailed) for answer in answers[:-1])
+        assert answers[-1] == {"number": 1} and node.looks <= 2
 
     asyncio.run(test())
 
 
 def test_who_listens_hears_and_is_forgotten() -> None:
     async def test() -> None:
-        node, heard = Node(), []
-        await node.entrance.perform("move.send", {"session": "s"}, leader=1, command_id="1-1",
+        node, heard = Node(("b", 1)), []
+        await node.entrance.perform("move.send", {"session": "s"}, leader=1, command_id="1-1", signer="node-b",
                                     on_progress=heard.append)
         node.progress.tell("s", {"round": 2})
         assert heard == [{"round": 1}]
@@ -80,12 +159,12 @@ class Control:
         async def nothing(values: dict[str, Any]) -> None: ...
 
         return await self.handlers["node.command"](
-            Request("node.command", {"verb": verb, "args": args}, "node", "b", "key", leader, 0, "", nothing))
+            Request("node.command", {"verb": verb, "args": args}, "node", "node-b", "key", leader, 0, "", nothing))
 
 
 def test_commands_have_an_entrance_of_their_own_that_only_nodes_pass() -> None:
     async def test() -> None:
-        node, control, passed_on = Node(seen=7), Control(), []
+        node, control, passed_on = Node(("b", 7)), Control(), []
 
         async def lead(request: Request) -> str:
             passed_on.append(request.args["verb"])

@@ -1,0 +1,42 @@
+"""``pool/secrets``: which generations of the pool's secret count, and since when. No secret stands in the registry.
+
+A secret is named by its *mark*, a hash of it: a node knows by it whether what it holds, or was given, is the one meant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from rgpu.migrate.records.schema import SCHEMA, Record, Seconds, Text
+
+SECRETS = "pool/secrets"
+
+Generation = Annotated[int, Meta(ge=1, le=2**31)]
+Mark = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
+Phase = Literal["settled", "spreading", "overlap"]
+
+
+class Named(Record, frozen=True, kw_only=True):
+    """A generation of the secret, by its number and mark."""
+
+    number: Generation
+    mark: Mark
+
+
+class SecretsRecord(Record, frozen=True, kw_only=True):
+    """What the phases mean stands in :mod:`rgpu.migrate.membership.rotation`.
+
+    ``old``: settled: the only one. ``new``: set in the other phases. ``overlap``: s that both are to count; ``until``:
+    when the old one counts no more (Unix s), in the overlap. ``holder``: the host where the new one was made.
+    """
+
+    v: int = SCHEMA
+    phase: Phase = "settled"
+    old: Named
+    new: Named | None = None
+    overlap: Seconds = 0.0
+    until: Seconds = 0.0
+    since: Seconds = 0.0
+    holder: Text = ""
