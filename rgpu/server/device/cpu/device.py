@@ -31,7 +31,6 @@ from rgpu.server.device.cpu.memory import Memory
 from rgpu.server.device.cpu.modules import Engine, Modules
 from rgpu.server.device.cpu.peer import CpuPeer
 from rgpu.server.device.cpu.printed import Printed
-from rgpu.server.device.cpu.ptx import jit
 from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Fault, Streams
@@ -74,7 +73,8 @@ class CpuDevice:
         self._first, self._count = index, count
         self.peer = CpuPeer(self._memory)
         self.notes, self.derived = LoadNotes(), Derived()
-        jit.keep_in(self.derived)
+        if engine is None:
+            self._engine.keep_in(self.derived)
         self._modules = Modules(self._memory, self._engine, self.notes)
         self._staged: dict[int, np.ndarray[Any, Any]] = {}
         self._staged_lock = threading.Lock()
