@@ -20,7 +20,6 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-
 from rgpu.client.shim_link.local import NewSegment
 from rgpu.link.data.module_refs import is_content
 from rgpu.link.messages.shim import (
