@@ -9,27 +9,34 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
-from rich.console import Console
 
 from rgpu.api.settings import Settings
 from rgpu.cli import suggesting, tables
 from rgpu.session.errors import RgpuError
-from rgpu.session.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
-class Terminal(Console):
-    """A console that obeys nothing in the texts it prints: they may be strangers'."""
+class _Deferred:
+    """A console that is made when it is used: ``rgpu run`` mostly prints nothing, and its start is waited for."""
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Print as :meth:`rich.console.Console.print`, text made harmless."""
-        super().print(*(printable(one, keep="\n\t") if isinstance(one, str) else one for one in objects), **options)
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def __getattr__(self, name: str) -> Any:
+        from rgpu.cli.terminal import Terminal
+
+        found = getattr(self.__dict__.setdefault("_terminal", Terminal(**self._options)), name)
+        setattr(self, name, found)
+        return found
 
 
-out = Terminal(highlight=False, soft_wrap=True)
-err = Terminal(stderr=True, highlight=False, soft_wrap=True)
+out: Console = cast("Console", _Deferred(highlight=False, soft_wrap=True))
+err: Console = cast("Console", _Deferred(stderr=True, highlight=False, soft_wrap=True))
 
 
 def output_option(command: Callable[..., Any]) -> Callable[..., Any]:

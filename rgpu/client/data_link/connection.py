@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from rgpu.client.data_link.agent_lanes import LinkLanes
 from rgpu.client.data_link.host_link import HostLink
@@ -271,5 +270,7 @@ class DataLink:
 
 def _put(target: memoryview, kind: int, body: memoryview) -> None:
     """A lane's message where it belongs, without the interpreter's lock: the lanes' threads go on meanwhile."""
+    import numpy as np
+
     target[0] = kind
     np.copyto(np.frombuffer(target, np.uint8)[1:], np.frombuffer(body, np.uint8))

@@ -8,6 +8,7 @@ reason, and its CUDA calls return an error; the agent and the others go on.
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import shutil
@@ -113,7 +114,13 @@ class Agent:
         """
         _, name = self._next_name()
         args = self._order(name, program_asking(command, socket.gethostname()))
-        reply = create_session(self.desk, args, tell=self._complain, given_up=given_up)
+        # What bulk data needs is read in while the pool makes the session: nothing waits for it then.
+        reading = threading.Thread(target=importlib.import_module, args=("numpy",), name="reads-ahead")
+        reading.start()
+        try:
+            reply = create_session(self.desk, args, tell=self._complain, given_up=given_up)
+        finally:
+            reading.join()
         facts, *_ = self._read(reply)
         self._announce(reply)
         self._placed = PlacedSession(self.desk, args, reply)

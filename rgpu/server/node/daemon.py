@@ -92,6 +92,7 @@ from rgpu.server.node.worker_events import WorkerDeaths, WorkerEvents
 from rgpu.server.node.workers import handles
 from rgpu.server.node.workers.boxes import Boxes, usual_memory
 from rgpu.server.node.workers.compute import ComputeShares
+from rgpu.server.node.workers.derived_files import DerivedFiles
 from rgpu.server.node.workers.logs import WorkerLogs
 from rgpu.server.node.workers.starter import WorkerStarter
 from rgpu.server.node.workers.warm_workers import WarmWorkers
@@ -232,7 +233,9 @@ class Daemon:
         """Each command of the leader, and what does it."""
         options, spawn = self.options, self.background.spawn
         starter = WorkerStarter(self.identity.directory, self.events.hear, options.log_level,
-                                options.module_cache_size, self.warm, self.boxes)
+                                options.module_cache_size, self.warm, self.boxes,
+                                DerivedFiles(self.identity.directory, options.module_cache_size),
+                                self.checkpoints.tag_of)
         starts = SessionStarts(self.held, self.room, starter, self.checkpoints, self.deadline, self.reconciler.watch,
                                lambda device, why: spawn(self.examining.suspect(device, why)))
         moves = MoveCommands(self.held, self.room, starter, self.deadline, self.reconciler.watch, self.port.admit)

@@ -39,6 +39,7 @@ from rgpu.migrate.records.reconcile import EVENTS
 from rgpu.server import ended_mark, position_page
 from rgpu.server.address_layout import ensure_fixed
 from rgpu.server.box import privileges
+from rgpu.server.derived import Derived
 from rgpu.server.device import hardware
 from rgpu.server.device.spec import lost, make_device, warm
 from rgpu.server.module_cache import ModuleCache
@@ -62,7 +63,7 @@ log = structlog.get_logger(__name__)
 #: Why a worker is told to forget a session that lives on: its agent looks for the owner then.
 ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 #: Requests that come with descriptors.
-WITH_DESCRIPTORS = frozenset({"attach", "lane", "receive", "deadline", "checkpoint", "restore", "send"})
+WITH_DESCRIPTORS = frozenset({"attach", "derived", "lane", "receive", "deadline", "checkpoint", "restore", "send"})
 #: How long a worker without daemon and without agent keeps its session.
 ORPHAN_SECONDS = 60.0
 #: And how long once the program has ended: a restarting daemon may still want to hear of it.
@@ -88,6 +89,8 @@ class Worker:
         self.runtime.effect(Kind.BEGUN, state)
         self.modules = modules or ModuleCache(Path(os.devnull), 0)
         self.runtime.executor.loaded = self.modules.keep
+        found = getattr(device, "derived", None)
+        self.derived: Derived = found if found is not None else Derived()
         self.spec, self.quota = spec, quota
         self.state = state  #: empty | incoming | running | paused | over
         self.channel: Channel | None = None
@@ -202,6 +205,12 @@ class Worker:
             raise LinkError(f"{len(fds)} descriptors came with the deadline instead of one")
         self._deadline = DeadlinePage(fds[0], writable=False)
 
+    def do_derived(self, fds: list[int]) -> None:
+        """The file of what was made of module binaries for this session's user."""
+        if len(fds) != 1:
+            raise LinkError(f"{len(fds)} descriptors came with the derived file instead of one")
+        self.derived.adopt(fds[0])
+
     def check_deadline(self, what: str) -> None:
         """Nothing begins past the deadline; what runs goes on (OWNERSHIP 3). Raises :class:`Fenced`."""
         if self._deadline is not None and not self._deadline.in_time(NODE_SLOT):
@@ -282,7 +291,9 @@ class Worker:
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
                 "move": self.progress, "catch_up": runtime.order.describe(),
-                "modules": self.modules.statistics(), "gpu": self.limiter.describe(), "box": list(self.box.walls)}
+                "modules": {**self.modules.statistics(), "loads": runtime.executor.figures.as_dict(),
+                            "derived": self.derived.statistics()},
+                "gpu": self.limiter.describe(), "box": list(self.box.walls)}
 
     def do_limit(self, share: float) -> None:
         """The share (0 to 1) of the device's time that the session may have from now on; 0: any."""
@@ -377,6 +388,7 @@ class Worker:
     def _end(self) -> None:
         until = time.monotonic() + WRITE_SECONDS
         self.modules.flush(WRITE_SECONDS)
+        self.derived.flush(until - time.monotonic())
         self.tasks.wait_checkpoint(until)
         end_process()
 

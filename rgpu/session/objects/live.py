@@ -207,6 +207,11 @@ class LiveObjects:
         """Bytes of module contents held."""
         return sum(map(len, self._payloads.values()))
 
+    def digest(self, seq: int) -> bytes:
+        """Return the BLAKE3 of the module binary that the load at position ``seq`` brought; empty for any other."""
+        item = self._objects.get(seq)
+        return b"" if item is None else item.digest
+
     def load_differs(self, seq: int, result: int, reply: Any) -> Divergence | None:
         """Compare the answer of a replayed load with the one recorded (SEMANTICS 12); None: it is the same."""
         item = self._objects[seq]

@@ -63,6 +63,11 @@ def test_binaries_go_once(pool: LocalPool) -> None:
     assert 16_384 < row["module_bytes"] < NOISE and row["module_bytes_saved"] == 0  # the PTX alone
     binary = wait_cached(pool, "node-a")
     assert binary.stat().st_size == row["module_bytes"]
+    (kind, sums), = row["modules"]["loads"]["kinds"].items()
+    slowest = row["modules"]["loads"]["slowest"][0]
+    assert (kind, sums["loads"], sums["bytes"], sums["failed"]) == ("fatbin", 1, row["module_bytes"], 0)
+    assert sums["ms"] == slowest["ms"] and sums["ms"]["compile"] > 0 and slowest["kernels"] == sums["kernels"] > 0
+    wait_row(first, lambda row: row["modules"]["derived"]["stored"] > 0 == row["modules"]["derived"]["hits"])
     expected = finish(first)
 
     second = run(pool, "second")
@@ -70,6 +75,8 @@ def test_binaries_go_once(pool: LocalPool) -> None:
     again = wait_row(second, lambda row: row["module_bytes_saved"])
     assert (again["module_bytes"], again["module_bytes_saved"]) == (0, row["module_bytes"])
     assert again["modules"]["hits"] == 1 and again["modules"]["misses"] == 0
+    # What the first one compiled.
+    wait_row(second, lambda row: row["modules"]["derived"]["hits"] > 0 == row["modules"]["derived"]["misses"])
     assert finish(second) == expected
 
     binary.write_bytes(binary.read_bytes()[:-1])

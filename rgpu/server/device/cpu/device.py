@@ -23,6 +23,7 @@ from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.link.faults import fault
+from rgpu.server.derived import Derived
 from rgpu.server.device.cpu import addressspace
 from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
@@ -34,6 +35,7 @@ from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Fault, Streams
 from rgpu.server.device.hardware import HARDWARE
+from rgpu.server.device.loads import LoadNotes
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.graphs import Node
 from rgpu.session.objects.module_table import GlobalVariable
@@ -70,7 +72,10 @@ class CpuDevice:
         self._memory = Memory(memory, index, count)
         self._first, self._count = index, count
         self.peer = CpuPeer(self._memory)
-        self._modules = Modules(self._memory, self._engine)
+        self.notes, self.derived = LoadNotes(), Derived()
+        if engine is None:
+            self._engine.keep_in(self.derived)
+        self._modules = Modules(self._memory, self._engine, self.notes)
         self._staged: dict[int, np.ndarray[Any, Any]] = {}
         self._staged_lock = threading.Lock()
         self._streams = self.order_gates = Streams(count)

@@ -17,6 +17,7 @@ import structlog
 from rgpu.checkpoint.device import FunctionInfo, GlobalVariable, Launch, ModuleTable
 from rgpu.server.device.cpu import addressspace, facts, fatbin, ptxlink
 from rgpu.server.device.cpu.memory import Memory, PlacedGlobal
+from rgpu.server.device.loads import LoadNotes
 from rgpu.session.errors import DeviceError
 
 log = structlog.get_logger(__name__)
@@ -83,7 +84,9 @@ def check_version(text: str) -> None:
 class Modules:
     """All modules of one device, by the client's handle."""
 
-    def __init__(self, memory: Memory, engine: Engine) -> None:
+    def __init__(self, memory: Memory, engine: Engine, notes: LoadNotes | None = None) -> None:
+        """``notes``: gets the time of each stage of a load."""
+        self._notes = notes or LoadNotes()
         self._memory = memory
         self._engine = engine
         self._modules: dict[int, Module] = {}
@@ -94,7 +97,8 @@ class Modules:
         if handle in self._modules:
             raise DeviceError(f"module {handle} exists", INVALID_HANDLE)
         try:
-            text = fatbin.extract_ptx(binary, MAX_TARGET)
+            with self._notes.stage("unpack"):
+                text = fatbin.extract_ptx(binary, MAX_TARGET)
         except DeviceError as error:
             log.warning("a module cannot run on this device", module=handle, reason=error.message)
             raise
@@ -110,7 +114,15 @@ class Modules:
         return table, ""
 
     def _build(self, handle: int, text: str, device: int, max_registers: int) -> tuple[Module, ModuleTable]:
-        parsed = self._engine.parse_module(text, max_target=MAX_TARGET, max_registers=max_registers)
+        with self._notes.stage("compile"):
+            parsed = self._engine.parse_module(text, max_target=MAX_TARGET, max_registers=max_registers)
+        with self._notes.stage("load"):
+            linked, placed = self._place(handle, parsed, device)
+        with self._notes.stage("describe"):
+            return _described(linked, placed, parsed)
+
+    def _place(self, handle: int, parsed: Any, device: int) -> tuple[Any, tuple[PlacedGlobal, ...]]:
+        """Give the module's variables their places and first values; returns the linked module and the variables."""
         wanted = [(name, info.size, info.align) for name, info in parsed.globals.items()
                   if info.space in ("global", "const")]
         placed = self._memory.plan_globals(handle, wanted, device)
@@ -122,12 +134,7 @@ class Modules:
             data = binaries.get(variable.name, b"")[:variable.size]
             if data:
                 addressspace.view(variable.address, len(data))[:] = memoryview(data)
-        kernels = [_kernel(name, info) for name, info in parsed.kernels.items()]
-        table = ModuleTable(
-            tuple(FunctionInfo(k.name, tuple((p.offset, p.size) for p in k.info.params), _attributes(k))
-                  for k in kernels),
-            tuple(GlobalVariable(v.name, v.address, v.size) for v in placed))
-        return Module(linked, kernels, placed, table), table
+        return linked, tuple(placed)
 
     def unload(self, handle: int) -> None:
         """Unload a module with its variables. Raises :class:`DeviceError`."""
@@ -220,6 +227,14 @@ class Modules:
                               COOPERATIVE_TOO_LARGE)
         _check_launch_attributes(kernel.name, launch.attributes)
         return module, kernel
+
+
+def _described(linked: Any, placed: tuple[PlacedGlobal, ...], parsed: Any) -> tuple[Module, ModuleTable]:
+    kernels = [_kernel(name, info) for name, info in parsed.kernels.items()]
+    table = ModuleTable(
+        tuple(FunctionInfo(k.name, tuple((p.offset, p.size) for p in k.info.params), _attributes(k)) for k in kernels),
+        tuple(GlobalVariable(v.name, v.address, v.size) for v in placed))
+    return Module(linked, kernels, placed, table), table
 
 
 def _max_registers(options: bytes) -> int:

@@ -21,6 +21,7 @@ from cuda.bindings import driver
 from rgpu.checkpoint.codec.frames import FramePool
 from rgpu.checkpoint.device import Done, Launch, Region
 from rgpu.checkpoint.pages.pagehash import PageHashes, Ranges
+from rgpu.server.derived import Derived
 from rgpu.server.device.cuda.engine import GRAPH, Engine
 from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.server.device.cuda.facts import facts
@@ -41,6 +42,7 @@ from rgpu.server.device.cuda.work.graphs import Graphs
 from rgpu.server.device.cuda.work.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.work.printed import CapturedStdout, Printed
 from rgpu.server.device.cuda.work.streams import Completion
+from rgpu.server.device.loads import LoadNotes
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM
 from rgpu.session.errors import DeviceError
@@ -104,6 +106,9 @@ class CudaDevice:
         self._homes: dict[int, int] = {}  #: the number of each context's GPU
         self._events: dict[int, Any] = {}
         self._restored: dict[int, int | None] = {}
+        self.notes, self.derived = LoadNotes(), Derived()
+        self._loader = modules.Loader(self.facts.compute_capability, self.facts.driver_version, self.derived,
+                                      self.notes)
         self._modules: dict[int, modules.Module] = {}
         self._module_homes: dict[int, int] = {}
         self._unloaded: list[tuple[int, modules.Module]] = []  #: by the program, not yet by the driver; on which GPU
@@ -284,7 +289,7 @@ class CudaDevice:
              places: Sequence[GlobalVariable] = ()) -> tuple[ModuleTable, str]:
         self._use(device)
         with self._placing.still():
-            loaded, text = steer(lambda: modules.load(binary, options, library, self.facts.compute_capability),
+            loaded, text = steer(lambda: self._loader.load(binary, options, library),
                                  lambda made: modules.unload(made[0]), lambda made: made[0].table.globals, places,
                                  self._fillers(device), self._is_idle)
         self._modules[module], self._module_homes[module] = loaded, device

@@ -52,6 +52,10 @@ class NodeCheckpoints:
         """What stands for a user in the store."""
         return user_tag(public)
 
+    async def tag_of(self, session: str) -> str:
+        """What stands for the user that a session belongs to. Raises :class:`RgpuError` where that is not known."""
+        return user_tag((await self._record(session)).agent)
+
     async def tags(self) -> list[str]:
         """Every user that has a part of this store."""
         found = await asyncio.to_thread(self.blobs.ls, "users/")

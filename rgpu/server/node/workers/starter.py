@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from rgpu.server.node.workers import handles
 from rgpu.server.node.workers.boxes import Boxes
+from rgpu.server.node.workers.derived_files import DerivedFiles
 from rgpu.server.node.workers.handles import OnEvent, WorkerHandle
 from rgpu.server.node.workers.warm_workers import WarmWorkers
+from rgpu.session.errors import RgpuError
+
+log = structlog.get_logger(__name__)
+
+TAG_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class WorkerStarter:
     """``directory``: the node's own. ``on_event`` hears what the workers say. ``module_cache_size``: bytes.
 
-    ``boxes``: what stands around each; None: what needs nothing.
+    ``boxes``: what stands around each; None: what needs nothing. ``tag``: of the user that a session belongs to, whose
+    file of ``derived`` its workers get.
     """
 
     directory: Path
@@ -24,6 +36,8 @@ class WorkerStarter:
     module_cache_size: int = 0
     warm: WarmWorkers | None = None
     boxes: Boxes | None = None
+    derived: DerivedFiles | None = None
+    tag: Callable[[str], Awaitable[str]] | None = None
 
     async def start(self, session: str, *, epoch: int, device: str, quota: int, state: str) -> WorkerHandle:
         """A worker process for the session, or a warm one that becomes it.
@@ -31,7 +45,36 @@ class WorkerStarter:
         ``device``: several joined by ``+``; ``quota``: bytes of each; ``state``: empty or incoming. Raises
         :class:`TimedOut` with the end of its log.
         """
-        return await handles.start(self.directory, session, epoch=epoch, device=device, quota=quota, state=state,
-                                   on_event=self.on_event, log_level=self.log_level,
-                                   module_cache_size=self.module_cache_size, warm=self.warm,
-                                   boxes=self.boxes)
+        tag = asyncio.ensure_future(self._tag(session))
+        try:
+            handle = await handles.start(self.directory, session, epoch=epoch, device=device, quota=quota, state=state,
+                                         on_event=self.on_event, log_level=self.log_level,
+                                         module_cache_size=self.module_cache_size, warm=self.warm, boxes=self.boxes)
+        except BaseException:
+            tag.cancel()
+            raise
+        await self._give_derived(session, handle, await tag)
+        return handle
+
+    async def _tag(self, session: str) -> str | None:
+        """Found out while the worker starts; None: not known soon."""
+        if self.derived is None or self.tag is None:
+            return None
+        try:
+            return await asyncio.wait_for(self.tag(session), TAG_SECONDS)
+        except (RgpuError, TimeoutError) as error:
+            log.warning("whose a session is cannot be told: its worker has no derived file", session=session,
+                        reason=str(error))
+            return None
+
+    async def _give_derived(self, session: str, handle: WorkerHandle, tag: str | None) -> None:
+        """Before it rebuilds anything. Without the file a worker makes everything anew."""
+        descriptor = None if self.derived is None or tag is None else self.derived.open(tag)
+        try:
+            if descriptor is not None:
+                await handle.request("derived", fds=(descriptor,))
+        except RgpuError as error:
+            log.warning("a worker has no derived file", session=session, reason=error.message)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)

@@ -2,13 +2,14 @@
 
 For each healthy device ``wanted`` processes stand ready: Python and the device
 loaded, context made, our own modules in it, pinned rings allocated. One that is
-taken or dies is replaced, a moment later and only while the device has room for
-it. Nothing depends on them: without one a worker is started as ever.
+taken is replaced, at once where there are processors to spare, one that dies a moment
+later, and only while the device has room for it. Nothing depends on them: without one a worker is started as ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import threading
 from collections.abc import Callable
@@ -29,7 +30,9 @@ log = structlog.get_logger(__name__)
 #: Device memory that a worker's context and modules take, about.
 CONTEXT_MEMORY = 600 << 20
 START_SECONDS = 60.0
-REPLACE_SECONDS = 1.0  #: after one was taken: its session is just beginning and needs the processors
+#: After one was taken, where there are no more than :data:`FEW` processors: its session is beginning and needs them.
+REPLACE_SECONDS = 1.0
+FEW = 4
 RETRY_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)  #: after one that did not start, or died
 
 #: (arguments behind the module's name, the worker's folder, log file) → the process
@@ -117,7 +120,7 @@ class WarmWorkers:
         while items := self._ready.get(device):
             item = items.pop(0)
             self._unwatch(item)
-            self._fill(device, REPLACE_SECONDS)
+            self._fill(device, replace_seconds(len(os.sched_getaffinity(0))))
             try:
                 await asyncio.wait_for(asyncio.to_thread(warm_worker.assign, item.channel, assignment, log_path), 5.0)
             except (RgpuError, OSError, TimeoutError) as error:
@@ -217,6 +220,11 @@ class WarmWorkers:
         item.channel.close()
         item.process.kill()
         threading.Thread(target=self._release, args=(item.home,), name="release").start()
+
+
+def replace_seconds(processors: int) -> float:
+    """How long the one that replaces a taken one waits before it starts, s."""
+    return 0.0 if processors > FEW else REPLACE_SECONDS
 
 
 def _reach(home: Home, process: subprocess.Popen[bytes]) -> Channel:

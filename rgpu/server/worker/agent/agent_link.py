@@ -94,6 +94,7 @@ class AgentLink:
             self._check_attach()
             self.runtime.take_over()
             feeding = True
+            self.runtime.executor.travelled = self._stream.travelled
             self._attach()
             self._sender.start()
             feed, stream = self.runtime.open_stream(), self._stream

@@ -9,6 +9,7 @@ bytes either way, and checks the payload's checksum as ever.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,8 @@ class ModuleStream:
         self._cache = cache
         self._say = say
         self._expected = 0  #: stream offset of the next byte
+        self._came = 0.0  #: s that the node's cache took for what was named last
+        self._asked: float | None = None  #: when bytes were asked for that are not loaded yet
         self.waiting = False  #: bytes were asked for: a PING is not to be answered, what came before it was dropped
 
     def take(self, kind: int, body: Any) -> Any:
@@ -49,7 +52,7 @@ class ModuleStream:
             return None
         data = body[POSITION_LAYOUT.size:] if kind == CALLS else self._named(body)
         if data is None:
-            self.waiting = True
+            self.waiting, self._asked = True, time.monotonic()
             keeps = self._cache is not None and self._cache.limit > 0
             self._say(NEED, NEEDED_LAYOUT.pack(self._expected, keeps))
             return None
@@ -77,8 +80,18 @@ class ModuleStream:
         _, length, digest = REFERENCE_LAYOUT.unpack(body)
         if not 0 < length <= MAX_PAYLOAD:
             raise Corrupt(f"a reference to {length} bytes", reason="length")
+        began = time.monotonic()
         data = self._cache.get(digest) if self._cache is not None else None
+        self._came += time.monotonic() - began
         return data if data is not None and len(data) == length else None
+
+    def travelled(self) -> float:
+        """How long the module binary that is about to be loaded took to come here, s: from its mention by hash on.
+
+        From the cache, or, where it was asked for, from the client. What came unasked counts as 0.
+        """
+        since, self._asked, came, self._came = self._asked, None, self._came, 0.0
+        return came if since is None else came + time.monotonic() - since
 
     def have(self, body: Any) -> None:
         """HAVE: one byte for each hash, 1 where the node has it. Raises :class:`Corrupt`."""

@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 
 from rgpu.checkpoint.device import Device, Launch
+from rgpu.server.device.loads import LoadFigures, LoadNotes, kind_of
 from rgpu.session.addresses import device_of
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, Answer
@@ -57,6 +58,9 @@ class Executor:
         self.broken_detail = ""
         self.bugs = 0  #: argument errors that the shim let through
         self.loaded: Callable[[bytes], None] = lambda binary: None  #: told every module binary that was loaded
+        self.figures = LoadFigures()
+        self.travelled: Callable[[], float] = lambda: 0.0  #: s that the binary of the load under way took to come here
+        self.digest: Callable[[int], bytes] = lambda seq: b""  #: of the binary of the load at a position, where known
         self.premapped: list[tuple[int, int]] = []  #: ranges that a move mapped ahead of the rebuild
         self.make_room: Callable[[], bool] = lambda: False  #: asked when the device has no memory left: try again?
         self._contexts: dict[int, int] = {}  #: the session's number of each one's device
@@ -256,15 +260,20 @@ class Executor:
     def module_load(self, record: Record, args: Any) -> None:
         """Load a module and answer with its table and the compiler's log."""
         binary = bytes(record.payload)  # the buffer that it came in may be used again
+        notes, kind, library = getattr(self.device, "notes", None) or LoadNotes(), kind_of(binary), bool(args.library)
+        notes.begin(self.digest(record.seq))
+        notes.seconds["travel"] = self.travelled()
         try:
-            table, text = self.device.load(args.module, binary, bytes(args.options), bool(args.library),
+            table, text = self.device.load(args.module, binary, bytes(args.options), library,
                                            self._contexts.get(args.context, 0), self.places.pop(record.seq, ()))
         except DeviceError as error:
+            self.figures.add(record.seq, kind, len(binary), 0, library, notes, failed=True)
             log.warning("a module binary does not load", seq=record.seq, bytes=len(record.payload), result=error.result,
                         reason=error.message[:400])
             reply = decoders.encode_reply("module_load", table=b"", log=error.message.encode())
             self._answer(record.seq, error.result, reply, None)
             return
+        self.figures.add(record.seq, kind, len(binary), len(table.functions), library, notes)
         self.loaded(binary)
         self._reply(record, "module_load", table=module_table.encode(table), log=text.encode())
 

@@ -101,6 +101,19 @@ def test_a_lying_size_allocates_nothing(codec: str) -> None:
     refused(200, fatbin.extract_ptx, bytes(binary), 75)
 
 
+def test_a_frame_that_says_another_size_than_its_entry() -> None:
+    text = bytes(1 << 20)
+    longer, silent = zstandard.compress(text + b"1"), zstandard.ZstdCompressor(write_content_size=False).compress(text)
+    flags, size = fatbin.FLAG_ZSTD, len(text)
+    assert fatbin.decompress(fatbin.Entry(1, 75, flags, silent, size)) == text
+    refused(200, fatbin.decompress, fatbin.Entry(1, 75, flags, silent, size - 1))
+    refused(200, fatbin.decompress, fatbin.Entry(1, 75, flags, longer, size))
+    terabyte = longer[:4] + bytes([0xE0]) + (1 << 40).to_bytes(8, "little") + longer[9:]  # its header's content size
+    assert zstandard.frame_content_size(terabyte) == 1 << 40
+    refused(200, fatbin.decompress, fatbin.Entry(1, 75, flags, terabyte, size))
+    refused(200, fatbin.decompress, fatbin.Entry(1, 75, flags, longer[:len(longer) // 2], size + 1))
+
+
 def test_a_fat_binary_of_nvidias_own() -> None:
     """libcudadevrt.a of CUDA 13: machine code for many targets and PTX for the newest, zstd-compressed."""
     spec = importlib.util.find_spec("nvidia")

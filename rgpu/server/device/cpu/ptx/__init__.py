@@ -9,6 +9,7 @@ the program uses; every access is checked against ``MemoryRanges``.
 from __future__ import annotations
 
 from rgpu.server.device.cpu.ptx.errors import PtxError
+from rgpu.server.device.cpu.ptx.jit import keep_in
 from rgpu.server.device.cpu.ptx.launch import LaunchResult, MemoryRanges
 from rgpu.server.device.cpu.ptx.module import GlobalInfo, KernelInfo, LinkedModule, ParamInfo, PtxModule, parse_module
 
@@ -21,5 +22,6 @@ __all__ = [
     "ParamInfo",
     "PtxError",
     "PtxModule",
+    "keep_in",
     "parse_module",
 ]

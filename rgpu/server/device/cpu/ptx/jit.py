@@ -7,17 +7,35 @@ own IR small: compile time is what a user notices first.
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+import llvmlite
 import llvmlite.binding as llvm
+
+from rgpu.server import derived_format
 
 # Calls pass whole 32-lane registers; both sides must agree that 512-bit
 # vectors are legal, or they would disagree about where arguments go.
 ATTRIBUTES = 'attributes #0 = { nounwind "min-legal-vector-width"="512" "prefer-vector-width"="512" }\n'
 
+
+
+class Kept(Protocol):
+    """Machine code that was compiled before (:mod:`rgpu.server.derived`)."""
+
+    def get(self, kind: int, key: bytes) -> bytes | None:
+        """What is kept under ``key``; None: nothing."""
+
+    def keep(self, kind: int, key: bytes, payload: bytes) -> None:
+        """Keep it, by and by."""
+
+
 _lock = threading.RLock()
+_kept: Kept | None = None
 _engines: list = []
 _machine: llvm.TargetMachine | None = None
 
@@ -49,6 +67,35 @@ def _target() -> llvm.TargetMachine:
 
 
 def _compile(text: str, names: list[str], level: int) -> dict[str, int]:
+    code = _code(text, level)
+    engine = _engine()
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)  # code lives as long as the process: addresses are handed out
+    return {name: engine.get_function_address(name) for name in names}
+
+
+def _code(text: str, level: int) -> bytes:
+    """Object code of the IR: as it was compiled before on this kind of processor by this compiler, else compiled."""
+    if _kept is None:
+        return _object_code(text, level)
+    name = derived_format.key(b"ir 1", text.encode(), b"%d" % level, _compiler())
+    code = _kept.get(derived_format.COMPILED, name)
+    if code is None:
+        code = _object_code(text, level)
+        _kept.keep(derived_format.COMPILED, name, code)
+    return code
+
+
+def _compiler() -> bytes:
+    """All that object code follows from beside the IR."""
+    machine = _target()
+    version = ".".join(map(str, llvm.llvm_version_info))
+    return "\0".join((llvmlite.__version__, version, machine.triple, llvm.get_host_cpu_name(),
+                      llvm.get_host_cpu_features().flatten(), platform.python_version())).encode()
+
+
+def _object_code(text: str, level: int) -> bytes:
     machine = _target()
     module = llvm.parse_assembly(text)
     module.verify()
@@ -56,10 +103,18 @@ def _compile(text: str, names: list[str], level: int) -> dict[str, int]:
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    _engines.append(engine)  # code lives as long as the process: addresses are handed out
-    return {name: engine.get_function_address(name) for name in names}
+    return bytes(machine.emit_object(module))
+
+
+def _engine() -> llvm.ExecutionEngine:
+    """An engine of its own for each piece of object code."""
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
+
+
+def keep_in(kept: Kept) -> None:
+    """Keep object code there from now on, and take from there what it has."""
+    global _kept
+    _kept = kept
 
 
 def ensure(helpers: list[Helper]) -> None:

@@ -48,6 +48,11 @@ def is_cubin(code: bytes) -> bool:
     return code[:4] == _ELF
 
 
+def is_ptx(code: bytes) -> bool:
+    """Tell whether a module binary is PTX text."""
+    return not is_cubin(code) and b".version" in code[:65536]
+
+
 def prints(code: bytes) -> bool:
     """Whether kernels of a cubin or a PTX text may print: they call ``vprintf``. What is not understood may."""
     return not code or b"vprintf" in code

@@ -157,8 +157,8 @@ def test_a_rebuild_loads_and_unloads_in_the_order_of_the_driver(device: Any, run
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver places a module by all loads and unloads before it, and unloads here behind the function's end."""
     done: list[str] = []
-    load, unload = modules.load, modules.unload
-    monkeypatch.setattr(modules, "load", lambda *a: (done.append(f"load {a[0].count(b'f 0')}"), load(*a))[1])
+    load, unload = modules.Loader.load, modules.unload
+    monkeypatch.setattr(modules.Loader, "load", lambda *a: (done.append(f"load {a[1].count(b'f 0')}"), load(*a))[1])
     monkeypatch.setattr(modules, "unload", lambda m: (done.append(f"unload {len(m.functions)}"), unload(m))[1])
 
     def module(number: int) -> bytes:

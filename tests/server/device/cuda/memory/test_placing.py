@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rgpu.server.device.cuda.memory.placing import gaps, highest
+from rgpu.server.device.cuda.memory.placing import gaps, highest, joined
 from tests.support.pools.pool import ROOT
 
 ADDR_NO_RANDOMIZE = 0x0040000  #: personality(2)
@@ -71,6 +71,34 @@ def test_gaps_of_an_address_space() -> None:
 def test_what_comes_between_does_not_move_what_is_placed() -> None:
     quiet = run(MAPPED.format(first="", between=""))
     assert quiet == run(MAPPED.format(first=NOISE, between="")) == run(MAPPED.format(first="", between=NOISE))
+
+
+def test_the_list_of_mappings_is_read_only_when_it_has_changed() -> None:
+    """What was free before is taken without a look; a hole that came since is found, also one in the midst of it."""
+    run("""
+import mmap
+from rgpu.server.device import mapping
+from rgpu.server.device.cuda.memory.placing import Placing, _reserve
+placing = Placing()
+def place():
+    with placing.still():
+        at = _reserve(None, 1 << 20, 0)
+    return placing.start - at, placing.looks
+assert place() == (1 << 20, 1)
+assert place() == (2 << 20, 1), "nothing changed"
+high = _reserve(None, 64 << 20, 0)
+assert high > placing.start
+assert place()[0] == 3 << 20
+looks = placing.looks
+assert place() == (4 << 20, looks)
+mapping.take_away(high + (32 << 20), mmap.PAGESIZE)
+assert place() == (5 << 20, looks + 1), "a hole of a page"
+mapping.take_away(high, 64 << 20)
+assert place()[0] == 6 << 20
+looks = placing.looks
+assert place() == (7 << 20, looks) and len(placing._gaps) < 40
+""")
+    assert joined([(5, 6), (1, 3), (3, 4)]) == [(1, 4), (5, 6)] and joined([]) == []
 
 
 @pytest.mark.gpu
