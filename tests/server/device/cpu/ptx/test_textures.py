@@ -348,8 +348,7 @@ def test_a_wild_handle_is_an_error(handle: int) -> None:
     "txq.channel_order.b32 %r1, [%rd1];",
 ])
 def test_what_cannot_run_is_refused_by_name(text: str) -> None:
-    source = (
-        ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry k(.param .u64 a)\n{\n.reg .b64 %rd<3>;\n.reg .b32 %r<3>;\n.reg .f32 %f<3>;\n" + text
-        + "\nret;\n}\n")
+    source = (".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry k(.param .u64 a)\n{\n"
+              f".reg .b64 %rd<3>;\n.reg .b32 %r<3>;\n.reg .f32 %f<3>;\n{text}\nret;\n}}\n")
     with pytest.raises(ptx.PtxError, match="unsupported|unknown"):
         ptx.parse_module(source)
