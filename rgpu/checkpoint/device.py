@@ -172,7 +172,7 @@ class Device(Protocol):
     def destroy_graph(self, graph: int) -> None:
         """Launches given before go on to their end."""
 
-    # -- arrays, texture and surface objects (docs/developers/arrays.md) --------
+    # -- arrays, texture and surface objects (docs/developers/objects/arrays.md) --------
     def create_array(self, array: int, context: int, address: int, shape: ArrayShape) -> None:
         """Make an array whose memory is the allocation at ``address``. Raises :class:`DeviceError`."""
 

@@ -167,7 +167,7 @@ CALLS: tuple[Call, ...] = (
     Call(80, "array_create", S, E.CREATES, _args(
         "array:u64 context:context address:addr width:u64 height:u64 depth:u64 format:u32 channels:u32 flags:u32 "
         "levels:u32"), object_kind="array",
-         doc="A CUDA array, mipmapped unless levels is 0; address: of its memory (docs/developers/arrays.md)."),
+         doc="A CUDA array, mipmapped unless levels is 0; address: of its memory (docs/developers/objects/arrays.md)."),
     Call(81, "array_destroy", A, E.DESTROYS, _args("array:u64"), object_kind="array",
          doc="Only when no unfinished work is left; its memory is freed by a call of its own."),
     Call(82, "array_to_memory", A, E.WRITES, _args(
@@ -179,7 +179,7 @@ CALLS: tuple[Call, ...] = (
     Call(84, "texture_create", S, E.CREATES, _args(
         "texture:u64 context:context surface:u8 resource:blob sampling:blob view:blob"), _args("handle:u64"),
          volatile=True, object_kind="texture",
-         doc="A texture object (surface 0) or surface object (1); the blobs: docs/developers/arrays.md."),
+         doc="A texture object (surface 0) or surface object (1); the blobs: docs/developers/objects/arrays.md."),
     Call(85, "texture_place", A, E.CONFIGURES, _args("texture:u64 handle:u64"), object_kind="texture",
          doc="The program was given this handle: follows each texture_create that succeeded."),
     Call(86, "texture_destroy", A, E.DESTROYS, _args("texture:u64"), object_kind="texture"),

@@ -1,7 +1,7 @@
 """CUDA arrays, and what texture and surface objects are made of, as they stand in calls: pure.
 
 An array's texels lie in memory of the session's (its address is the call's), level after level; a row's pitch is a
-multiple of 32 bytes, a level begins at a multiple of 512. docs/developers/arrays.md has the layouts of the blobs.
+multiple of 32 bytes, a level begins at a multiple of 512. The layouts of the blobs: docs/developers/objects/arrays.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// CUDA arrays as the copy and texture code sees them (docs/developers/arrays.md).
+// CUDA arrays as the copy and texture code sees them (docs/developers/objects/arrays.md).
 //
 // Each array has memory: an allocation of the session's that holds its texels,
 // level after level, rows at a pitch. Copies go through it, checkpoints and

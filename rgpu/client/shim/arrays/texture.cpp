@@ -32,7 +32,7 @@ Textures& textures() {
   return *t;
 }
 
-// As it travels: docs/developers/arrays.md, "Resources".
+// As it travels: docs/developers/objects/arrays.md, "Resources".
 struct Resource {
   std::uint32_t type = 0, level = 0;
   std::uint64_t array = 0, address = 0;

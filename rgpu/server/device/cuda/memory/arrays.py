@@ -1,7 +1,8 @@
 """Arrays, texture objects and surface objects of the ``cuda`` device.
 
 The driver's array is opaque: its texels reach checkpoints and moves by the memory that the session has for each array
-(docs/developers/arrays.md). :meth:`Arrays.gather` and :meth:`Arrays.spread` copy all of them, with the device drained.
+(docs/developers/objects/arrays.md). :meth:`Arrays.gather` and :meth:`Arrays.spread` copy all of them, with the device
+drained.
 
 A texture object's handle is the driver's choice, and kernels hold it. Where a session is rebuilt the driver is asked
 again and again until it gives the wanted one; what it gave before is held meanwhile and destroyed then.
