@@ -24,6 +24,7 @@ from rgpu.checkpoint.codec.frames import FramePool
 from rgpu.checkpoint.pages.pagehash import PageHashes, Ranges
 from rgpu.checkpoint.pages.ring import PageRing
 from rgpu.session.addresses import GRANULE, PAGE
+from rgpu.session.objects.arrays import ArrayShape, Box
 from rgpu.session.objects.graphs import Node
 from rgpu.session.objects.module_table import FunctionInfo, GlobalVariable, ModuleTable
 
@@ -171,6 +172,33 @@ class Device(Protocol):
     def destroy_graph(self, graph: int) -> None:
         """Launches given before go on to their end."""
 
+    # -- arrays, texture and surface objects (docs/developers/objects/arrays.md) --------
+    def create_array(self, array: int, context: int, address: int, shape: ArrayShape) -> None:
+        """Make an array whose memory is the allocation at ``address``. Raises :class:`DeviceError`."""
+
+    def destroy_array(self, array: int) -> None:
+        """Destroy an array; its memory stays. Raises :class:`DeviceError`."""
+
+    def array_to_memory(self, seq: int, stream: int, array: int, box: Box) -> None:
+        """Ordered: bring a box of the array's memory up to date. Raises :class:`DeviceError`."""
+
+    def memory_to_array(self, seq: int, stream: int, array: int, box: Box) -> None:
+        """Ordered: bring a box of the array up to date from its memory. Raises :class:`DeviceError`."""
+
+    def spread_arrays(self) -> None:
+        """Every array gets what its memory holds: pages were written. Only while drained; the inverse is part of
+        :meth:`drain`."""
+
+    def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
+                       view: bytes) -> int:
+        """Make a texture or surface object; returns the handle that kernels know it by. Raises DeviceError."""
+
+    def place_texture(self, texture: int, handle: int) -> None:
+        """The program holds this handle: see to it that it is the object's. Raises DeviceError where it cannot be."""
+
+    def destroy_texture(self, texture: int) -> None:
+        """Destroy a texture or surface object. Raises :class:`DeviceError`."""
+
     # -- ordered work -------------------------------------------------------
     def launch_graph(self, seq: int, graph: int, stream: int) -> None:
         """Behind the stream's work, and behind the graph's own earlier launches in any stream."""
@@ -244,7 +272,10 @@ class Device(Protocol):
         """
 
     def drain(self, timeout: float) -> bool:
-        """Wait until no ordered work is left and every done() has returned; False after timeout seconds."""
+        """Wait until no ordered work is left and every done() has returned; False after timeout seconds.
+
+        Then the memory of arrays holds what they hold.
+        """
 
     def busy_seconds(self) -> float:
         """Seconds so far in which work of this session was on the device, or waited there for work of its own."""

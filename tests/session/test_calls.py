@@ -299,11 +299,15 @@ def test_types_have_the_layout_of_the_public_header(tmp_path: Path) -> None:
                                        .replace("#include <cstddef>\n#include <cstdint>\n", "") + "}\n")
     checks = [f"static_assert(sizeof(ours::{name}) == sizeof(::{name}));" for name in (
         "CUDA_MEMCPY2D", "CUDA_MEMCPY3D", "CUDA_MEMCPY3D_PEER", "CUlaunchAttribute", "CUlaunchConfig", "CUdevprop",
-        "CUmemPoolProps", "CUctxCreateParams", "CUexecAffinityParam", "CUgraphEdgeData", "CUlaunchAttributeValue")]
+        "CUmemPoolProps", "CUctxCreateParams", "CUexecAffinityParam", "CUgraphEdgeData", "CUlaunchAttributeValue",
+        "CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR", "CUDA_ARRAY_MEMORY_REQUIREMENTS", "CUDA_RESOURCE_DESC",
+        "CUDA_TEXTURE_DESC", "CUDA_RESOURCE_VIEW_DESC")]
     checks += [f"static_assert(offsetof(ours::{name}, {field}) == offsetof(::{name}, {field}));" for name, field in (
         ("CUDA_MEMCPY2D", "dstPitch"), ("CUDA_MEMCPY3D", "srcHeight"), ("CUDA_MEMCPY3D", "Depth"),
         ("CUDA_MEMCPY3D_PEER", "dstContext"), ("CUlaunchConfig", "numAttrs"), ("CUlaunchAttribute", "value"),
-        ("CUmemPoolProps", "usage"), ("CUctxCreateParams", "cigParams"))]
+        ("CUmemPoolProps", "usage"), ("CUctxCreateParams", "cigParams"),
+        ("CUDA_ARRAY3D_DESCRIPTOR", "Flags"), ("CUDA_RESOURCE_DESC", "res.pitch2D.pitchInBytes"),
+        ("CUDA_TEXTURE_DESC", "borderColor"), ("CUDA_RESOURCE_VIEW_DESC", "lastLayer"))]
     members = re.findall(r"^    (C[UI]\w+) = (-?\w+),$", cuda_types(), re.M)
     assert len(members) > 400
     checks += [f"static_assert((long)ours::{name} == (long)::{name});" for name, _ in members

@@ -61,7 +61,8 @@ def test_memory_ends_in_replay_when_all_is_complete() -> None:
 
 
 def test_the_table_of_calls_that_end_memory() -> None:
-    assert {BY_ID[n].name for n in ENDS_MEMORY} == {"memory_unmap", "memory_free", "host_free"}
+    assert {BY_ID[n].name for n in ENDS_MEMORY} == {
+        "memory_unmap", "memory_free", "host_free", "array_destroy", "texture_destroy"}
 
 
 def test_two_threads_ordered_on_the_host_only() -> None:

@@ -122,7 +122,7 @@ class Blame(Protocol):
 
 
 def finish(device: Device, state: SessionState, mend: Mend | None = None, blame: Blame | None = None) -> None:
-    """Verify every page, then restore events and clock.
+    """Verify every page, give arrays what their memory holds, then restore events and clock.
 
     ``mend``: where pages that differ are to be had again, from what stands still; what it brought is verified, too.
     Raises :class:`RecoveryFailed` naming the first bad page, unless ``blame`` knows better.
@@ -142,6 +142,7 @@ def finish(device: Device, state: SessionState, mend: Mend | None = None, blame:
             raise RecoveryFailed(
                 f"{len(bad)} pages of the {what} at {region_state.address:#x} differ, the first is page {bad[0]}",
                 address=region_state.address, page=int(bad[0]), pages=len(bad), reason="page hash")
+    device.spread_arrays()
     events = device.event_states().keys()
     device.restore_event_states({event: when for event, when in state.events.items() if event in events})
     device.set_clock(state.clock)

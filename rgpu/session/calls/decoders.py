@@ -315,6 +315,69 @@ class ClusterOccupancyReply(NamedTuple):
     value: int
 
 
+class ArrayCreate(NamedTuple):
+    array: int
+    context: int
+    address: int
+    width: int
+    height: int
+    depth: int
+    format: int
+    channels: int
+    flags: int
+    levels: int
+
+
+class ArrayDestroy(NamedTuple):
+    array: int
+
+
+class ArrayToMemory(NamedTuple):
+    array: int
+    level: int
+    x: int
+    y: int
+    z: int
+    width: int
+    height: int
+    depth: int
+    stream: int
+
+
+class MemoryToArray(NamedTuple):
+    array: int
+    level: int
+    x: int
+    y: int
+    z: int
+    width: int
+    height: int
+    depth: int
+    stream: int
+
+
+class TextureCreate(NamedTuple):
+    texture: int
+    context: int
+    surface: int
+    resource: bytes
+    sampling: bytes
+    view: bytes
+
+
+class TextureCreateReply(NamedTuple):
+    handle: int
+
+
+class TexturePlace(NamedTuple):
+    texture: int
+    handle: int
+
+
+class TextureDestroy(NamedTuple):
+    texture: int
+
+
 register(1, "session_open", Layout(SessionOpen, "<II", 1), None)
 register(2, "completed", Layout(Completed, "<Q", 0), None)
 register(3, "context_create", Layout(ContextCreate, "<QiIB", 0), None)
@@ -362,3 +425,10 @@ register(50, "tensor_map", Layout(TensorMap, "<I", 1), Layout(TensorMapReply, "<
 register(51, "stream_memory_operation", Layout(StreamMemoryOperation, "<QBQQI", 0), None)
 register(70, "function_load", Layout(FunctionLoad, "<QI", 0), Layout(FunctionLoadReply, "<", 1))
 register(71, "cluster_occupancy", Layout(ClusterOccupancy, "<QIIIIIIIIIIII", 0), Layout(ClusterOccupancyReply, "<i", 0))
+register(80, "array_create", Layout(ArrayCreate, "<QQQQQQIIII", 0), None)
+register(81, "array_destroy", Layout(ArrayDestroy, "<Q", 0), None)
+register(82, "array_to_memory", Layout(ArrayToMemory, "<QIQQQQQQQ", 0), None)
+register(83, "memory_to_array", Layout(MemoryToArray, "<QIQQQQQQQ", 0), None)
+register(84, "texture_create", Layout(TextureCreate, "<QQB", 3), Layout(TextureCreateReply, "<Q", 0))
+register(85, "texture_place", Layout(TexturePlace, "<QQ", 0), None)
+register(86, "texture_destroy", Layout(TextureDestroy, "<Q", 0), None)

@@ -164,6 +164,25 @@ CALLS: tuple[Call, ...] = (
         "shared:u32 cluster_x:u32 cluster_y:u32 cluster_z:u32"), _args("value:i32"),
          doc="form 0: cuOccupancyMaxActiveClusters, 1: cuOccupancyMaxPotentialClusterSize; "
              "cluster 0, 0, 0: none among the launch's attributes."),
+    Call(80, "array_create", S, E.CREATES, _args(
+        "array:u64 context:context address:addr width:u64 height:u64 depth:u64 format:u32 channels:u32 flags:u32 "
+        "levels:u32"), object_kind="array",
+         doc="A CUDA array, mipmapped unless levels is 0; address: of its memory (docs/developers/objects/arrays.md)."),
+    Call(81, "array_destroy", A, E.DESTROYS, _args("array:u64"), object_kind="array",
+         doc="Only when no unfinished work is left; its memory is freed by a call of its own."),
+    Call(82, "array_to_memory", A, E.WRITES, _args(
+        "array:u64 level:u32 x:u64 y:u64 z:u64 width:u64 height:u64 depth:u64 stream:stream"),
+         doc="Brings a box of the array's memory up to date; x and width are bytes."),
+    Call(83, "memory_to_array", A, E.WRITES, _args(
+        "array:u64 level:u32 x:u64 y:u64 z:u64 width:u64 height:u64 depth:u64 stream:stream"),
+         doc="Brings a box of the array up to date from its memory; x and width are bytes."),
+    Call(84, "texture_create", S, E.CREATES, _args(
+        "texture:u64 context:context surface:u8 resource:blob sampling:blob view:blob"), _args("handle:u64"),
+         volatile=True, object_kind="texture",
+         doc="A texture object (surface 0) or surface object (1); the blobs: docs/developers/objects/arrays.md."),
+    Call(85, "texture_place", A, E.CONFIGURES, _args("texture:u64 handle:u64"), object_kind="texture",
+         doc="The program was given this handle: follows each texture_create that succeeded."),
+    Call(86, "texture_destroy", A, E.DESTROYS, _args("texture:u64"), object_kind="texture"),
 )
 
 BY_ID: dict[int, Call] = {call.id: call for call in CALLS}

@@ -36,11 +36,11 @@ from rgpu.session.errors import Corrupt
 from rgpu.session.journal.record import Record
 
 COMPLETED = BY_NAME["completed"].id
-#: Calls after which an address may be handed out again, published when no work was left. (memory_free_wait is
-#: published while work runs: the device waits, and later calls may be what that work waits for.)
+#: Calls after which an address or a handle may be given out again, published when no work was left.
+#: (memory_free_wait is published while work runs: the device waits, and later calls may be what that work waits for.)
 ENDS_MEMORY = frozenset(call.id for call in BY_ID.values()
                         if call.answer is Answer.ASYNC and call.effect is Effect.DESTROYS
-                        and call.object_kind in ("memory", "mapping", "host_memory"))
+                        and call.object_kind in ("memory", "mapping", "host_memory", "array", "texture"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ mapping        the map call of every range that is still mapped
 memory         allocate; ends with its own free, with the mapping below it, or
                with the last context
 host_memory    allocate
+array          create; behind allocations, since its memory is one
+texture        create, and the handle that the program holds; behind arrays
 graph_exec     instantiate, with the nodes as the updates left them; made again
                after everything else, since its nodes may name any of it
 =============  ================================================================
@@ -53,6 +55,7 @@ ALLOCATE = BY_NAME["memory_allocate"].id
 _UNLOAD = BY_NAME["module_unload"].id
 INSTANTIATE = BY_NAME["graph_instantiate"].id
 _HOST_FUNCTION, _HOST_FUNCTION_DONE = BY_NAME["host_function"].id, BY_NAME["host_function_done"].id
+_AWAITED = frozenset({"array", "texture"})  #: kinds whose creation may be refused
 _PENDING = 2**63  #: the place of an unload that did not take place yet: behind everything
 _IDENTITY = Struct("<QQ")
 _KINDS = frozenset(call.object_kind for call in BY_ID.values() if call.object_kind)
@@ -120,8 +123,11 @@ class LiveObjects:
                 self._unloads.clear()
 
     def answered(self, seq: int, result: int, reply: Any) -> None:
-        """A call was answered; only loads matter. A failed load leaves nothing."""
+        """A call was answered; only those that make objects matter. A failed one leaves nothing."""
         if seq not in self._pending:
+            item = self._objects.get(seq) if result else None
+            if item is not None and item.kind in _AWAITED:
+                self._forget(item)
             return
         self._pending.discard(seq)
         if result:
@@ -364,6 +370,16 @@ class LiveObjects:
             item.nodes = graphs.apply_changes(item.nodes, changes)
             item.created.payload = b""
 
+    def _array_create(self, record: Record, args: Any) -> None:
+        self._create("array", args.array, record, args.context)
+
+    def _texture_create(self, record: Record, args: Any) -> None:
+        self._create("texture", args.texture, record, args.context)
+
+    def _texture_place(self, record: Record, args: Any) -> None:
+        if item := self._live("texture", args.texture):
+            item.settings["handle"] = _kept(record)
+
     def _host_allocate(self, record: Record, args: Any) -> None:
         self._create("host_memory", args.address, record)
 
@@ -480,6 +496,11 @@ _HANDLERS: dict[int, Callable[[LiveObjects, Record, Any], None]] = {
         "graph_instantiate": LiveObjects._graph_instantiate,
         "graph_exec_update": LiveObjects._graph_exec_update,
         "graph_exec_destroy": LiveObjects._destroy_simple,
+        "array_create": LiveObjects._array_create,
+        "array_destroy": LiveObjects._destroy_simple,
+        "texture_create": LiveObjects._texture_create,
+        "texture_place": LiveObjects._texture_place,
+        "texture_destroy": LiveObjects._destroy_simple,
         "host_allocate": LiveObjects._host_allocate,
         "host_free": LiveObjects._destroy_simple,
     }.items()
@@ -489,7 +510,8 @@ assert set(_HANDLERS) == {call.id for call in BY_ID.values() if call.effect not 
 
 
 #: call id → when it comes in structural_calls(); others come first
-_LATE = {ALLOCATE: 1, INSTANTIATE: 2}
+_LATE = {ALLOCATE: 1, BY_NAME["array_create"].id: 2, BY_NAME["texture_create"].id: 3, BY_NAME["texture_place"].id: 3,
+         INSTANTIATE: 4}
 
 
 def _kept(record: Record) -> Record:

@@ -22,6 +22,7 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
     "pinned": [("busy-10", "move"), ("idle-15", "kill"), ("busy-20", "kill"), ("idle-25", "checkpoint")],
     "modules": [("7", "move"), ("12", "kill"), ("17", "checkpoint")],
     "graphs": [("3", "move"), ("6", "kill"), ("9", "checkpoint")],
+    "textures": [("1", "move"), ("2", "kill"), ("3", "checkpoint"), ("4", "move"), ("5", "kill")],
     "virtual": [("kept", "move"), ("overtaken", "kill"), ("both", "checkpoint")],
     "churn": [("80", "kill"), ("140", "move"), ("200", "kill")],
 }
@@ -168,6 +169,12 @@ def test_numba_moved_and_killed(pool: LocalPool, tmp_path: Path) -> None:
     pool.wait_state("numba", "running", epoch=epoch + 1)
     released.touch()
     assert program.finish() == pool.run(sys.executable, *command, name="numba-still").finish()
+
+
+def test_arrays_of_the_stock_runtime(pool: LocalPool) -> None:
+    """cudaMallocArray, cudaMemcpy2DToArray, texture and surface objects; what is wrong has an error of its own."""
+    ended = run_to_end(pool, "textures_cudart", name="textures-cudart")
+    assert ended.lines[0] == "wrong {'no channels': 20, 'beyond': 1, 'pitch': 12, 'not one': 400}"
 
 
 @pytest.mark.parametrize("runtime", [pytest.param("12.8.90", marks=pytest.mark.slow), "13.0.96"])

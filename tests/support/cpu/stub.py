@@ -102,7 +102,7 @@ class Linked:
     addresses: dict[str, int]
 
     def launch(self, kernel: str, grid: Any, block: Any, dynamic_shared: int, params: bytes, ranges: MemoryRanges, *,
-               threads: int, cancel: Any, printf: Any, cooperative: bool) -> LaunchResult:
+               threads: int, cancel: Any, printf: Any, cooperative: bool, textures: Any) -> LaunchResult:
         if kernel == "print":
             number = struct.unpack_from("<Q", params, 8)[0]
             printf(b"say %d\n" % number if number else b"hello\n")

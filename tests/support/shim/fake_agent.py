@@ -413,6 +413,8 @@ class FakeAgent:
             reply = decoders.encode_reply("function_load", attributes=attributes)
         elif call.name == "cluster_occupancy":
             reply = decoders.encode_reply("cluster_occupancy", value=100 + args.form + 10 * args.cluster_x)
+        elif call.name == "texture_create":
+            reply = decoders.encode_reply("texture_create", handle=args.texture << 20 | 7)
         elif call.name == "event_elapsed":
             reply = decoders.encode_reply("event_elapsed", milliseconds=1.5)
         if call.answer is Answer.WAIT and self.texts:

@@ -23,7 +23,7 @@ namespace rgpu {
 
 enum class Kind : std::uint8_t {
   context = 1, stream, event, module, library, function, kernel, pool, link, physical, graph, graph_node, graph_exec, user_object,
-  other
+  array, mipmapped_array, other
 };
 
 struct Object {

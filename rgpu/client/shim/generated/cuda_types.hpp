@@ -7,6 +7,8 @@
 using CUdeviceptr = unsigned long long;
 using CUdevice = int;
 using CUmemGenericAllocationHandle = unsigned long long;
+using CUtexObject = unsigned long long;
+using CUsurfObject = unsigned long long;
 using CUcontext = struct CUctx_st *;
 using CUmodule = struct CUmod_st *;
 using CUfunction = struct CUfunc_st *;
@@ -25,6 +27,7 @@ using CUlinkState = struct CUlinkState_st *;
 using CUgreenCtx = struct CUgreenCtx_st *;
 using CUtexref = struct CUtexref_st *;
 using CUsurfref = struct CUsurfref_st *;
+using CUmipmappedArray = struct CUmipmappedArray_st *;
 
 enum CUresult : int {
     CUDA_SUCCESS = 0,
@@ -723,6 +726,26 @@ enum CUarray_format : int {
     CU_AD_FORMAT_UNORM_INT_101010_2 = 80,
     CU_AD_FORMAT_MAX = 2147483647,
 };
+enum CUresourcetype : int {
+    CU_RESOURCE_TYPE_ARRAY = 0,
+    CU_RESOURCE_TYPE_MIPMAPPED_ARRAY = 1,
+    CU_RESOURCE_TYPE_LINEAR = 2,
+    CU_RESOURCE_TYPE_PITCH2D = 3,
+};
+enum CUaddress_mode : int {
+    CU_TR_ADDRESS_MODE_WRAP = 0,
+    CU_TR_ADDRESS_MODE_CLAMP = 1,
+    CU_TR_ADDRESS_MODE_MIRROR = 2,
+    CU_TR_ADDRESS_MODE_BORDER = 3,
+};
+enum CUfilter_mode : int {
+    CU_TR_FILTER_MODE_POINT = 0,
+    CU_TR_FILTER_MODE_LINEAR = 1,
+};
+enum CUresourceViewFormat : int {
+    CU_RES_VIEW_FORMAT_NONE = 0,
+    CU_RES_VIEW_FORMAT_UNSIGNED_BC7 = 34,
+};
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *user);
 typedef void (*CUhostFn)(void *user);
 typedef size_t (*CUoccupancyB2DSize)(int block);
@@ -809,6 +832,91 @@ struct CUDA_MEMCPY3D_PEER {
     size_t Depth;
 };
 static_assert(sizeof(CUDA_MEMCPY3D_PEER) == 200);
+struct CUDA_ARRAY_DESCRIPTOR {
+    size_t Width;
+    size_t Height;
+    CUarray_format Format;
+    unsigned int NumChannels;
+};
+static_assert(sizeof(CUDA_ARRAY_DESCRIPTOR) == 24);
+struct CUDA_ARRAY3D_DESCRIPTOR {
+    size_t Width;
+    size_t Height;
+    size_t Depth;
+    CUarray_format Format;
+    unsigned int NumChannels;
+    unsigned int Flags;
+};
+static_assert(sizeof(CUDA_ARRAY3D_DESCRIPTOR) == 40);
+struct CUDA_ARRAY_MEMORY_REQUIREMENTS {
+    size_t size;
+    size_t alignment;
+    unsigned int reserved[4];
+};
+static_assert(sizeof(CUDA_ARRAY_MEMORY_REQUIREMENTS) == 32);
+struct CUresourceArray {
+    CUarray hArray;
+};
+static_assert(sizeof(CUresourceArray) == 8);
+struct CUresourceMipmap {
+    CUmipmappedArray hMipmappedArray;
+};
+static_assert(sizeof(CUresourceMipmap) == 8);
+struct CUresourceLinear {
+    CUdeviceptr devPtr;
+    CUarray_format format;
+    unsigned int numChannels;
+    size_t sizeInBytes;
+};
+static_assert(sizeof(CUresourceLinear) == 24);
+struct CUresourcePitch2D {
+    CUdeviceptr devPtr;
+    CUarray_format format;
+    unsigned int numChannels;
+    size_t width;
+    size_t height;
+    size_t pitchInBytes;
+};
+static_assert(sizeof(CUresourcePitch2D) == 40);
+union CUresourceDescription {
+    CUresourceArray array;
+    CUresourceMipmap mipmap;
+    CUresourceLinear linear;
+    CUresourcePitch2D pitch2D;
+    int reserved[32];
+};
+static_assert(sizeof(CUresourceDescription) == 128);
+struct CUDA_RESOURCE_DESC {
+    CUresourcetype resType;
+    CUresourceDescription res;
+    unsigned int flags;
+};
+static_assert(sizeof(CUDA_RESOURCE_DESC) == 144);
+struct CUDA_TEXTURE_DESC {
+    CUaddress_mode addressMode[3];
+    CUfilter_mode filterMode;
+    unsigned int flags;
+    unsigned int maxAnisotropy;
+    CUfilter_mode mipmapFilterMode;
+    float mipmapLevelBias;
+    float minMipmapLevelClamp;
+    float maxMipmapLevelClamp;
+    float borderColor[4];
+    int reserved[12];
+};
+static_assert(sizeof(CUDA_TEXTURE_DESC) == 104);
+struct CUDA_RESOURCE_VIEW_DESC {
+    CUresourceViewFormat format;
+    size_t width;
+    size_t height;
+    size_t depth;
+    unsigned int firstMipmapLevel;
+    unsigned int lastMipmapLevel;
+    unsigned int firstLayer;
+    unsigned int lastLayer;
+    unsigned int reserved[16];
+};
+static_assert(sizeof(CUDA_RESOURCE_VIEW_DESC) == 112);
 struct CUdevprop {
     int maxThreadsPerBlock;
     int maxThreadsDim[3];
@@ -1070,6 +1178,20 @@ using CUstreamAttrID = CUlaunchAttributeID;
 using CUstreamAttrValue = CUlaunchAttributeValue;
 using CUkernelNodeAttrID = CUlaunchAttributeID;
 using CUkernelNodeAttrValue = CUlaunchAttributeValue;
+inline const auto CUDA_ARRAY3D_LAYERED = 0x01u;
+inline const auto CUDA_ARRAY3D_SURFACE_LDST = 0x02u;
+inline const auto CUDA_ARRAY3D_CUBEMAP = 0x04u;
+inline const auto CUDA_ARRAY3D_TEXTURE_GATHER = 0x08u;
+inline const auto CUDA_ARRAY3D_DEPTH_TEXTURE = 0x10u;
+inline const auto CUDA_ARRAY3D_COLOR_ATTACHMENT = 0x20u;
+inline const auto CUDA_ARRAY3D_SPARSE = 0x40u;
+inline const auto CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80u;
+inline const auto CUDA_ARRAY3D_VIDEO_ENCODE_DECODE = 0x100u;
+inline const auto CU_TRSF_READ_AS_INTEGER = 0x01u;
+inline const auto CU_TRSF_NORMALIZED_COORDINATES = 0x02u;
+inline const auto CU_TRSF_SRGB = 0x10u;
+inline const auto CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION = 0x20u;
+inline const auto CU_TRSF_SEAMLESS_CUBEMAP = 0x40u;
 inline const auto CU_STREAM_LEGACY = reinterpret_cast<CUstream>(uintptr_t{1});
 inline const auto CU_STREAM_PER_THREAD = reinterpret_cast<CUstream>(uintptr_t{2});
 inline const auto CU_MEMHOSTALLOC_PORTABLE = 1u;

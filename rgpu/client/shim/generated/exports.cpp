@@ -11,15 +11,9 @@
 extern "C" {
 
 RGPU_REFUSED(cuArray3DCreate)
-RGPU_REFUSED(cuArray3DCreate_v2)
 RGPU_REFUSED(cuArray3DGetDescriptor)
-RGPU_REFUSED(cuArray3DGetDescriptor_v2)
 RGPU_REFUSED(cuArrayCreate)
-RGPU_REFUSED(cuArrayCreate_v2)
-RGPU_REFUSED(cuArrayDestroy)
 RGPU_REFUSED(cuArrayGetDescriptor)
-RGPU_REFUSED(cuArrayGetDescriptor_v2)
-RGPU_REFUSED(cuArrayGetMemoryRequirements)
 RGPU_REFUSED(cuArrayGetPlane)
 RGPU_REFUSED(cuArrayGetSparseProperties)
 RGPU_REFUSED(cuCheckpointProcessCheckpoint)
@@ -184,34 +178,20 @@ RGPU_REFUSED(cuMemcpy3DBatchAsync_ptsz)
 RGPU_REFUSED(cuMemcpy3DBatchAsync_v2)
 RGPU_REFUSED(cuMemcpy3DBatchAsync_v2_ptsz)
 RGPU_REFUSED(cuMemcpyAtoA)
-RGPU_REFUSED(cuMemcpyAtoA_v2)
-RGPU_REFUSED(cuMemcpyAtoA_v2_ptds)
 RGPU_REFUSED(cuMemcpyAtoD)
-RGPU_REFUSED(cuMemcpyAtoD_v2)
-RGPU_REFUSED(cuMemcpyAtoD_v2_ptds)
 RGPU_REFUSED(cuMemcpyAtoH)
 RGPU_REFUSED(cuMemcpyAtoHAsync)
-RGPU_REFUSED(cuMemcpyAtoHAsync_v2)
-RGPU_REFUSED(cuMemcpyAtoHAsync_v2_ptsz)
-RGPU_REFUSED(cuMemcpyAtoH_v2)
-RGPU_REFUSED(cuMemcpyAtoH_v2_ptds)
 RGPU_REFUSED(cuMemcpyBatchAsync)
 RGPU_REFUSED(cuMemcpyBatchAsync_ptsz)
 RGPU_REFUSED(cuMemcpyBatchAsync_v2)
 RGPU_REFUSED(cuMemcpyBatchAsync_v2_ptsz)
 RGPU_REFUSED(cuMemcpyDtoA)
-RGPU_REFUSED(cuMemcpyDtoA_v2)
-RGPU_REFUSED(cuMemcpyDtoA_v2_ptds)
 RGPU_REFUSED(cuMemcpyDtoD)
 RGPU_REFUSED(cuMemcpyDtoDAsync)
 RGPU_REFUSED(cuMemcpyDtoH)
 RGPU_REFUSED(cuMemcpyDtoHAsync)
 RGPU_REFUSED(cuMemcpyHtoA)
 RGPU_REFUSED(cuMemcpyHtoAAsync)
-RGPU_REFUSED(cuMemcpyHtoAAsync_v2)
-RGPU_REFUSED(cuMemcpyHtoAAsync_v2_ptsz)
-RGPU_REFUSED(cuMemcpyHtoA_v2)
-RGPU_REFUSED(cuMemcpyHtoA_v2_ptds)
 RGPU_REFUSED(cuMemcpyHtoD)
 RGPU_REFUSED(cuMemcpyHtoDAsync)
 RGPU_REFUSED(cuMemsetD16)
@@ -220,10 +200,6 @@ RGPU_REFUSED(cuMemsetD2D32)
 RGPU_REFUSED(cuMemsetD2D8)
 RGPU_REFUSED(cuMemsetD32)
 RGPU_REFUSED(cuMemsetD8)
-RGPU_REFUSED(cuMipmappedArrayCreate)
-RGPU_REFUSED(cuMipmappedArrayDestroy)
-RGPU_REFUSED(cuMipmappedArrayGetLevel)
-RGPU_REFUSED(cuMipmappedArrayGetMemoryRequirements)
 RGPU_REFUSED(cuMipmappedArrayGetSparseProperties)
 RGPU_REFUSED(cuModuleGetGlobal)
 RGPU_REFUSED(cuModuleGetSurfRef)
@@ -250,16 +226,8 @@ RGPU_REFUSED(cuStreamBatchMemOp_ptsz)
 RGPU_REFUSED(cuStreamBatchMemOp_v2)
 RGPU_REFUSED(cuStreamBatchMemOp_v2_ptsz)
 RGPU_REFUSED(cuStreamGetGreenCtx)
-RGPU_REFUSED(cuSurfObjectCreate)
-RGPU_REFUSED(cuSurfObjectDestroy)
-RGPU_REFUSED(cuSurfObjectGetResourceDesc)
 RGPU_REFUSED(cuSurfRefGetArray)
 RGPU_REFUSED(cuSurfRefSetArray)
-RGPU_REFUSED(cuTexObjectCreate)
-RGPU_REFUSED(cuTexObjectDestroy)
-RGPU_REFUSED(cuTexObjectGetResourceDesc)
-RGPU_REFUSED(cuTexObjectGetResourceViewDesc)
-RGPU_REFUSED(cuTexObjectGetTextureDesc)
 RGPU_REFUSED(cuTexRefCreate)
 RGPU_REFUSED(cuTexRefDestroy)
 RGPU_REFUSED(cuTexRefGetAddress)
@@ -395,6 +363,26 @@ RGPU_API CUresult cuMemcpyAsync_ptsz(CUdeviceptr dst, CUdeviceptr src, size_t By
     rgpu::PerThreadScope scope;
     return cuMemcpyAsync(dst, src, ByteCount, hStream);
 }
+RGPU_API CUresult cuMemcpyAtoA_v2_ptds(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount) {
+    rgpu::PerThreadScope scope;
+    return cuMemcpyAtoA_v2(dstArray, dstOffset, srcArray, srcOffset, ByteCount);
+}
+RGPU_API CUresult cuMemcpyAtoD_v2_ptds(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount) {
+    rgpu::PerThreadScope scope;
+    return cuMemcpyAtoD_v2(dstDevice, srcArray, srcOffset, ByteCount);
+}
+RGPU_API CUresult cuMemcpyAtoHAsync_v2_ptsz(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream) {
+    rgpu::PerThreadScope scope;
+    return cuMemcpyAtoHAsync_v2(dstHost, srcArray, srcOffset, ByteCount, hStream);
+}
+RGPU_API CUresult cuMemcpyAtoH_v2_ptds(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount) {
+    rgpu::PerThreadScope scope;
+    return cuMemcpyAtoH_v2(dstHost, srcArray, srcOffset, ByteCount);
+}
+RGPU_API CUresult cuMemcpyDtoA_v2_ptds(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount) {
+    rgpu::PerThreadScope scope;
+    return cuMemcpyDtoA_v2(dstArray, dstOffset, srcDevice, ByteCount);
+}
 RGPU_API CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
     rgpu::PerThreadScope scope;
     return cuMemcpyDtoDAsync_v2(dstDevice, srcDevice, ByteCount, hStream);
@@ -410,6 +398,14 @@ RGPU_API CUresult cuMemcpyDtoHAsync_v2_ptsz(void *dstHost, CUdeviceptr srcDevice
 RGPU_API CUresult cuMemcpyDtoH_v2_ptds(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount) {
     rgpu::PerThreadScope scope;
     return cuMemcpyDtoH_v2(dstHost, srcDevice, ByteCount);
+}
+RGPU_API CUresult cuMemcpyHtoAAsync_v2_ptsz(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream) {
+    rgpu::PerThreadScope scope;
+    return cuMemcpyHtoAAsync_v2(dstArray, dstOffset, srcHost, ByteCount, hStream);
+}
+RGPU_API CUresult cuMemcpyHtoA_v2_ptds(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount) {
+    rgpu::PerThreadScope scope;
+    return cuMemcpyHtoA_v2(dstArray, dstOffset, srcHost, ByteCount);
 }
 RGPU_API CUresult cuMemcpyHtoDAsync_v2_ptsz(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream) {
     rgpu::PerThreadScope scope;

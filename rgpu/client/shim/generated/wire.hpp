@@ -1045,6 +1045,183 @@ struct ClusterOccupancyReply {
     }
 };
 
+struct ArrayCreate {
+    uint64_t array{};
+    uint64_t context{};
+    uint64_t address{};
+    uint64_t width{};
+    uint64_t height{};
+    uint64_t depth{};
+    uint32_t format{};
+    uint32_t channels{};
+    uint32_t flags{};
+    uint32_t levels{};
+    static constexpr uint16_t id = 80;
+    static constexpr const char *name = "array_create";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 64; }
+    void write(uint8_t *out) const {
+        detail::put(out, array);
+        detail::put(out, context);
+        detail::put(out, address);
+        detail::put(out, width);
+        detail::put(out, height);
+        detail::put(out, depth);
+        detail::put(out, format);
+        detail::put(out, channels);
+        detail::put(out, flags);
+        detail::put(out, levels);
+    }
+};
+
+struct ArrayDestroy {
+    uint64_t array{};
+    static constexpr uint16_t id = 81;
+    static constexpr const char *name = "array_destroy";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8; }
+    void write(uint8_t *out) const {
+        detail::put(out, array);
+    }
+};
+
+struct ArrayToMemory {
+    uint64_t array{};
+    uint32_t level{};
+    uint64_t x{};
+    uint64_t y{};
+    uint64_t z{};
+    uint64_t width{};
+    uint64_t height{};
+    uint64_t depth{};
+    uint64_t stream{};
+    static constexpr uint16_t id = 82;
+    static constexpr const char *name = "array_to_memory";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 68; }
+    void write(uint8_t *out) const {
+        detail::put(out, array);
+        detail::put(out, level);
+        detail::put(out, x);
+        detail::put(out, y);
+        detail::put(out, z);
+        detail::put(out, width);
+        detail::put(out, height);
+        detail::put(out, depth);
+        detail::put(out, stream);
+    }
+};
+
+struct MemoryToArray {
+    uint64_t array{};
+    uint32_t level{};
+    uint64_t x{};
+    uint64_t y{};
+    uint64_t z{};
+    uint64_t width{};
+    uint64_t height{};
+    uint64_t depth{};
+    uint64_t stream{};
+    static constexpr uint16_t id = 83;
+    static constexpr const char *name = "memory_to_array";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 68; }
+    void write(uint8_t *out) const {
+        detail::put(out, array);
+        detail::put(out, level);
+        detail::put(out, x);
+        detail::put(out, y);
+        detail::put(out, z);
+        detail::put(out, width);
+        detail::put(out, height);
+        detail::put(out, depth);
+        detail::put(out, stream);
+    }
+};
+
+struct TextureCreate {
+    uint64_t texture{};
+    uint64_t context{};
+    uint8_t surface{};
+    Blob resource{};
+    Blob sampling{};
+    Blob view{};
+    static constexpr uint16_t id = 84;
+    static constexpr const char *name = "texture_create";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = true;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 17 + 4 + size_t{resource.size} + 4 + size_t{sampling.size} + 4 + size_t{view.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, texture);
+        detail::put(out, context);
+        detail::put(out, surface);
+        detail::put(out, resource);
+        detail::put(out, sampling);
+        detail::put(out, view);
+    }
+};
+
+struct TextureCreateReply {
+    uint64_t handle{};
+    // False unless the bytes are exactly this; blobs point into them.
+    bool read(const uint8_t *data, size_t size) {
+        const uint8_t *at = data;
+        const uint8_t *end = data + size;
+        return detail::get(at, end, handle) && at == end;
+    }
+};
+
+struct TexturePlace {
+    uint64_t texture{};
+    uint64_t handle{};
+    static constexpr uint16_t id = 85;
+    static constexpr const char *name = "texture_place";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 16; }
+    void write(uint8_t *out) const {
+        detail::put(out, texture);
+        detail::put(out, handle);
+    }
+};
+
+struct TextureDestroy {
+    uint64_t texture{};
+    static constexpr uint16_t id = 86;
+    static constexpr const char *name = "texture_destroy";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8; }
+    void write(uint8_t *out) const {
+        detail::put(out, texture);
+    }
+};
+
 inline const char *call_name(uint16_t id) {
     switch (id) {
         case 1: return "session_open";
@@ -1094,6 +1271,13 @@ inline const char *call_name(uint16_t id) {
         case 51: return "stream_memory_operation";
         case 70: return "function_load";
         case 71: return "cluster_occupancy";
+        case 80: return "array_create";
+        case 81: return "array_destroy";
+        case 82: return "array_to_memory";
+        case 83: return "memory_to_array";
+        case 84: return "texture_create";
+        case 85: return "texture_place";
+        case 86: return "texture_destroy";
         default: return "?";
     }
 }

@@ -2,12 +2,13 @@
 //
 // Every form becomes one `Copy`; each end is judged by what its address points
 // into (UVA). Pageable sources are read at the call (SEMANTICS 6), copies to
-// the host are awaited. Arrays are not supported.
+// the host are awaited. The 2D and 3D forms: arrays/copy_boxes.cpp.
 #include <algorithm>
 #include <cstring>
 #include <deque>
 
 #include "capturing.hpp"
+#include "copying.hpp"
 #include "crew.hpp"
 #include "memory.hpp"
 #include "session.hpp"
@@ -27,25 +28,10 @@ std::uint64_t upload_piece(std::uint64_t done, std::uint64_t total) {
   return left <= piece + FIRST_UPLOAD / 2 ? left : piece;
 }
 
-// One end of a copy: `type` is what the call says of it.
-struct End {
-  CUmemorytype type = CU_MEMORYTYPE_UNIFIED;
-  std::uint64_t address = 0;
-  std::uint64_t pitch = 0;
-  bool host = false;  // resolve() found: the bytes are the program's own memory
-  int device = 0;     // … or this device's, by the session's number
-};
-
-struct Copy {
-  End destination, source;
-  std::uint64_t width = 0, height = 1;
-  bool packed(const End& end) const { return height <= 1 || end.pitch == width; }
-};
-
 std::uint8_t* bytes(std::uint64_t address) { return reinterpret_cast<std::uint8_t*>(address); }
 
 // Finds out where the end lies, and that all of it lies there.
-CUresult resolve(End& end, const Copy& copy) {
+CUresult resolve(CopyEnd& end, const Copy& copy) {
   if (copy.height > 1 && end.pitch < copy.width) return CUDA_ERROR_INVALID_VALUE;
   std::uint64_t span;
   if (__builtin_mul_overflow(end.pitch, copy.height - 1, &span) || __builtin_add_overflow(span, copy.width, &span) ||
@@ -286,9 +272,26 @@ CUresult capture(const Copy& c, const StreamRef& stream, bool& taken) {
   return capture_work(stream, work, taken);
 }
 
-// `blocking`: a call without "Async". When one to the device returns, the program may start work on any
-// stream that reads what was copied: the copy's end is an observed completion (SEMANTICS 1), so it is awaited.
-CUresult run(Copy& c, CUstream handle, bool blocking) {
+CUresult linear(CUmemorytype to, std::uint64_t destination, CUmemorytype from, std::uint64_t source, std::size_t n,
+                CUstream stream, bool blocking = false) {
+  Copy c;
+  c.destination = {to, destination, n, false};
+  c.source = {from, source, n, false};
+  c.width = n;
+  return run_copy(c, stream, blocking);
+}
+
+CUresult between(CUdeviceptr destination, CUcontext to, CUdeviceptr source, CUcontext from, std::size_t n, CUstream stream) {
+  if (CUresult r = require(); r) return r;
+  if (!find(to) || !find(from)) return CUDA_ERROR_INVALID_CONTEXT;
+  return linear(CU_MEMORYTYPE_DEVICE, destination, CU_MEMORYTYPE_DEVICE, source, n, stream);
+}
+
+std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+
+}  // namespace
+
+CUresult run_copy(Copy& c, CUstream handle, bool blocking) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   StreamRef stream;
@@ -310,91 +313,6 @@ CUresult run(Copy& c, CUstream handle, bool blocking) {
   return c.destination.host ? to_host(c, stream) : on_device(c, stream);
 }
 
-CUresult linear(CUmemorytype to, std::uint64_t destination, CUmemorytype from, std::uint64_t source, std::size_t n,
-                CUstream stream, bool blocking = false) {
-  Copy c;
-  c.destination = {to, destination, n, false};
-  c.source = {from, source, n, false};
-  c.width = n;
-  return run(c, stream, blocking);
-}
-
-// The 2D and 3D forms name host pointer and device pointer apart.
-CUresult end_of(CUmemorytype type, const void* host, CUdeviceptr device, std::uint64_t offset, std::uint64_t pitch, End& end) {
-  end.type = type;
-  end.pitch = pitch;
-  switch (type) {
-    case CU_MEMORYTYPE_HOST:
-      end.address = reinterpret_cast<std::uint64_t>(host);
-      break;
-    case CU_MEMORYTYPE_DEVICE:
-    case CU_MEMORYTYPE_UNIFIED:
-      end.address = device;
-      break;
-    case CU_MEMORYTYPE_ARRAY:
-      log_once("array copy", "copies from and to CUDA arrays are not supported");
-      return CUDA_ERROR_NOT_SUPPORTED;
-    default:
-      return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (!end.address) return CUDA_ERROR_INVALID_VALUE;
-  end.address += offset;
-  return CUDA_SUCCESS;
-}
-
-CUresult rows(const CUDA_MEMCPY2D* p, CUstream stream, bool blocking) {
-  if (CUresult r = require(); r) return r;
-  if (!p) return CUDA_ERROR_INVALID_VALUE;
-  if (!p->WidthInBytes || !p->Height) return CUDA_SUCCESS;
-  const std::uint64_t from = p->srcPitch ? p->srcPitch : p->WidthInBytes + p->srcXInBytes;
-  const std::uint64_t to = p->dstPitch ? p->dstPitch : p->WidthInBytes + p->dstXInBytes;
-  if (from < p->srcXInBytes + p->WidthInBytes || to < p->dstXInBytes + p->WidthInBytes) return CUDA_ERROR_INVALID_VALUE;
-  Copy c;
-  c.width = p->WidthInBytes;
-  c.height = p->Height;
-  if (CUresult r = end_of(p->srcMemoryType, p->srcHost, p->srcDevice, p->srcY * from + p->srcXInBytes, from, c.source); r)
-    return r;
-  if (CUresult r = end_of(p->dstMemoryType, p->dstHost, p->dstDevice, p->dstY * to + p->dstXInBytes, to, c.destination); r)
-    return r;
-  return run(c, stream, blocking);
-}
-
-// Plane after plane; planes that follow each other without a gap are one.
-template <class Copy3D>
-CUresult planes(const Copy3D* p, CUstream stream, bool blocking) {
-  if (CUresult r = require(); r) return r;
-  if (!p || p->srcLOD || p->dstLOD) return CUDA_ERROR_INVALID_VALUE;
-  if (!p->WidthInBytes || !p->Height || !p->Depth) return CUDA_SUCCESS;
-  const std::uint64_t from = p->srcPitch ? p->srcPitch : p->WidthInBytes + p->srcXInBytes;
-  const std::uint64_t to = p->dstPitch ? p->dstPitch : p->WidthInBytes + p->dstXInBytes;
-  const std::uint64_t from_height = p->srcHeight ? p->srcHeight : p->Height + p->srcY;
-  const std::uint64_t to_height = p->dstHeight ? p->dstHeight : p->Height + p->dstY;
-  if (from < p->srcXInBytes + p->WidthInBytes || to < p->dstXInBytes + p->WidthInBytes ||
-      (p->Depth > 1 && (from_height < p->srcY + p->Height || to_height < p->dstY + p->Height)))
-    return CUDA_ERROR_INVALID_VALUE;
-  const bool whole = from_height == p->Height && to_height == p->Height;
-  for (std::uint64_t z = 0; z < (whole ? 1 : p->Depth); ++z) {
-    Copy c;
-    c.width = p->WidthInBytes;
-    c.height = whole ? p->Height * p->Depth : p->Height;
-    const std::uint64_t source = ((p->srcZ + z) * from_height + p->srcY) * from + p->srcXInBytes;
-    const std::uint64_t destination = ((p->dstZ + z) * to_height + p->dstY) * to + p->dstXInBytes;
-    if (CUresult r = end_of(p->srcMemoryType, p->srcHost, p->srcDevice, source, from, c.source); r) return r;
-    if (CUresult r = end_of(p->dstMemoryType, p->dstHost, p->dstDevice, destination, to, c.destination); r) return r;
-    if (CUresult r = run(c, stream, blocking); r) return r;
-  }
-  return CUDA_SUCCESS;
-}
-
-CUresult between(CUdeviceptr destination, CUcontext to, CUdeviceptr source, CUcontext from, std::size_t n, CUstream stream) {
-  if (CUresult r = require(); r) return r;
-  if (!find(to) || !find(from)) return CUDA_ERROR_INVALID_CONTEXT;
-  return linear(CU_MEMORYTYPE_DEVICE, destination, CU_MEMORYTYPE_DEVICE, source, n, stream);
-}
-
-std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
-
-}  // namespace
 }  // namespace rgpu
 
 using namespace rgpu;
@@ -440,14 +358,5 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdevice
                            size_t ByteCount, CUstream hStream) {
   return between(dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
 }
-
-CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr, true); }
-CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* pCopy) { return rows(pCopy, nullptr, true); }
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* pCopy, CUstream hStream) { return rows(pCopy, hStream, false); }
-
-CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* pCopy) { return planes(pCopy, nullptr, true); }
-CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* pCopy, CUstream hStream) { return planes(pCopy, hStream, false); }
-CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy) { return planes(pCopy, nullptr, true); }
-CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream) { return planes(pCopy, hStream, false); }
 
 }  // extern "C"

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <string>
 
+#include "array.hpp"
 #include "capturing.hpp"
 #include "device.hpp"
 #include "session.hpp"
@@ -330,6 +331,8 @@ void untrack_globals(const Module& module) {
 CUresult release_context_objects(Context& context) {
   CUresult result = require() ? CUDA_SUCCESS : wait_for_device(context);
   reclaim_deferred(session_device(context.device));
+  release_textures(context);
+  release_arrays(context);
   Memory& m = memory();
   std::vector<std::uint64_t> left;
   {

@@ -34,9 +34,11 @@ from rgpu.server.device.cpu.printed import Printed
 from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Fault, Streams
+from rgpu.server.device.cpu.textures import Textures
 from rgpu.server.device.hardware import HARDWARE
 from rgpu.server.device.loads import LoadNotes
 from rgpu.session.errors import DeviceError
+from rgpu.session.objects.arrays import ArrayShape, Box
 from rgpu.session.objects.graphs import Node
 from rgpu.session.objects.module_table import GlobalVariable
 
@@ -80,6 +82,7 @@ class CpuDevice:
         self._staged_lock = threading.Lock()
         self._streams = self.order_gates = Streams(count)
         self._graphs = Graphs(self)
+        self._textures = Textures()
         self._contexts: dict[int, dict[int, int]] = {}
         self._device_of: dict[int, int] = {}  #: of each context
         self._clock_offset = -time.monotonic_ns()
@@ -148,6 +151,7 @@ class CpuDevice:
         with self._streams.schedule.mutex:
             self._streams.schedule.destroy_context(context)
         self._graphs.destroy_context(context)
+        self._textures.destroy_context(context)
         if not self._contexts:
             self._modules.unload_all()
             self._memory.free_all()
@@ -207,6 +211,35 @@ class CpuDevice:
     def destroy_graph(self, graph: int) -> None:
         self._graphs.destroy(graph)
 
+    # -- arrays, textures, surfaces: an array is its memory -------------------------------
+    def create_array(self, array: int, context: int, address: int, shape: ArrayShape) -> None:
+        shape.check()
+        self._memory.check(address, shape.size, "memory of an array")
+        self._textures.create_array(array, context, address, shape)
+
+    def destroy_array(self, array: int) -> None:
+        self._textures.destroy_array(array)
+
+    def array_to_memory(self, seq: int, stream: int, array: int, box: Box) -> None:
+        box.check(self._textures.shape(array))
+        self._streams.submit(Op(seq), stream)
+
+    def memory_to_array(self, seq: int, stream: int, array: int, box: Box) -> None:
+        self.array_to_memory(seq, stream, array, box)
+
+    def spread_arrays(self) -> None:
+        """Nothing is to be done."""
+
+    def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
+                       view: bytes) -> int:
+        return self._textures.create(texture, context, surface, resource, sampling, view)
+
+    def place_texture(self, texture: int, handle: int) -> None:
+        self._textures.place(texture, handle)
+
+    def destroy_texture(self, texture: int) -> None:
+        self._textures.destroy(texture)
+
     # -- ordered work -------------------------------------------------------------------
     def launch(self, seq: int, launch: Launch) -> None:
         work = self.launch_work(launch)
@@ -231,7 +264,8 @@ class CpuDevice:
             result = module.linked.launch(
                 kernel.name, launch.grid, launch.block, launch.shared, parameters, self._kernel_ranges(),
                 threads=self.threads, cancel=self._streams.cancel,
-                printf=self.text.writer(kernel.name), cooperative=launch.cooperative)
+                printf=self.text.writer(kernel.name), cooperative=launch.cooperative,
+                textures=self._textures.table(self._memory.valid))
             if result.error:
                 where = f" at {result.address:#x}" if result.address else ""
                 raise Fault(result.error, f"{kernel.name}{where}: {result.detail}")

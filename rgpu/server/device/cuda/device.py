@@ -27,6 +27,7 @@ from rgpu.server.device.cuda.errors import STICKY, check
 from rgpu.server.device.cuda.facts import facts
 from rgpu.server.device.cuda.gpus import Gpu, open_gpus
 from rgpu.server.device.cuda.memory import pinned
+from rgpu.server.device.cuda.memory.arrays import Arrays
 from rgpu.server.device.cuda.memory.frames import CudaFrames
 from rgpu.server.device.cuda.memory.hashers import Homes, SeveralHashers
 from rgpu.server.device.cuda.memory.inplace import InPlace
@@ -46,6 +47,7 @@ from rgpu.server.device.loads import LoadNotes
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM
 from rgpu.session.errors import DeviceError
+from rgpu.session.objects.arrays import ArrayShape, Box
 from rgpu.session.objects.graphs import KernelNode, Node
 from rgpu.session.objects.module_table import GlobalVariable, ModuleTable
 
@@ -113,6 +115,7 @@ class CudaDevice:
         self._module_homes: dict[int, int] = {}
         self._unloaded: list[tuple[int, modules.Module]] = []  #: by the program, not yet by the driver; on which GPU
         self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._failed)
+        self._arrays = Arrays(self._use_context)
         self._graphs = Graphs(self._use_context, self._kernel, self._graph_made, self.engine.remove_graph)
         self._clock_offset = -time.monotonic_ns()
         for gpu in reversed(self.gpus):
@@ -244,6 +247,7 @@ class CudaDevice:
     def destroy_context(self, context: int) -> None:
         """Its streams, events and memory are destroyed by their own calls."""
         self._graphs.destroy_context(context)
+        self._arrays.destroy_context(context)
         self.engine.remove_context(context)
         self._homes.pop(context, None)
 
@@ -398,6 +402,35 @@ class CudaDevice:
     def destroy_graph(self, graph: int) -> None:
         self._graphs.destroy(graph)
 
+    # -- arrays, textures, surfaces -------------------------------------------------
+    def create_array(self, array: int, context: int, address: int, shape: ArrayShape) -> None:
+        self._check_range(address, shape.size, shape.size, 1)
+        self._arrays.create(array, context, address, shape)
+
+    def destroy_array(self, array: int) -> None:
+        self._arrays.destroy(array)
+
+    def array_to_memory(self, seq: int, stream: int, array: int, box: Box) -> None:
+        handle = self._stream(stream)
+        self._run(seq, stream, self._arrays.copy(array, box, handle, False), "copy from an array")
+
+    def memory_to_array(self, seq: int, stream: int, array: int, box: Box) -> None:
+        handle = self._stream(stream)
+        self._run(seq, stream, self._arrays.copy(array, box, handle, True), "copy to an array")
+
+    def spread_arrays(self) -> None:
+        self._arrays.spread()
+
+    def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
+                       view: bytes) -> int:
+        return self._arrays.create_texture(texture, context, surface, resource, sampling, view)
+
+    def place_texture(self, texture: int, handle: int) -> None:
+        self._arrays.place(texture, handle)
+
+    def destroy_texture(self, texture: int) -> None:
+        self._arrays.destroy_texture(texture)
+
     # -- ordered work -------------------------------------------------------------
     def _ordered(self, name: str, seq: int, payload: Any = b"", **args: Any) -> None:
         """A hot call from Python. Raises :class:`DeviceError` for what is wrong with the call itself."""
@@ -521,6 +554,10 @@ class CudaDevice:
             for gpu in self.gpus:
                 gpu.use()
                 gpu.zeroing.settle()
+            try:
+                self._arrays.gather()
+            except DeviceError as error:
+                self._failed(error.result, error.message)
         return drained
 
     # -- state ------------------------------------------------------------------------

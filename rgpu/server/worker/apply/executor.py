@@ -27,6 +27,7 @@ from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record
 from rgpu.session.objects import graphs, module_table
+from rgpu.session.objects.arrays import ArrayShape, Box
 from rgpu.session.objects.module_table import GlobalVariable
 
 log = structlog.get_logger(__name__)
@@ -318,6 +319,39 @@ class Executor:
         """Encode a tensor map and answer with it."""
         self._reply(record, "tensor_map", map=self.device.tensor_map(args.form, bytes(args.arguments)))
 
+    # -- arrays, textures, surfaces -----------------------------------------------
+    def array_create(self, record: Record, args: Any) -> None:
+        """Make an array of memory that was allocated for it."""
+        self.device.create_array(args.array, args.context, args.address, ArrayShape(
+            args.width, args.height, args.depth, args.format, args.channels, args.flags, args.levels))
+        self._reply(record, "array_create")
+
+    def array_destroy(self, record: Record, args: Any) -> None:
+        """Destroy an array."""
+        self.device.destroy_array(args.array)
+
+    def array_to_memory(self, record: Record, args: Any) -> None:
+        """Bring a box of an array's memory up to date."""
+        self.device.array_to_memory(record.seq, args.stream, args.array, _box(args))
+
+    def memory_to_array(self, record: Record, args: Any) -> None:
+        """Bring a box of an array up to date."""
+        self.device.memory_to_array(record.seq, args.stream, args.array, _box(args))
+
+    def texture_create(self, record: Record, args: Any) -> None:
+        """Make a texture or surface object and answer with its handle."""
+        handle = self.device.create_texture(args.texture, args.context, bool(args.surface), bytes(args.resource),
+                                            bytes(args.sampling), bytes(args.view))
+        self._reply(record, "texture_create", handle=handle)
+
+    def texture_place(self, record: Record, args: Any) -> None:
+        """See to it that an object has the handle that the program was given."""
+        self.device.place_texture(args.texture, args.handle)
+
+    def texture_destroy(self, record: Record, args: Any) -> None:
+        """Destroy a texture or surface object."""
+        self.device.destroy_texture(args.texture)
+
     # -- graphs -----------------------------------------------------------------
     def graph_instantiate(self, record: Record, args: Any) -> None:
         """Make an executable graph of its nodes."""
@@ -392,7 +426,11 @@ class Executor:
 
 #: Calls that no one awaits but whose failure breaks a promise made to the program.
 _PROMISED = frozenset({"memory_map", "memory_allocate", "host_allocate", "context_create", "stream_create",
-                       "event_create", "graph_instantiate", "graph_exec_update"})
+                       "event_create", "graph_instantiate", "graph_exec_update", "texture_place"})
+
+
+def _box(args: Any) -> Box:
+    return Box(args.level, args.x, args.y, args.z, args.width, args.height, args.depth)
 
 
 def _read(decode: Callable[[Any], Any], record: Record) -> Any:

@@ -33,7 +33,7 @@ from rgpu.session.journal.record import HEADER, HEADER_SIZE, MAGIC, MAX_ARGS, MA
 MAY_WAIT = frozenset(BY_NAME[name].id for name in (
     "context_destroy", "context_limit", "memory_map", "memory_unmap", "module_load", "function_load",
     "cluster_occupancy", "host_allocate", "host_free", "stream_destroy", "graph_instantiate", "graph_exec_update",
-    "graph_exec_destroy"))
+    "graph_exec_destroy", "array_create", "array_destroy", "texture_create", "texture_place", "texture_destroy"))
 PATIENCE = 0.5  #: seconds that such a call is put off for the program's functions; then it is made in a thread
 _DONE, _COMPLETED = BY_NAME["host_function_done"].id, BY_NAME["completed"].id
 _COVERED = 36  #: bytes of a header under its own checksum

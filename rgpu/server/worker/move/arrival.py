@@ -230,6 +230,7 @@ class Arrival(RoleShell[DestinationRole]):
                                                           last.hash_key)):
                 raise RecoveryFailed(f"pages of the {region.kind} range at {region.address:#x} differ after the repair",
                                      address=region.address, reason="page hash")
+        device.spread_arrays()
         self._pages, self._phases = sum(map(len, wanted.values())), Phases()
         return self.event("repaired")
 

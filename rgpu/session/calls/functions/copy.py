@@ -20,8 +20,8 @@ FUNCTIONS = (
     ),
     function(
         "cuMemcpy2DAsync_v2", "const CUDA_MEMCPY2D *pCopy, CUstream hStream", "cuMemcpy2DAsync 3020 ptsz 7000", SYNC,
-        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d completed",
-        "host and device linear memory; arrays are refused; awaited when the destination is on the host",
+        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d array_to_memory memory_to_array completed",
+        "host and device memory and arrays; awaited when the destination is on the host",
     ),
     function(
         "cuMemcpy2DUnaligned", "const CUDA_MEMCPY2D *pCopy", "cuMemcpy2DUnaligned 2000",
@@ -29,13 +29,13 @@ FUNCTIONS = (
     ),
     function(
         "cuMemcpy2DUnaligned_v2", "const CUDA_MEMCPY2D *pCopy", "cuMemcpy2DUnaligned 3020 ptds 7000", SYNC,
-        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d completed",
-        "host and device linear memory; arrays are refused; awaited when the destination is on the host",
+        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d array_to_memory memory_to_array completed",
+        "host and device memory and arrays; awaited when the destination is on the host",
     ),
     function(
         "cuMemcpy2D_v2", "const CUDA_MEMCPY2D *pCopy", "cuMemcpy2D 3020 ptds 7000", SYNC,
-        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d completed",
-        "host and device linear memory; arrays are refused; awaited when the destination is on the host",
+        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d array_to_memory memory_to_array completed",
+        "host and device memory and arrays; awaited when the destination is on the host",
     ),
     function(
         "cuMemcpy3D", "const CUDA_MEMCPY3D *pCopy", "cuMemcpy3D 2000",
@@ -47,8 +47,8 @@ FUNCTIONS = (
     ),
     function(
         "cuMemcpy3DAsync_v2", "const CUDA_MEMCPY3D *pCopy, CUstream hStream", "cuMemcpy3DAsync 3020 ptsz 7000", SYNC,
-        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d completed",
-        "host and device linear memory; arrays are refused; awaited when the destination is on the host",
+        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d array_to_memory memory_to_array completed",
+        "host and device memory and arrays; awaited when the destination is on the host",
     ),
     function(
         "cuMemcpy3DBatchAsync",
@@ -62,18 +62,19 @@ FUNCTIONS = (
     ),
     function(
         "cuMemcpy3DPeer", "const CUDA_MEMCPY3D_PEER *pCopy", "cuMemcpy3DPeer 4000 ptds 7000", SYNC,
-        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d completed",
-        "host and device linear memory; arrays are refused; awaited when the destination is on the host",
+        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d array_to_memory memory_to_array completed",
+        "host and device memory and arrays; awaited when the destination is on the host",
     ),
     function(
         "cuMemcpy3DPeerAsync", "const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream",
-        "cuMemcpy3DPeerAsync 4000 ptsz 7000", SYNC, "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d completed",
-        "host and device linear memory; arrays are refused; awaited when the destination is on the host",
+        "cuMemcpy3DPeerAsync 4000 ptsz 7000",
+        SYNC, "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d array_to_memory memory_to_array completed",
+        "host and device memory and arrays; awaited when the destination is on the host",
     ),
     function(
         "cuMemcpy3D_v2", "const CUDA_MEMCPY3D *pCopy", "cuMemcpy3D 3020 ptds 7000", SYNC,
-        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d completed",
-        "host and device linear memory; arrays are refused; awaited when the destination is on the host",
+        "memcpy2d_h2d memcpy2d_d2h memcpy2d_d2d array_to_memory memory_to_array completed",
+        "host and device memory and arrays; awaited when the destination is on the host",
     ),
     function(
         "cuMemcpyAsync", "CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream",
@@ -83,37 +84,38 @@ FUNCTIONS = (
     function(
         "cuMemcpyAtoA",
         "CUarray dstArray, unsigned int dstOffset, CUarray srcArray, unsigned int srcOffset, unsigned int "
-        "ByteCount", "cuMemcpyAtoA 2000",
+        "ByteCount", "cuMemcpyAtoA 2000", note="32-bit device address or size: cannot name this session's memory",
     ),
     function(
         "cuMemcpyAtoA_v2", "CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount",
         "cuMemcpyAtoA 3020 ptds 7000",
+        ASYNC, "memcpy2d_d2d array_to_memory memory_to_array", "arrays of one dimension",
     ),
     function(
         "cuMemcpyAtoD", "unsigned int dstDevice, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount",
-        "cuMemcpyAtoD 2000",
+        "cuMemcpyAtoD 2000", note="32-bit device address or size: cannot name this session's memory",
     ),
     function(
         "cuMemcpyAtoD_v2", "CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount",
-        "cuMemcpyAtoD 3020 ptds 7000",
+        "cuMemcpyAtoD 3020 ptds 7000", ASYNC, "memcpy2d_d2d array_to_memory", "arrays of one dimension",
     ),
     function(
         "cuMemcpyAtoH", "void *dstHost, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount",
-        "cuMemcpyAtoH 2000",
+        "cuMemcpyAtoH 2000", note="32-bit device address or size: cannot name this session's memory",
     ),
     function(
         "cuMemcpyAtoHAsync",
         "void *dstHost, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount, CUstream hStream",
-        "cuMemcpyAtoHAsync 2000",
+        "cuMemcpyAtoHAsync 2000", note="32-bit device address or size: cannot name this session's memory",
     ),
     function(
         "cuMemcpyAtoHAsync_v2",
         "void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream",
-        "cuMemcpyAtoHAsync 3020 ptsz 7000",
+        "cuMemcpyAtoHAsync 3020 ptsz 7000", SYNC, "memcpy2d_d2h array_to_memory completed", "arrays of one dimension",
     ),
     function(
         "cuMemcpyAtoH_v2", "void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount",
-        "cuMemcpyAtoH 3020 ptds 7000",
+        "cuMemcpyAtoH 3020 ptds 7000", SYNC, "memcpy2d_d2h array_to_memory completed", "arrays of one dimension",
     ),
     function(
         "cuMemcpyBatchAsync",
@@ -127,11 +129,11 @@ FUNCTIONS = (
     ),
     function(
         "cuMemcpyDtoA", "CUarray dstArray, unsigned int dstOffset, unsigned int srcDevice, unsigned int ByteCount",
-        "cuMemcpyDtoA 2000",
+        "cuMemcpyDtoA 2000", note="32-bit device address or size: cannot name this session's memory",
     ),
     function(
         "cuMemcpyDtoA_v2", "CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount",
-        "cuMemcpyDtoA 3020 ptds 7000",
+        "cuMemcpyDtoA 3020 ptds 7000", ASYNC, "memcpy2d_d2d memory_to_array", "arrays of one dimension",
     ),
     function(
         "cuMemcpyDtoD", "unsigned int dstDevice, unsigned int srcDevice, unsigned int ByteCount", "cuMemcpyDtoD 2000",
@@ -169,21 +171,22 @@ FUNCTIONS = (
     ),
     function(
         "cuMemcpyHtoA", "CUarray dstArray, unsigned int dstOffset, const void *srcHost, unsigned int ByteCount",
-        "cuMemcpyHtoA 2000",
+        "cuMemcpyHtoA 2000", note="32-bit device address or size: cannot name this session's memory",
     ),
     function(
         "cuMemcpyHtoAAsync",
         "CUarray dstArray, unsigned int dstOffset, const void *srcHost, unsigned int ByteCount, CUstream hStream",
-        "cuMemcpyHtoAAsync 2000",
+        "cuMemcpyHtoAAsync 2000", note="32-bit device address or size: cannot name this session's memory",
     ),
     function(
         "cuMemcpyHtoAAsync_v2",
         "CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream",
-        "cuMemcpyHtoAAsync 3020 ptsz 7000",
+        "cuMemcpyHtoAAsync 3020 ptsz 7000", ASYNC, "memcpy2d_h2d memory_to_array", "arrays of one dimension",
     ),
     function(
         "cuMemcpyHtoA_v2", "CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount",
-        "cuMemcpyHtoA 3020 ptds 7000",
+        "cuMemcpyHtoA 3020 ptds 7000", SYNC, "memcpy2d_h2d memory_to_array stream_synchronize completed",
+        "arrays of one dimension",
     ),
     function(
         "cuMemcpyHtoD", "unsigned int dstDevice, const void *srcHost, unsigned int ByteCount", "cuMemcpyHtoD 2000",

@@ -99,8 +99,14 @@ FUNCTIONS = (
         "cuModuleGetLoadingMode", "CUmoduleLoadingMode *mode", "cuModuleGetLoadingMode 11070", LOCAL, "",
         "from the load's table",
     ),
-    function("cuModuleGetSurfRef", "CUsurfref *pSurfRef, CUmodule hmod, const char *name", "cuModuleGetSurfRef 3000"),
-    function("cuModuleGetTexRef", "CUtexref *pTexRef, CUmodule hmod, const char *name", "cuModuleGetTexRef 2000"),
+    function(
+        "cuModuleGetSurfRef", "CUsurfref *pSurfRef, CUmodule hmod, const char *name", "cuModuleGetSurfRef 3000",
+        note="texture and surface references ended with CUDA 12; objects do the same",
+    ),
+    function(
+        "cuModuleGetTexRef", "CUtexref *pTexRef, CUmodule hmod, const char *name", "cuModuleGetTexRef 2000",
+        note="texture and surface references ended with CUDA 12; objects do the same",
+    ),
     function("cuModuleLoad", "CUmodule *module, const char *fname", "cuModuleLoad 2000", SYNC, "module_load"),
     function("cuModuleLoadData", "CUmodule *module, const void *image", "cuModuleLoadData 2000", SYNC, "module_load"),
     function(

@@ -429,4 +429,14 @@ ENUMS: dict[str, dict[str, int]] = {
         "CU_AD_FORMAT_UNORM_INT_101010_2": 80,
         "CU_AD_FORMAT_MAX": 0x7fffffff,
     },
+    "CUresourcetype": {
+        "CU_RESOURCE_TYPE_ARRAY": 0, "CU_RESOURCE_TYPE_MIPMAPPED_ARRAY": 1, "CU_RESOURCE_TYPE_LINEAR": 2,
+        "CU_RESOURCE_TYPE_PITCH2D": 3,
+    },
+    "CUaddress_mode": {
+        "CU_TR_ADDRESS_MODE_WRAP": 0, "CU_TR_ADDRESS_MODE_CLAMP": 1, "CU_TR_ADDRESS_MODE_MIRROR": 2,
+        "CU_TR_ADDRESS_MODE_BORDER": 3,
+    },
+    "CUfilter_mode": {"CU_TR_FILTER_MODE_POINT": 0, "CU_TR_FILTER_MODE_LINEAR": 1},
+    "CUresourceViewFormat": {"CU_RES_VIEW_FORMAT_NONE": 0, "CU_RES_VIEW_FORMAT_UNSIGNED_BC7": 34},
 }

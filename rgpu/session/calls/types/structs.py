@@ -13,12 +13,13 @@ HANDLES: dict[str, str] = {
     "CUgraph": "CUgraph_st", "CUgraphNode": "CUgraphNode_st", "CUgraphDeviceNode": "CUgraphDeviceUpdatableNode_st",
     "CUgraphExec": "CUgraphExec_st", "CUuserObject": "CUuserObject_st",
     "CUmemoryPool": "CUmemPoolHandle_st", "CUlinkState": "CUlinkState_st", "CUgreenCtx": "CUgreenCtx_st",
-    "CUtexref": "CUtexref_st", "CUsurfref": "CUsurfref_st",
+    "CUtexref": "CUtexref_st", "CUsurfref": "CUsurfref_st", "CUmipmappedArray": "CUmipmappedArray_st",
 }
 
 #: name → C type
 SCALARS: dict[str, str] = {
     "CUdeviceptr": "unsigned long long", "CUdevice": "int", "CUmemGenericAllocationHandle": "unsigned long long",
+    "CUtexObject": "unsigned long long", "CUsurfObject": "unsigned long long",
 }
 
 #: name → C declaration of the pointer type
@@ -44,6 +45,25 @@ STRUCTS: tuple[tuple[str, int, str], ...] = (
     ("CUDA_MEMCPY3D_PEER", 200,
      _COPY_SIDE_3D.format("src", "const ", "CUcontext srcContext")
      + _COPY_SIDE_3D.format("dst", "", "CUcontext dstContext") + "size_t WidthInBytes; size_t Height; size_t Depth;"),
+    ("CUDA_ARRAY_DESCRIPTOR", 24, "size_t Width; size_t Height; CUarray_format Format; unsigned int NumChannels;"),
+    ("CUDA_ARRAY3D_DESCRIPTOR", 40,
+     "size_t Width; size_t Height; size_t Depth; CUarray_format Format; unsigned int NumChannels; unsigned int Flags;"),
+    ("CUDA_ARRAY_MEMORY_REQUIREMENTS", 32, "size_t size; size_t alignment; unsigned int reserved[4];"),
+    ("CUresourceArray", 8, "CUarray hArray;"),
+    ("CUresourceMipmap", 8, "CUmipmappedArray hMipmappedArray;"),
+    ("CUresourceLinear", 24,
+     "CUdeviceptr devPtr; CUarray_format format; unsigned int numChannels; size_t sizeInBytes;"),
+    ("CUresourcePitch2D", 40,
+     "CUdeviceptr devPtr; CUarray_format format; unsigned int numChannels; size_t width; size_t height; "
+     "size_t pitchInBytes;"),
+    ("CUDA_RESOURCE_DESC", 144, "CUresourcetype resType; CUresourceDescription res; unsigned int flags;"),
+    ("CUDA_TEXTURE_DESC", 104,
+     "CUaddress_mode addressMode[3]; CUfilter_mode filterMode; unsigned int flags; unsigned int maxAnisotropy; "
+     "CUfilter_mode mipmapFilterMode; float mipmapLevelBias; float minMipmapLevelClamp; float maxMipmapLevelClamp; "
+     "float borderColor[4]; int reserved[12];"),
+    ("CUDA_RESOURCE_VIEW_DESC", 112,
+     "CUresourceViewFormat format; size_t width; size_t height; size_t depth; unsigned int firstMipmapLevel; "
+     "unsigned int lastMipmapLevel; unsigned int firstLayer; unsigned int lastLayer; unsigned int reserved[16];"),
     ("CUdevprop", 56,
      "int maxThreadsPerBlock; int maxThreadsDim[3]; int maxGridSize[3]; int sharedMemPerBlock; "
      "int totalConstantMemory; int SIMDWidth; int memPitch; int regsPerBlock; int clockRate; int textureAlign;"),
@@ -106,6 +126,10 @@ STRUCTS: tuple[tuple[str, int, str], ...] = (
 
 #: (name, size, members), each declared just before the structure that needs it
 UNIONS: dict[str, tuple[str, int, str]] = {
+    "CUDA_RESOURCE_DESC": (
+        "CUresourceDescription", 128,
+        "CUresourceArray array; CUresourceMipmap mipmap; CUresourceLinear linear; CUresourcePitch2D pitch2D; "
+        "int reserved[32];"),
     "CUlaunchAttribute": (
         "CUlaunchAttributeValue", 64,
         "char pad[64]; CUaccessPolicyWindow accessPolicyWindow; int cooperative; CUsynchronizationPolicy syncPolicy; "
@@ -131,6 +155,12 @@ ALIASES: dict[str, str] = {
 
 #: name → C++ expression
 CONSTANTS: dict[str, str] = {
+    "CUDA_ARRAY3D_LAYERED": "0x01u", "CUDA_ARRAY3D_SURFACE_LDST": "0x02u", "CUDA_ARRAY3D_CUBEMAP": "0x04u",
+    "CUDA_ARRAY3D_TEXTURE_GATHER": "0x08u", "CUDA_ARRAY3D_DEPTH_TEXTURE": "0x10u",
+    "CUDA_ARRAY3D_COLOR_ATTACHMENT": "0x20u", "CUDA_ARRAY3D_SPARSE": "0x40u", "CUDA_ARRAY3D_DEFERRED_MAPPING": "0x80u",
+    "CUDA_ARRAY3D_VIDEO_ENCODE_DECODE": "0x100u",
+    "CU_TRSF_READ_AS_INTEGER": "0x01u", "CU_TRSF_NORMALIZED_COORDINATES": "0x02u", "CU_TRSF_SRGB": "0x10u",
+    "CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION": "0x20u", "CU_TRSF_SEAMLESS_CUBEMAP": "0x40u",
     "CU_STREAM_LEGACY": "reinterpret_cast<CUstream>(uintptr_t{1})",
     "CU_STREAM_PER_THREAD": "reinterpret_cast<CUstream>(uintptr_t{2})",
     "CU_MEMHOSTALLOC_PORTABLE": "1u", "CU_MEMHOSTALLOC_DEVICEMAP": "2u", "CU_MEMHOSTALLOC_WRITECOMBINED": "4u",

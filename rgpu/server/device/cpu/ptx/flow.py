@@ -17,7 +17,7 @@ WARP_SYNC = {"shfl", "vote", "match", "redux"}
 _ENDS = {"bra", "brx", "ret", "exit", "trap", "brkpt", "call"}
 _NO_RESULT = _ENDS | {
     "st", "red", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "nanosleep", "pmevent", "discard",
-    "applypriority", "stmatrix",
+    "applypriority", "stmatrix", "sust",
 }  # fmt: skip
 
 

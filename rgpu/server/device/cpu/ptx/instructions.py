@@ -16,6 +16,7 @@ from rgpu.server.device.cpu.ptx.ops import (  # noqa: F401 (importing them regis
     warp,
 )
 from rgpu.server.device.cpu.ptx.ops.registry import HANDLERS
+from rgpu.server.device.cpu.ptx.textures import handlers  # noqa: F401
 
 
 def run(g: Gen, ins: Instruction) -> None:

@@ -152,6 +152,7 @@ class Launch:
         params: bytes,
         ranges: MemoryRanges,
         cooperative: bool = False,
+        textures: np.ndarray | None = None,
     ):
         self.code, self.grid, self.block = code, grid, block
         self.ranges, self.cooperative = ranges, cooperative
@@ -161,6 +162,7 @@ class Launch:
         self.dynamic_shared = dynamic_shared
         self.entry_point = entry_point
         self.globals_table = globals_table
+        self.textures = np.zeros(1, np.uint64) if textures is None else textures
         self.record = np.zeros(at.LAUNCH_WORDS, dtype=np.int64)
         self.params = _Buffer(max(len(params), code.param_bytes))
         ctypes.memmove(self.params.address, params, len(params))
@@ -210,6 +212,8 @@ class Launch:
             at.T_PRINTF: ctypes.cast(_print_callback, ctypes.c_void_p).value or 0,
             at.T_TOKEN: self.token,
             at.T_COOPERATIVE: int(self.cooperative),
+            at.T_TEXTURES: self.textures.ctypes.data,
+            at.T_TEXTURE_COUNT: len(self.textures),
         }
         for index, value in values.items():
             words[index] = value

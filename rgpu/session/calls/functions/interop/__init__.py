@@ -1,1 +1,1 @@
-"""Arrays and textures, graphics APIs, memory of other processes: nearly all are refused, tensor maps are not."""
+"""Arrays, textures and tensor maps; graphics APIs and memory of other processes, which are refused."""

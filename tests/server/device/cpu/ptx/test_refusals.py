@@ -21,7 +21,7 @@ def refused(body: str, decls: str = "") -> PtxError:
         "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {f0,f1,f2,f3}, {r0,r1}, {r2}, {f0,f1,f2,f3};",
         "cp.async.ca.shared.global [r0], [d0], 16;",
         "mbarrier.init.shared.b64 [r0], 1;",
-        "tex.2d.v4.f32.f32 {f0,f1,f2,f3}, [d0, {f0,f1}];",
+        "tex.2dms.v4.f32.s32 {f0,f1,f2,f3}, [d0, {r0,r1,r2,r2}];",
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {r0,r1,r2,r3}, [r4];",
         "elect.sync r0|p0, -1;",
         "wgmma.fence.sync.aligned;",

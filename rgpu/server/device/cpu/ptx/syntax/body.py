@@ -205,7 +205,7 @@ class Body:
             offset += sign * p.integer()
         where = Addr(base, offset)
         if p.accept(","):
-            # Texture coordinates: no handler takes these, so the instruction gets refused by its name.
+            # Where in a texture or surface: other instructions take no such operand, and refuse it.
             return Vec((where, *self._list(scope, "]")))
         p.expect("]")
         return where

@@ -315,6 +315,8 @@ inline bool awaited(uint16_t id) {
         case 50:  // tensor_map
         case 70:  // function_load
         case 71:  // cluster_occupancy
+        case 80:  // array_create
+        case 84:  // texture_create
             return true;
         default: return false;
     }

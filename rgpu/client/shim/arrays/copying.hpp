@@ -1,0 +1,27 @@
+// One copy of rows, whatever form of cuMemcpy it came in.
+#pragma once
+
+#include "handles.hpp"
+
+namespace rgpu {
+
+// One end of a copy: `type` is what the call says of it.
+struct CopyEnd {
+  CUmemorytype type = CU_MEMORYTYPE_UNIFIED;
+  std::uint64_t address = 0;
+  std::uint64_t pitch = 0;
+  bool host = false;  // resolve() found: the bytes are the program's own memory
+  int device = 0;     // … or this device's, by the session's number
+};
+
+struct Copy {
+  CopyEnd destination, source;
+  std::uint64_t width = 0, height = 1;
+  bool packed(const CopyEnd& end) const { return height <= 1 || end.pitch == width; }
+};
+
+// `blocking`: a call without "Async". When one to the device returns, the program may start work on any
+// stream that reads what was copied: the copy's end is an observed completion (SEMANTICS 1), so it is awaited.
+CUresult run_copy(Copy& copy, CUstream stream, bool blocking);
+
+}  // namespace rgpu

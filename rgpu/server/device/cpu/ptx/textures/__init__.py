@@ -1,0 +1,1 @@
+"""Textures and surfaces of PTX: what kernels read of an object, the instructions, how they sample."""

@@ -1,0 +1,229 @@
+"""Arrays, texture objects and surface objects of the ``cuda`` device.
+
+The driver's array is opaque: its texels reach checkpoints and moves by the memory that the session has for each array
+(docs/developers/objects/arrays.md). :meth:`Arrays.gather` and :meth:`Arrays.spread` copy all of them, with the device
+drained.
+
+A texture object's handle is the driver's choice, and kernels hold it. Where a session is rebuilt the driver is asked
+again and again until it gives the wanted one; what it gave before is held meanwhile and destroyed then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cuda.bindings import driver
+
+from rgpu.server.device.cuda.errors import check
+from rgpu.session.errors import DeviceError
+from rgpu.session.objects.arrays import ARRAY, LINEAR, MIPMAPPED, ArrayShape, Box, Level, Resource, Sampling, View
+
+CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_SUPPORTED = 1, 400, 801
+MOST_TRIES = 1 << 14  #: handles asked for until the wanted one is given up
+
+_ARRAY_MEMORY, _DEVICE_MEMORY = driver.CUmemorytype.CU_MEMORYTYPE_ARRAY, driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+
+
+@dataclass(slots=True)
+class _Array:
+    context: int
+    address: int
+    shape: ArrayShape
+    handle: Any  #: of an array, or of a mipmapped one
+    levels: list[tuple[Any, Level]]
+
+
+@dataclass(slots=True)
+class _Texture:
+    context: int
+    handle: int
+    make: Callable[[], int]
+    surface: bool
+
+
+class Arrays:
+    """See the module docstring. ``use``: makes the GPU of one of the program's contexts current."""
+
+    def __init__(self, use: Callable[[int], Any]) -> None:
+        self._use = use
+        self._arrays: dict[int, _Array] = {}
+        self._textures: dict[int, _Texture] = {}
+
+    # -- arrays -------------------------------------------------------------------
+    def create(self, array: int, context: int, address: int, shape: ArrayShape) -> None:
+        """Make an array. Raises :class:`DeviceError` with the driver's result."""
+        shape.check()
+        if array in self._arrays:
+            raise DeviceError(f"array {array} exists", CUDA_ERROR_INVALID_HANDLE)
+        self._use(context)
+        wanted = driver.CUDA_ARRAY3D_DESCRIPTOR()
+        wanted.Width, wanted.Height, wanted.Depth = shape.width, shape.height, shape.depth
+        wanted.Format, wanted.NumChannels = driver.CUarray_format(shape.format), shape.channels
+        wanted.Flags = shape.flags
+        layout = shape.layout()
+        if not shape.levels:
+            handle = check(driver.cuArray3DCreate(wanted), "cuArray3DCreate")
+            levels = [(handle, layout[0])]
+        else:
+            handle = check(driver.cuMipmappedArrayCreate(wanted, shape.levels), "cuMipmappedArrayCreate")
+            levels = [(check(driver.cuMipmappedArrayGetLevel(handle, number), "cuMipmappedArrayGetLevel"), level)
+                      for number, level in enumerate(layout)]
+        self._arrays[array] = _Array(context, address, shape, handle, levels)
+
+    def destroy(self, array: int) -> None:
+        """Raises :class:`DeviceError`."""
+        found = self._find(array)
+        self._use(found.context)
+        del self._arrays[array]
+        destroy = driver.cuMipmappedArrayDestroy if found.shape.levels else driver.cuArrayDestroy
+        check(destroy(found.handle), "cuArrayDestroy")
+
+    def _find(self, array: int) -> _Array:
+        found = self._arrays.get(array)
+        if found is None:
+            raise DeviceError(f"no array {array}", CUDA_ERROR_INVALID_HANDLE)
+        return found
+
+    def copy(self, array: int, box: Box, stream: Any, to_array: bool) -> tuple[Any, ...]:
+        """Copy a box between an array and its memory, in stream order; returns the driver's result."""
+        found = self._find(array)
+        box.check(found.shape)
+        return tuple(driver.cuMemcpy3DAsync(_copy_of(found, box, to_array), stream))
+
+    def gather(self) -> None:
+        """The memory of every array gets what the array holds. Raises :class:`DeviceError`."""
+        self._every(False)
+
+    def spread(self) -> None:
+        """Every array gets what its memory holds. Raises :class:`DeviceError`."""
+        self._every(True)
+
+    def _every(self, to_array: bool) -> None:
+        stream = driver.CUstream(driver.CU_STREAM_LEGACY)
+        for found in list(self._arrays.values()):
+            self._use(found.context)
+            for number, (_, level) in enumerate(found.levels):
+                whole = Box(number, 0, 0, 0, level.width, level.rows, level.slices)
+                check(driver.cuMemcpy3DAsync(_copy_of(found, whole, to_array), stream), "copy of an array")
+            check(driver.cuStreamSynchronize(stream), "copy of an array")
+
+    # -- objects ----------------------------------------------------------------------
+    def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
+                       view: bytes) -> int:
+        """Make a texture or surface object; returns its handle. Raises :class:`DeviceError`."""
+        if texture in self._textures:
+            raise DeviceError(f"texture {texture} exists", CUDA_ERROR_INVALID_HANDLE)
+        what = self._resource(Resource.decode(resource))
+        if surface:
+            def make() -> int:
+                return int(check(driver.cuSurfObjectCreate(what), "cuSurfObjectCreate"))
+        else:
+            Sampling.decode(sampling)
+            how = ctypes.create_string_buffer(sampling, len(sampling))
+            seen = ctypes.create_string_buffer(view, len(view)) if view else None
+            if seen is not None:
+                View.decode(view)
+
+            def make() -> int:
+                return int(check(driver.cuTexObjectCreate(
+                    what, driver.CUDA_TEXTURE_DESC(ctypes.addressof(how)),
+                    None if seen is None else driver.CUDA_RESOURCE_VIEW_DESC(ctypes.addressof(seen))),
+                    "cuTexObjectCreate"))
+        self._use(context)
+        handle = make()
+        self._textures[texture] = _Texture(context, handle, make, surface)
+        return handle
+
+    def place(self, texture: int, handle: int) -> None:
+        """Make the object anew until it has this handle. Raises :class:`DeviceError` where the driver does not give
+        it; the object then has another one.
+        """
+        found = self._textures.get(texture)
+        if found is None:
+            raise DeviceError(f"no texture {texture}", CUDA_ERROR_INVALID_HANDLE)
+        if found.handle == handle:
+            return
+        self._use(found.context)
+        held = [found.handle]
+        try:
+            while len(held) < MOST_TRIES:
+                held.append(found.make())
+                if held[-1] == handle:
+                    break
+        finally:
+            found.handle = held.pop()
+            for other in held:
+                _end(other, found.surface)
+        if found.handle != handle:
+            kind = "surface" if found.surface else "texture"
+            raise DeviceError(f"the driver does not give the {kind} object that the program knows as {handle:#x} that "
+                              f"handle again: it has {found.handle:#x}", CUDA_ERROR_NOT_SUPPORTED, wanted=handle,
+                              given=found.handle)
+
+    def destroy_texture(self, texture: int) -> None:
+        """Raises :class:`DeviceError`."""
+        found = self._textures.pop(texture, None)
+        if found is None:
+            raise DeviceError(f"no texture {texture}", CUDA_ERROR_INVALID_HANDLE)
+        self._use(found.context)
+        _end(found.handle, found.surface)
+
+    def destroy_context(self, context: int) -> None:
+        """Destroy what a context still has."""
+        for number in [number for number, found in self._textures.items() if found.context == context]:
+            self.destroy_texture(number)
+        for number in [number for number, found in self._arrays.items() if found.context == context]:
+            self.destroy(number)
+
+    def _resource(self, resource: Resource) -> Any:
+        """The driver's description. Raises :class:`DeviceError` for an unknown array."""
+        described = driver.CUDA_RESOURCE_DESC()
+        kinds = driver.CUresourcetype
+        if resource.type < LINEAR:
+            found = self._find(resource.array)
+            if bool(found.shape.levels) < (resource.type == MIPMAPPED) or resource.level >= len(found.levels):
+                raise DeviceError(f"array {resource.array} has no such level", CUDA_ERROR_INVALID_VALUE)
+            if resource.type == ARRAY:
+                described.resType = kinds.CU_RESOURCE_TYPE_ARRAY
+                described.res.array.hArray = found.levels[resource.level][0]
+            else:
+                described.resType = kinds.CU_RESOURCE_TYPE_MIPMAPPED_ARRAY
+                described.res.mipmap.hMipmappedArray = found.handle
+            return described
+        linear = resource.type == LINEAR
+        described.resType = kinds.CU_RESOURCE_TYPE_LINEAR if linear else kinds.CU_RESOURCE_TYPE_PITCH2D
+        part = described.res.linear if linear else described.res.pitch2D
+        part.devPtr = driver.CUdeviceptr(resource.address)
+        part.format = driver.CUarray_format(resource.format)
+        part.numChannels = resource.channels
+        if linear:
+            part.sizeInBytes = resource.width
+        else:
+            part.width, part.height, part.pitchInBytes = resource.width, resource.height, resource.pitch
+        return described
+
+
+def _end(handle: int, surface: bool) -> None:
+    check(driver.cuSurfObjectDestroy(handle) if surface else driver.cuTexObjectDestroy(handle), "cuTexObjectDestroy")
+
+
+def _copy_of(array: _Array, box: Box, to_array: bool) -> Any:
+    """The driver's parameters for a box between an array and its memory."""
+    handle, level = array.levels[box.level]
+    address = array.address + level.offset + box.z * level.plane + box.y * level.pitch + box.x
+    copy = driver.CUDA_MEMCPY3D()
+    if to_array:
+        copy.srcMemoryType, copy.srcDevice = _DEVICE_MEMORY, driver.CUdeviceptr(address)
+        copy.srcPitch, copy.srcHeight = level.pitch, level.rows
+        copy.dstMemoryType, copy.dstArray = _ARRAY_MEMORY, handle
+        copy.dstXInBytes, copy.dstY, copy.dstZ = box.x, box.y, box.z
+    else:
+        copy.srcMemoryType, copy.srcArray = _ARRAY_MEMORY, handle
+        copy.srcXInBytes, copy.srcY, copy.srcZ = box.x, box.y, box.z
+        copy.dstMemoryType, copy.dstDevice = _DEVICE_MEMORY, driver.CUdeviceptr(address)
+        copy.dstPitch, copy.dstHeight = level.pitch, level.rows
+    copy.WidthInBytes, copy.Height, copy.Depth = box.width, box.height, box.depth
+    return copy

@@ -1,0 +1,126 @@
+"""Arrays of the cuda device against a real driver: contents by their memory, handles of a rebuild."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.bindings")
+from rgpu.session.addresses import DEVICE_BASE, GRANULE
+from rgpu.session.objects.arrays import ArrayShape, Box
+from tests.support.cuda import fresh
+
+pytestmark = pytest.mark.gpu
+
+SAMPLING = struct.pack("<3iiII", 1, 1, 1, 1, 0, 0).ljust(104, b"\0")
+SHAPES = {20: ArrayShape(50, 37, 0, 0x20, 4, 2, 0), 21: ArrayShape(16, 16, 0, 0x20, 1, 0, 5),
+          22: ArrayShape(9, 8, 7, 0x20, 1, 0, 0), 23: ArrayShape(12, 0, 5, 0x01, 2, 1, 0),
+          24: ArrayShape(8, 8, 12, 0x10, 1, 5, 0)}
+
+
+def resource(array: int, mipmapped: bool = False) -> bytes:
+    return struct.pack("<IIQQIIQQQ", int(mipmapped), 0, array, 0, 0, 0, 0, 0, 0)
+
+
+def opened() -> tuple[Any, dict[int, int]]:
+    """A device with the arrays, and the address of each one's memory."""
+    from rgpu.server.device.cuda.device import CudaDevice
+
+    device = CudaDevice(0)
+    device.create_context(16, 0, True)
+    device.map(DEVICE_BASE, GRANULE)
+    at, addresses = DEVICE_BASE, {}
+    for number, shape in SHAPES.items():
+        device.allocate(at, shape.size)
+        device.create_array(number, 16, at, shape)
+        addresses[number] = at
+        at += -(-shape.size // 512) * 512
+    return device, addresses
+
+
+@pytest.fixture
+def device() -> Iterator[tuple[Any, dict[int, int]]]:
+    made = opened()
+    yield made
+    made[0].close()
+
+
+def filled(device: Any, addresses: dict[int, int]) -> dict[int, np.ndarray]:
+    """Write random texels into the memory of each array, nothing between its rows."""
+    found = {}
+    for number, shape in SHAPES.items():
+        data = np.zeros(shape.size, np.uint8)
+        random = np.random.default_rng(number)
+        for level in shape.layout():
+            for row in range(level.rows * level.slices):
+                at = level.offset + row * level.pitch
+                data[at:at + level.width] = random.integers(0, 120, level.width)
+        device.write(addresses[number], data.tobytes())
+        found[number] = data
+    return found
+
+
+def test_contents_are_gathered_and_spread(device: tuple[Any, dict[int, int]]) -> None:
+    opened, addresses = device
+    wanted = filled(opened, addresses)
+    opened.spread_arrays()
+    for number, shape in SHAPES.items():
+        opened.write(addresses[number], bytes(shape.size))
+    assert opened.drain(5.0)
+    for number, shape in SHAPES.items():
+        assert opened.read(addresses[number], shape.size) == wanted[number].tobytes(), number
+
+
+def test_boxes_are_copied_in_stream_order(device: tuple[Any, dict[int, int]]) -> None:
+    opened, addresses = device
+    wanted = filled(opened, addresses)[22]
+    opened.create_stream(18, 16, 1, 0)
+    opened.memory_to_array(1, 18, 22, Box(0, 0, 0, 0, 36, 8, 7))
+    opened.fill(2, 18, addresses[22], SHAPES[22].size, SHAPES[22].size, 1, 1, 0)
+    opened.array_to_memory(3, 18, 22, Box(0, 4, 2, 3, 8, 5, 2))
+    assert opened.wait_complete(3, 5.0)
+    level = SHAPES[22].layout()[0]
+    rows = wanted.reshape(7, 8, level.pitch).copy()
+    kept = rows[3:5, 2:7, 4:12].copy()
+    rows[:] = 0
+    rows[3:5, 2:7, 4:12] = kept
+    assert opened.read(addresses[22], len(wanted)) == rows.tobytes()
+
+
+def rebuilt() -> None:
+    """Objects made with others between them that ended; a second device gets the survivors alone, by their handles."""
+    first, _ = opened()
+    handles, kinds = {}, {}
+    for number in range(40, 60):
+        surface = number % 5 == 0
+        kinds[number] = (surface, resource(20) if surface or number % 3 else resource(21, True))
+        handles[number] = first.create_texture(number, 16, surface, kinds[number][1], b"" if surface else SAMPLING, b"")
+        first.place_texture(number, handles[number])
+    for number in (40, 41, 45, 50, 58):
+        first.destroy_texture(number)
+        del handles[number]
+    for number in (60, 61, 62):
+        kinds[number] = (False, resource(22))
+        handles[number] = first.create_texture(number, 16, False, resource(22), SAMPLING, b"")
+    print({number: hex(handle) for number, handle in handles.items()}, flush=True)
+    first.close()
+    fresh.run(as_before, [(number, handle, *kinds[number]) for number, handle in handles.items()])
+
+
+def as_before(wanted: list[tuple[int, int, bool, bytes]]) -> None:
+    second, _ = opened()
+    for number, handle, surface, what in wanted:
+        second.create_texture(number, 16, surface, what, b"" if surface else SAMPLING, b"")
+        second.place_texture(number, handle)  # raises where it cannot be had
+    assert {found.handle for found in second._arrays._textures.values()} == {handle for _, handle, _, _ in wanted}
+    for number, _, _, _ in wanted:
+        second.destroy_texture(number)
+    second.close()
+
+
+def test_a_rebuild_gives_every_object_its_handle() -> None:
+    fresh.run(rebuilt)
