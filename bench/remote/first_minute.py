@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The first minute of a user, native and remote in turns: starts, first use of kernels, small calls, copies.
 
-    python bench/remote/first_minute.py                           all rows on cuda:0 (PyTorch's where it is installed)
-    python bench/remote/first_minute.py --device cpu --rounds 2   what makes sense without a GPU; nothing native but starts
-    python bench/remote/first_minute.py --link 10g,0.2ms          through a link of 10 Gb/s with 0.2 ms round trip (root, tc)
+    python bench/remote/first_minute.py                           all rows on cuda:0 (PyTorch's where it is there)
+    python bench/remote/first_minute.py --device cpu --rounds 2   without a GPU; nothing native but starts
+    python bench/remote/first_minute.py --link 10g,0.2ms          a link of 10 Gb/s, 0.2 ms round trip (root, tc)
 
 Sides: native, loopback (TCP, recovery on) and shared (bulk through shared memory, recovery on). Each round runs every
 side once, beginning with another one; the table has medians over the rounds and the ratio to native. With a fresh pool
@@ -135,8 +135,8 @@ class FirstMinute:
         for one in range(count):
             command, environ = ["true"], dict(os.environ)
             if side.pool is not None:
-                command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", f"t{number}-{count}-{one}-{side.name}",
-                           *side.options, "--", "true"]
+                name = f"t{number}-{count}-{one}-{side.name}"
+                command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", name, *side.options, "--", "true"]
                 environ = dict(side.pool.environment)
             running.append(subprocess.Popen(command, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL,
                                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))

@@ -61,8 +61,9 @@ for size, name in ((1 << 20, "1 MB"), (large, f"{large >> 20} MiB")):
     there, count = torch.zeros(size, dtype=torch.uint8, device=DEVICE), max(1, (32 << 20) // size)
     for kind in ("pinned", "pageable"):
         here = torch.zeros(size, dtype=torch.uint8, pin_memory=kind == "pinned" and real)
-        row(f"{name} to the device, {kind}", "GB/s", size / median(lambda a=there, b=here: a.copy_(b), count) / 1e9, 7)
-        row(f"{name} from the device, {kind}", "GB/s", size / median(lambda a=here, b=there: a.copy_(b), count) / 1e9, 7)
+        for way, to, what in (("to", there, here), ("from", here, there)):
+            rate = size / median(lambda a=to, b=what: a.copy_(b), count) / 1e9
+            row(f"{name} {way} the device, {kind}", "GB/s", rate, 7)
 side = 8192 if real else 64
 a = torch.randn(side, side, device=DEVICE, dtype=torch.bfloat16)
 row(f"bf16 GEMM of {side}", "TFLOP/s", 2 * side ** 3 / median(lambda: a @ a, 10) / 1e12, 7)

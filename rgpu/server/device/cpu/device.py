@@ -76,7 +76,7 @@ class CpuDevice:
         self.peer = CpuPeer(self._memory)
         self.notes, self.derived = LoadNotes(), Derived()
         if engine is None:
-            self._engine.keep_in(self.derived)
+            importlib.import_module("rgpu.server.device.cpu.ptx").keep_in(self.derived)
         self._modules = Modules(self._memory, self._engine, self.notes)
         self._staged: dict[int, np.ndarray[Any, Any]] = {}
         self._staged_lock = threading.Lock()

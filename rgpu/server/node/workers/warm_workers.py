@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 #: Device memory that a worker's context and modules take, about.
 CONTEXT_MEMORY = 600 << 20
 START_SECONDS = 60.0
-#: After one was taken, where there are no more than :data:`FEW` processors: its session is beginning and needs them.
+#: After one was taken, where there are no more than :data:`FEW` processors: its session begins and needs them.
 REPLACE_SECONDS = 1.0
 FEW = 4
 RETRY_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)  #: after one that did not start, or died
