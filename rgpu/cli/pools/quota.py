@@ -13,7 +13,8 @@ from rgpu.api.settings import parse_size
 from rgpu.cli import common
 from rgpu.cli.groups import Group
 from rgpu.cli.pool import connect
-from rgpu.session.errors import UsageError
+from rgpu.link.control.control_client import ControlClient
+from rgpu.session.errors import NotFound, UsageError, VersionMismatch
 
 ASK_SECONDS = 30.0
 UNLIMITED, INHERIT = "unlimited", "default"
@@ -49,7 +50,7 @@ def set_some(user: str | None, default: bool, sessions: str | None, memory: str 
     """
     args = {**_asked(user, default), **wanted(default, sessions=sessions, memory=memory, gpus=gpus, queued=queued)}
     with connect(common.settings(pool=pool), role="operator") as client:
-        found = client.call("quota.set", args, timeout=ASK_SECONDS)
+        found = _call(client, "quota.set", args)
     common.emit(found, output, _tell)
 
 
@@ -62,7 +63,7 @@ def unset(user: str | None, default: bool, pool: str | None, output: str) -> Non
     """Take all limits of USER away: everybody's hold again. With --default: everybody's."""
     args = _asked(user, default)
     with connect(common.settings(pool=pool), role="operator") as client:
-        found = client.call("quota.unset", args, timeout=ASK_SECONDS)
+        found = _call(client, "quota.unset", args)
     common.emit(found, output, _tell)
 
 
@@ -78,8 +79,19 @@ def show(user: str | None, all_users: bool, operator: bool, pool: str | None, ou
     if user and all_users:
         raise UsageError("one user's quota, or all: give USER or --all-users")
     with connect(common.settings(pool=pool), common.role(operator or all_users)) as client:
-        found = client.call("quota.show", {"user": user, "all_users": all_users}, timeout=ASK_SECONDS)
+        found = _call(client, "quota.show", {"user": user, "all_users": all_users})
     common.emit(found, output, _show)
+
+
+def _call(client: ControlClient, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+    """The pool's answer. Raises :class:`VersionMismatch` where the node that answers knows no quotas."""
+    try:
+        return dict(client.call(verb, args, timeout=ASK_SECONDS))
+    except NotFound as error:
+        if error.detail.get("verb") != verb:
+            raise
+        raise VersionMismatch("the pool's nodes are of an earlier version, which knows no quotas: upgrade them "
+                              "(`rgpu doctor` names their versions)") from error
 
 
 def wanted(default: bool, **given: str | None) -> dict[str, Any]:

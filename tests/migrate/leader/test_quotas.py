@@ -285,3 +285,14 @@ def test_a_request_that_a_lowered_quota_never_lets_in_waits_on(tmp_path: Path) -
         assert (await w.pool.owned_once("large")).user == "alice"
 
     run(tmp_path, test, nodes="a")
+
+
+def test_asked_for_at_the_same_time_no_more_than_the_limit_is_made(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        await limit(w, memory=5 * GIB)
+        create = w.coordinator.admission.create
+        made = await asyncio.gather(*(create(alices(f"s{n}", 2)) for n in range(5)), return_exceptions=True)
+        assert sum(isinstance(one, SessionRecord) for one in made) == 2
+        assert sum(isinstance(one, LimitReached) for one in made) == 3
+
+    run(tmp_path, test)
