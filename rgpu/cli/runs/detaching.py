@@ -11,6 +11,7 @@ import click
 
 from rgpu.api.report import Report
 from rgpu.api.settings import Settings
+from rgpu.cli import common
 from rgpu.cli.pool import pool_files, require_pool
 from rgpu.client.detached.channels import Order
 from rgpu.client.detached.starting import start as start_supervisor
@@ -44,7 +45,7 @@ def start(settings: Settings, name: str | None, program: Sequence[str], limit: T
     if isinstance(said, int):
         sys.exit(said)
     report.started(name, int(said["pid"]))
-    print(name, flush=True)
+    common.out.print(name, markup=False)
 
 
 def _given(context: click.Context) -> list[str]:
