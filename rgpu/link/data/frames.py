@@ -8,7 +8,6 @@ process, which goes on from frame 0 of both directions.
 from __future__ import annotations
 
 import json
-import secrets
 import select
 import socket
 import struct
@@ -22,18 +21,19 @@ import msgspec
 
 from rgpu import __version__
 from rgpu.link import versions
-from rgpu.link.data.sealing import FRAME_LIMIT, OVERHEAD, Opener, Sealer, derive_key, frame_size
+from rgpu.link.data.agreement import Share, keys_of_client
+from rgpu.link.data.sealing import FRAME_LIMIT, OVERHEAD, Opener, Sealer, frame_size
 from rgpu.link.messages.data import (
     CLIENT_HEAD_LAYOUT,
     FROM_NODE,
     MAGIC,
     NODE_HEAD_LAYOUT,
+    PREAMBLE,
     PURPOSE_CALLS,
     PURPOSE_LANE,
     PURPOSE_PAGES,
     SALT,
     TO_NODE,
-    VERSION,
 )
 from rgpu.session.errors import Corrupt, LinkError, RgpuError, TimedOut, VersionMismatch, from_dict
 
@@ -246,29 +246,30 @@ def client_preamble(sock: socket.socket, purpose: str, ticket: bytes, secret: by
 
     The claim is proven by the first frame from it that opens: only the pool's
     nodes can derive the key. Raises what the node refused with, or
-    :class:`LinkError`, :class:`TimedOut`, :class:`VersionMismatch`.
+    :class:`LinkError`, :class:`TimedOut`, :class:`VersionMismatch`, :class:`AuthenticationFailed` where somebody
+    between the ends made both speak an older preamble.
     """
     deadline = time.monotonic() + timeout
-    salt = secrets.token_bytes(SALT)
-    head = CLIENT_HEAD_LAYOUT.pack(MAGIC, VERSION, PURPOSE_NUMBERS[purpose], len(ticket))
-    send_exact(sock, head + ticket + salt, deadline)
+    share = Share()
+    head = CLIENT_HEAD_LAYOUT.pack(MAGIC, PREAMBLE, PURPOSE_NUMBERS[purpose], len(ticket))
+    send_exact(sock, head + ticket + share.data, deadline)
     magic, version, status = NODE_HEAD_LAYOUT.unpack(read_exact(sock, NODE_HEAD_LAYOUT.size, deadline))
     if magic != MAGIC:
         raise LinkError("the peer is no rgpu node", reason="magic")
-    if not versions.fits(version, VERSION):
+    if not versions.fits(version, PREAMBLE):
         raise mismatch("the node's", version)
     if status:
         raise _refusal(sock, deadline)
     answer = read_exact(sock, SALT + 8, deadline)
     epoch = int.from_bytes(answer[SALT:], "little")
-    keys = [derive_key(secret, salt, answer[:SALT], direction, session, epoch) for direction in (TO_NODE, FROM_NODE)]
+    keys = keys_of_client(share, answer[:SALT], version, secret, session, epoch)
     return Handover(keys[TO_NODE], keys[FROM_NODE], TO_NODE, session, epoch, purpose).connection(sock)
 
 
 def mismatch(whose: str, version: int) -> VersionMismatch:
     """The error for a preamble of another version."""
-    return VersionMismatch(f"{whose} data link speaks version {version}, this side is rgpu {__version__} and speaks "
-                           f"{VERSION}: install the same version on both", theirs=version, ours=VERSION)
+    return VersionMismatch(f"{whose} data link has preamble {version}, this side is rgpu {__version__} and has "
+                           f"{PREAMBLE}: install the same version on both", theirs=version, ours=PREAMBLE)
 
 
 def _refusal(sock: socket.socket, deadline: float) -> RgpuError:

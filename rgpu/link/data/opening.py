@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
 
-from rgpu.link import versions
+from rgpu.link.data.agreement import AGREES, Share, keys_of_node, salt_for_older
 from rgpu.link.data.frames import (
     ERROR_LIMIT,
     PREAMBLE_TIMEOUT,
@@ -19,7 +18,6 @@ from rgpu.link.data.frames import (
     read_exact,
     send_exact,
 )
-from rgpu.link.data.sealing import derive_key
 from rgpu.link.data.tickets import LIMIT as TICKET_LIMIT
 from rgpu.link.data.tickets import Ticket, verify
 from rgpu.link.messages.data import (
@@ -27,6 +25,7 @@ from rgpu.link.messages.data import (
     FROM_NODE,
     MAGIC,
     NODE_HEAD_LAYOUT,
+    PREAMBLE,
     PREAMBLE_REFUSED,
     SALT,
     TO_NODE,
@@ -34,6 +33,7 @@ from rgpu.link.messages.data import (
 )
 from rgpu.session.errors import Corrupt, LinkError, RgpuError
 
+OLDEST = 1  #: preamble that is answered; before :data:`AGREES` they differ by their number alone
 TICKETS = {"lane": "calls"}  #: purposes that another one's ticket opens
 
 
@@ -53,7 +53,7 @@ class Opening:
         self.answer = b""
         self.error: RgpuError | None = None
         self.handover: Handover | None = None
-        self._head: tuple[int, int] | None = None  #: purpose, length of the ticket
+        self._head: tuple[int, int, int] | None = None  #: version, purpose, length of the ticket
 
     def take(self, data: bytes) -> None:
         """The next ``needed`` bytes. Raises :class:`LinkError` for a peer that gets no answer."""
@@ -61,9 +61,9 @@ class Opening:
             magic, version, number, length = CLIENT_HEAD_LAYOUT.unpack(data)
             if magic != MAGIC:
                 raise LinkError("the peer does not speak rgpu's data link", reason="magic")
-            self._head = number, length
+            self._head = version, number, length
             self.needed = length + SALT
-            if not versions.fits(version, VERSION):
+            if version < OLDEST or version > PREAMBLE + 1:
                 self._refuse(mismatch("the peer's", version))
             elif number not in PURPOSES or length > TICKET_LIMIT:
                 self._refuse(Corrupt("the preamble has an unknown purpose or too long a ticket", reason="preamble"))
@@ -74,21 +74,27 @@ class Opening:
         except RgpuError as error:
             self._refuse(error)
 
-    def _open(self, data: bytes, number: int, length: int) -> None:
+    def _open(self, data: bytes, version: int, number: int, length: int) -> None:
         purpose = PURPOSES[number]
         ticket = verify(self._secrets, data[:length], TICKETS.get(purpose, purpose))
         epoch = self._lookup(ticket)
-        salt = secrets.token_bytes(SALT)
-        keys = [derive_key(ticket.secret, data[length:], salt, direction, ticket.session, epoch)
-                for direction in (TO_NODE, FROM_NODE)]
-        self.answer = NODE_HEAD_LAYOUT.pack(MAGIC, VERSION, 0) + salt + struct.pack("<Q", epoch)
+        share = Share() if version >= AGREES else None
+        salt = share.data if share is not None else salt_for_older()
+        keys = keys_of_node(share, salt, data[length:], ticket.secret, ticket.session, epoch)
+        self.answer = NODE_HEAD_LAYOUT.pack(MAGIC, self._says(version), 0) + salt + struct.pack("<Q", epoch)
         self.handover = Handover(keys[FROM_NODE], keys[TO_NODE], FROM_NODE, ticket.session, epoch, purpose,
                                  ticket.agent, ticket.id)
+
+    @staticmethod
+    def _says(version: int) -> int:
+        """The number that the node answers with: ends before :data:`AGREES` know none above the one after theirs."""
+        return PREAMBLE if version >= AGREES else VERSION
 
     def _refuse(self, error: RgpuError) -> None:
         data = json.dumps({"error": error.code, "message": error.message[:1000]}).encode()[:ERROR_LIMIT]
         self.needed, self.error = 0, error
-        self.answer = NODE_HEAD_LAYOUT.pack(MAGIC, VERSION, PREAMBLE_REFUSED) + struct.pack("<I", len(data)) + data
+        says = self._says(self._head[0] if self._head is not None else PREAMBLE)
+        self.answer = NODE_HEAD_LAYOUT.pack(MAGIC, says, PREAMBLE_REFUSED) + struct.pack("<I", len(data)) + data
 
 
 def server_preamble(sock: socket.socket, pool_secrets: Sequence[bytes], lookup: Callable[[Ticket], int], *,

@@ -64,6 +64,8 @@ LANED_BACK = 25
 
 #: begins the preamble
 MAGIC = b"RGPL"
+#: the preamble's number; before 3 shares are salts
+PREAMBLE = 3
 #: of a connection: a session's calls
 PURPOSE_CALLS = 1
 #: of a connection: a move between workers (docs/protocols/pages.md)
@@ -76,7 +78,7 @@ PREAMBLE_REFUSED = 1
 TO_NODE = 0
 #: direction of frames, in keys and associated data
 FROM_NODE = 1
-#: bytes of a salt
+#: bytes of a share, or salt
 SALT = 32
 #: bytes of a BLAKE3 hash
 DIGEST = 32
@@ -85,9 +87,9 @@ LANE_KEY = 16
 #: flag of an answer: the result is the context's error
 ANSWER_STICKY = 1
 
-#: Begins the preamble to the node; ticket and salt follow. 12 bytes: magic, version, purpose, ticket.
+#: Begins the preamble to the node; ticket and share follow. 12 bytes: magic, version, purpose, ticket.
 CLIENT_HEAD_LAYOUT = struct.Struct("<4sHHI")
-#: Begins the preamble of the node; salt and epoch follow. 8 bytes: magic, version, status.
+#: Begins the preamble of the node; share and epoch follow. 8 bytes: magic, version, status.
 NODE_HEAD_LAYOUT = struct.Struct("<4sHH")
 #: Body of PING. 36 bytes: shipped, published, usual, sent, stood.
 PING_LAYOUT = struct.Struct("<QQQQI")

@@ -8,11 +8,12 @@ from rgpu.link.protocols.table import Constant, Form, Protocol, Way, message, re
 TO, BACK, MAP = Way.TO, Way.BACK, Form.MAP
 
 _INTRO = """A TCP connection to a node's data port carries a session's calls to its worker, and what comes back. It
-begins with the preamble in clear: `ClientHead`, the ticket and a salt of 32 bytes one way, `NodeHead`, a salt and the
-epoch (u64) the other; a status other than 0 is followed by u32 length and JSON. Then come sealed frames
-(docs/developers/links/sealing.md), each of them u8 type and body. The version is the `data` number that both sides show
-each other; a side works with its own and with the one before. Fields of msgpack maps that are marked `?` may be
-missing, and keys that a side does not know are ignored.
+begins with the preamble in clear: `ClientHead`, the ticket and a share of 32 bytes one way, `NodeHead`, a share and
+the epoch (u64) the other; a share is an X25519 public key, and a random salt where an end has an older preamble. A
+status other than 0 is followed by u32 length and JSON. Then come sealed frames (docs/developers/links/sealing.md), each
+of them u8 type and body. The version is the `data` number that both sides show each other; a side works with its own
+and with the one before. The preamble has a number of its own, PREAMBLE. Fields of msgpack maps that are marked `?` may
+be missing, and keys that a side does not know are ignored.
 """
 
 DATA = Protocol(
@@ -69,11 +70,11 @@ DATA = Protocol(
         message(25, "LANED_BACK", BACK, "The next message of a lane stands here.", "*Mark"),
     ),
     records=(
-        record("ClientHead", "Begins the preamble to the node; ticket and salt follow.", "bytes4 magic: MAGIC",
-               "u16 version: of this link", "u16 purpose: PURPOSE_CALLS, PURPOSE_PAGES or PURPOSE_LANE",
+        record("ClientHead", "Begins the preamble to the node; ticket and share follow.", "bytes4 magic: MAGIC",
+               "u16 version: PREAMBLE", "u16 purpose: PURPOSE_CALLS, PURPOSE_PAGES or PURPOSE_LANE",
                "u32 ticket: bytes of it"),
-        record("NodeHead", "Begins the preamble of the node; salt and epoch follow.", "bytes4 magic: MAGIC",
-               "u16 version: of this link", "u16 status: 0, or PREAMBLE_REFUSED"),
+        record("NodeHead", "Begins the preamble of the node; share and epoch follow.", "bytes4 magic: MAGIC",
+               "u16 version: PREAMBLE, or 2 to an end of an older preamble", "u16 status: 0, or PREAMBLE_REFUSED"),
         record("Ping", "Body of PING.", "u64 shipped: the last seq shipped before it", "u64 published @2: the last seq",
                "u64 usual @2: calls that the program usually is ahead, as a PONG said",
                "u64 sent @2: the agent's clock, ns",
@@ -97,13 +98,14 @@ DATA = Protocol(
     ),
     constants=(
         Constant("MAGIC", b"RGPL", "begins the preamble", ""),
+        Constant("PREAMBLE", 3, "the preamble's number; before 3 shares are salts", ""),
         Constant("PURPOSE_CALLS", 1, "of a connection: a session's calls", ""),
         Constant("PURPOSE_PAGES", 2, "of a connection: a move between workers (docs/protocols/pages.md)", ""),
         Constant("PURPOSE_LANE", 3, "of a connection: long messages beside another one", ""),
         Constant("PREAMBLE_REFUSED", 1, "status of the node", ""),
         Constant("TO_NODE", 0, "direction of frames, in keys and associated data", ""),
         Constant("FROM_NODE", 1, "direction of frames, in keys and associated data", ""),
-        Constant("SALT", 32, "bytes of a salt", ""),
+        Constant("SALT", 32, "bytes of a share, or salt", ""),
         Constant("DIGEST", 32, "bytes of a BLAKE3 hash", ""),
         Constant("LANE_KEY", 16, "bytes that tell which attachment a lane belongs to", ""),
         STICKY,

@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import os
-import secrets
 import socket
 import struct
 import subprocess
@@ -40,7 +39,7 @@ from rgpu.client.shim_link import local
 from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
 from rgpu.client.shim_link.returns import Returns
 from rgpu.link.control.control_server import Message, encode
-from rgpu.link.data import frames
+from rgpu.link.data import agreement, frames
 from rgpu.link.data import opening as opening_of_nodes
 from rgpu.link.data.frames import Handover, SealedConnection, client_preamble
 from rgpu.link.data.opening import server_preamble
@@ -80,6 +79,7 @@ from tests.support.worker.pages_link import Link, state
 from tests.support.worker.pages_peer import SharingDevice
 
 GOLDEN = Path(__file__).parent / "golden.json"
+OF_SHARES = agreement.X25519PrivateKey.from_private_bytes(bytes(range(32)))
 READ = BY_NAME["memcpy_d2h"].id
 BASE = 0x100000000000
 SHOWN = 256  #: bytes of a long body that are kept; of the rest there is a digest
@@ -390,7 +390,7 @@ def opening() -> dict[str, str]:
                 pass
 
         with mock.patch.object(frames, "send_exact", keep), mock.patch.object(opening_of_nodes, "send_exact", keep), \
-                mock.patch.object(secrets, "token_bytes", lambda count: bytes(range(count))):
+                mock.patch.object(agreement.X25519PrivateKey, "generate", lambda: OF_SHARES):
             thread = threading.Thread(target=serve)
             thread.start()
             try:
