@@ -73,6 +73,9 @@ class FakeDevice:
             raise DeviceError("no such region", 1)
         return pagehash.hash_pages(bytes(self.memory[region.address][1]), key)
 
+    def spread_arrays(self) -> None:
+        """It has none."""
+
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[pagehash.PageHashes]:
         return [pagehash.examine_pages(self.read(region.address, region.size), key) for region in regions]
 

@@ -53,6 +53,9 @@ class PlainDevice:
     def read(self, address: int, size: int) -> bytes:
         return self._find(address, size).tobytes()
 
+    def spread_arrays(self) -> None:
+        """It has none."""
+
     def hash_regions(self, regions: Sequence[Region], key: bytes) -> list[pagehash.PageHashes]:
         return [pagehash.examine_pages(self._find(region.address, region.size), key) for region in regions]
 
