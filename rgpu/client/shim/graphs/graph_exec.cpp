@@ -22,7 +22,7 @@ bool context_lives(const GraphExec& exec) {
 void index_nodes(const Graph& graph, std::unordered_map<std::uint64_t, Node*>& nodes) {
   for (Node* node : graph.nodes) {
     nodes[node->cloned_from] = node;
-    if (auto* child = std::get_if<ChildWork>(&node->work)) index_nodes(*child->graph, nodes);
+    for (const Graph* embedded : embedded_in(*node)) index_nodes(*embedded, nodes);
   }
 }
 
@@ -30,7 +30,9 @@ void index_nodes(const Graph& graph, std::unordered_map<std::uint64_t, Node*>& n
 bool context_of_nodes(const Graph& graph, Context*& found) {
   for (const Node* node : graph.nodes) {
     Context* its = nullptr;
-    if (auto* child = std::get_if<ChildWork>(&node->work); child && !context_of_nodes(*child->graph, found)) return false;
+    for (const Graph* embedded : embedded_in(*node))
+      if (!context_of_nodes(*embedded, found)) return false;
+    if (auto* conditional = std::get_if<ConditionalWork>(&node->work)) its = conditional->condition.context;
     if (auto* kernel = std::get_if<KernelWork>(&node->work)) its = kernel->context;
     if (auto* copy = std::get_if<CopyWork>(&node->work)) its = copy->context;
     if (auto* set = std::get_if<MemsetWork>(&node->work)) its = find(set->set.ctx);
@@ -82,6 +84,45 @@ struct Problem {
   Node* node = nullptr;
 };
 
+// Bodies of conditional nodes hold work of the device alone, as with a driver. graph_lock held.
+Node* misplaced(const Graph& graph, bool body) {
+  for (Node* node : graph.nodes) {
+    const Work& work = node->work;
+    if (const auto* copy = std::get_if<CopyWork>(&work); body && copy && !on_server(copy->copy)) return node;
+    if (body && !(std::holds_alternative<KernelWork>(work) || std::holds_alternative<MemsetWork>(work) ||
+                  std::holds_alternative<CopyWork>(work) || std::holds_alternative<EmptyWork>(work) ||
+                  std::holds_alternative<ChildWork>(work) || std::holds_alternative<ConditionalWork>(work)))
+      return node;
+    for (const Graph* embedded : embedded_in(*node))
+      if (Node* found = misplaced(*embedded, body || std::holds_alternative<ConditionalWork>(work))) return found;
+  }
+  return nullptr;
+}
+
+// Conditions that were made for the graph, or one within it, and that no node has.
+bool unused_conditions(const Graph& graph) {
+  if (!graph.conditions.empty()) return true;
+  for (const Node* node : graph.nodes)
+    for (const Graph* embedded : embedded_in(*node))
+      if (unused_conditions(*embedded)) return true;
+  return false;
+}
+
+CUresult check_conditions(const Graph& graph, const Program& program, Problem& problem) {
+  if ((problem.node = misplaced(graph, false))) {
+    problem.result = CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED;
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (unused_conditions(graph)) {
+    problem.result = CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED;
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!divided(program)) return CUDA_SUCCESS;
+  log_once("divided condition", "cuGraphInstantiate: a condition that is set before, and asked after, a node of the host "
+                                "(a copy with host memory, a host function, an event) is not supported");
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Problem& problem) {
   Context* context = nullptr;
   problem.result = CUDA_GRAPH_INSTANTIATE_ERROR;
@@ -98,10 +139,12 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Prob
     std::lock_guard guard(graph_lock());
     Graph* graph = find(handle);
     if (!graph || graph->capturing) return CUDA_ERROR_INVALID_VALUE;
-    if (!lower(*graph)) {
+    const auto program = lower(*graph);
+    if (!program) {
       problem.result = CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE;
       return CUDA_ERROR_INVALID_VALUE;
     }
+    if (CUresult r = check_conditions(*graph, *program, problem); r) return r;
     Context* of_nodes = nullptr;
     if (!context_of_nodes(*graph, of_nodes)) {
       log_once("graph of devices", "cuGraphInstantiate: graphs with nodes on several devices are not supported");
@@ -113,8 +156,12 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Prob
     if (!exec->graph) return CUDA_ERROR_OUT_OF_MEMORY;
     index_nodes(*exec->graph, exec->nodes);
     exec->program = *lower(*exec->graph);
+    exec->unsure = find_stray(*exec->graph, exec->disabled) != nullptr;
   }
-  if (CUresult r = publish_sections(*exec, exec->program); r) return r;
+  if (exec->unsure)
+    exec->rebuild = true;  // at the first launch, if what its nodes point to is there by then
+  else if (CUresult r = publish_sections(*exec, exec->program); r)
+    return r;
   void* given = enroll(std::move(made));
   if (!given) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = static_cast<CUgraphExec>(given);
@@ -133,6 +180,7 @@ CUresult send_changes(GraphExec& exec) {
       std::lock_guard guard(graph_lock());
       program = lower(*exec.graph);
     }
+    if (divided(*program)) return CUDA_ERROR_NOT_SUPPORTED;
     destroy_sections(exec.program);
     exec.program = std::move(*program);  // its edges are those of a graph that was in order
     exec.rebuild = false;
@@ -162,6 +210,20 @@ CUresult send_changes(GraphExec& exec) {
   return CUDA_SUCCESS;
 }
 
+// Pointers that were not looked up since they were given: as a node's own call would, but at the launch. What was
+// found once is not looked up again: memory that is freed meanwhile is the device's to find out. exec.lock held.
+CUresult check_pointers(GraphExec& exec) {
+  if (!exec.unsure) return CUDA_SUCCESS;
+  std::lock_guard guard(graph_lock());
+  if (const Node* node = find_stray(*exec.graph, exec.disabled)) {
+    log_once("stray graph node", "cuGraphLaunch: a node of type %d points to no memory of the program's; nothing was "
+                                 "launched", static_cast<int>(node_type(node->work)));
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  exec.unsure = false;
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
   ShadowUse shadows(stream, section.pinned);
   if (CUresult r = shadows.upload(); r) return r;
@@ -178,6 +240,10 @@ CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
 CUresult do_step(const Work& work, CUstream stream) {
   if (const auto* copy = std::get_if<CopyWork>(&work)) return cuMemcpy3DAsync_v2(&copy->copy, stream);
   if (const auto* host = std::get_if<HostWork>(&work)) return cuLaunchHostFunc(stream, host->function, host->user);
+  if (const auto* batch = std::get_if<BatchWork>(&work)) {
+    std::vector<CUstreamBatchMemOpParams> operations = batch->operations;
+    return cuStreamBatchMemOp_v2(stream, static_cast<unsigned>(operations.size()), operations.data(), batch->flags);
+  }
   CUresult r = CUDA_SUCCESS;
   if (const auto* record = std::get_if<EventRecordWork>(&work)) r = cuEventRecord(record->event, stream);
   if (const auto* wait = std::get_if<EventWaitWork>(&work)) r = cuStreamWaitEvent(stream, wait->event, 0);
@@ -235,6 +301,7 @@ CUresult capture_launch(GraphExec& exec, const StreamRef& stream, bool& taken) {
     if (CUresult r = cuStreamIsCapturing(static_cast<CUstream>(stream.object->handle), &status); r) return r;
     if (status == CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_SUCCESS;
     std::lock_guard guard(graph_lock());
+    if (has_conditionals(*exec.graph)) return CUDA_ERROR_NOT_SUPPORTED;  // no embedded graph may have them
     copy = clone_graph(*exec.graph);
     if (!copy) return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -258,6 +325,7 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle) {
     bool taken = false;
     if (CUresult r = capture_launch(*exec, stream, taken); r || taken) return r;
   }
+  if (CUresult r = check_pointers(*exec); r) return r;
   const bool free_first = exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
   if (CUresult r = begin_graph_memory(exec->program.allocates, free_first); r) return r;
   if (CUresult r = send_changes(*exec); r) return r;
@@ -268,15 +336,26 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle) {
 
 // ---------------------------------------------------------------- updates
 
+// What a server has of the node differs: told by itself, or, of a node in a body, with the whole graph. exec.lock held.
+void note_change(GraphExec& exec, const Node& node) {
+  if (exec.program.places.contains(&node))
+    exec.changed.insert(&node);
+  else
+    exec.rebuild = true;
+}
+
 // Gives a node of the executable graph other work of the same kind. Both locks held.
 void replace_work(GraphExec& exec, Node& node, Work work) {
   const bool was_client = on_client(node);
-  const auto before = encode_node(node, {}, false);
+  if (std::holds_alternative<CopyWork>(work) || std::holds_alternative<MemsetWork>(work) ||
+      std::holds_alternative<BatchWork>(work))
+    exec.unsure = true;
+  const auto before = encode_node(node);
   std::swap(node.work, work);
   if (on_client(node) != was_client)
     exec.rebuild = true;
-  else if (!was_client && encode_node(node, {}, false) != before)
-    exec.changed.insert(&node);
+  else if (!was_client && encode_node(node) != before)
+    note_change(exec, node);
   exec.replaced.push_back(std::move(work));
 }
 
@@ -301,8 +380,15 @@ bool same_shape(const Graph& old, const Graph& now, Mismatch& found) {
     std::set<const Node*> wanted;
     for (const Node* dependency : before->dependencies) wanted.insert(now.nodes[index[dependency]]);
     if (wanted != std::set<const Node*>(node->dependencies.begin(), node->dependencies.end())) return false;
-    const auto *a = std::get_if<ChildWork>(&before->work), *b = std::get_if<ChildWork>(&node->work);
-    if (a && !same_shape(*a->graph, *b->graph, found)) return false;
+    const auto mine = embedded_in(*before), others = embedded_in(*node);
+    if (mine.size() != others.size()) return false;
+    const auto *c = std::get_if<ConditionalWork>(&before->work), *d = std::get_if<ConditionalWork>(&node->work);
+    if (c && c->type != d->type) {
+      found.result = CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+      return false;
+    }
+    for (std::size_t part = 0; part < mine.size(); ++part)
+      if (!same_shape(*mine[part], *others[part], found)) return false;
     const auto *k = std::get_if<KernelWork>(&before->work), *l = std::get_if<KernelWork>(&node->work);
     if (k && k->context != l->context) {
       found.result = CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
@@ -317,10 +403,14 @@ void take_over(GraphExec& exec, const Graph& old, const Graph& now) {
   for (std::size_t i = 0; i < now.nodes.size(); ++i) {
     Node *mine = old.nodes[i], *node = now.nodes[i];
     exec.nodes[node->id] = mine;  // parameters may be set by the new graph's nodes as well
-    if (auto* child = std::get_if<ChildWork>(&mine->work))
-      take_over(exec, *child->graph, *std::get<ChildWork>(node->work).graph);
-    else
+    const auto olds = embedded_in(*mine), news = embedded_in(*node);
+    for (std::size_t part = 0; part < olds.size(); ++part) take_over(exec, *olds[part], *news[part]);
+    if (auto* conditional = std::get_if<ConditionalWork>(&mine->work)) {
+      conditional->condition = std::get<ConditionalWork>(node->work).condition;  // kernels of the new graph name that one
+      exec.rebuild = true;
+    } else if (!std::holds_alternative<ChildWork>(mine->work)) {
       replace_work(exec, *mine, node->work);
+    }
   }
 }
 
@@ -334,6 +424,10 @@ CUresult update(CUgraphExec handle, CUgraph graph_handle, Mismatch& found) {
   Graph* graph = find(graph_handle);
   if (!graph || graph->capturing) return CUDA_ERROR_INVALID_VALUE;
   if (!same_shape(*exec->graph, *graph, found)) return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  if ((found.node = misplaced(*graph, false))) {
+    found.result = CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
+    return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  }
   take_over(*exec, *exec->graph, *graph);
   if (auto program = lower(*exec->graph)) {  // memory nodes may name other addresses
     exec->program.allocates = std::move(program->allocates);
@@ -533,6 +627,12 @@ CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hN
   });
 }
 
+CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec graphExec, CUgraphNode node,
+                                            const CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  return set_work<BatchWork>(graphExec, node, [&](const BatchWork&, BatchWork& now) { return batch_work(*nodeParams, now); });
+}
+
 CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) {
   if (CUresult r = require(); r) return r;
   GraphExec* exec = find_exec(hGraphExec);
@@ -563,6 +663,7 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUg
     case CU_GRAPH_NODE_TYPE_HOST: return cuGraphExecHostNodeSetParams(hGraphExec, hNode, &value.host);
     case CU_GRAPH_NODE_TYPE_GRAPH: return cuGraphExecChildGraphNodeSetParams(hGraphExec, hNode, value.graph.graph);
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return cuGraphExecEventWaitNodeSetEvent(hGraphExec, hNode, value.eventWait.event);
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return cuGraphExecBatchMemOpNodeSetParams(hGraphExec, hNode, &value.memOp);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
       return cuGraphExecEventRecordNodeSetEvent(hGraphExec, hNode, value.eventRecord.event);
     default: return CUDA_ERROR_INVALID_VALUE;
@@ -575,7 +676,8 @@ CUresult cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsign
   if (CUresult r = can_be_disabled(hGraphExec, hNode, exec, node); r) return r;
   std::lock_guard mine(exec->lock);
   const bool moved = isEnabled ? exec->disabled.erase(node) : exec->disabled.insert(node).second;
-  if (moved) exec->changed.insert(node);
+  if (moved) note_change(*exec, *node);
+  if (moved && isEnabled) exec->unsure = true;
   return CUDA_SUCCESS;
 }
 

@@ -74,7 +74,7 @@ class CpuDevice:
         self._staged: dict[int, np.ndarray[Any, Any]] = {}
         self._staged_lock = threading.Lock()
         self._streams = self.order_gates = Streams(count)
-        self._graphs = Graphs(self)
+        self._graphs = Graphs(self, self._cancelled)
         self._contexts: dict[int, dict[int, int]] = {}
         self._device_of: dict[int, int] = {}  #: of each context
         self._clock_offset = -time.monotonic_ns()
@@ -212,8 +212,8 @@ class CpuDevice:
         op, before = self._graphs.launch(seq, graph)
         self._streams.submit(op, stream, before)
 
-    def launch_work(self, launch: Launch) -> Callable[[], None]:
-        """Checks a launch; returns what executes it."""
+    def launch_work(self, launch: Launch, conditions: dict[int, int] | None = None) -> Callable[[], None]:
+        """Checks a launch; returns what executes it. ``conditions``: those of its graph, by handle; it may set them."""
         module, kernel = self._modules.check_launch(launch)
         parameters = bytes(launch.parameters[:kernel.parameter_bytes])
         with contextlib.suppress(Exception):  # if it cannot be, its execution says so
@@ -226,12 +226,16 @@ class CpuDevice:
             result = module.linked.launch(
                 kernel.name, launch.grid, launch.block, launch.shared, parameters, self._kernel_ranges(),
                 threads=self.threads, cancel=self._streams.cancel,
-                printf=self.text.writer(kernel.name), cooperative=launch.cooperative)
+                printf=self.text.writer(kernel.name), cooperative=launch.cooperative, conditions=conditions)
             if result.error:
                 where = f" at {result.address:#x}" if result.address else ""
                 raise Fault(result.error, f"{kernel.name}{where}: {result.detail}")
 
         return run
+
+    def _cancelled(self) -> bool:
+        """Whether the device is being closed: work that never ends by itself ends now."""
+        return self._streams.cancel.is_set()
 
     def _kernel_ranges(self) -> Any:
         """The engine's form of the present table; made once for each table."""

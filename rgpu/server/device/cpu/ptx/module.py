@@ -153,16 +153,18 @@ class LinkedModule:
         cancel: threading.Event | None = None,
         printf: Callable[[bytes], None] | None = None,
         cooperative: bool = False,
+        conditions: dict[int, int] | None = None,
     ) -> LaunchResult:
         """Run a kernel to its end; safe to call from several threads at once.
 
         ``threads``: host threads it may use; a ``cooperative`` grid takes one for each block (a few hundred at most).
+        ``conditions``: values of the graph's conditions by handle, which the kernel may set.
         """
         code = self._code[kernel]
         if len(params) < code.param_bytes:
             raise ValueError(f"{kernel} takes {code.param_bytes} bytes of parameters, not {len(params)}")
         made = Launch(code, _entry_point(code), self._table, grid, block, dynamic_shared, params, ranges,
-                      cooperative)
+                      cooperative, conditions)
         return made.run(threads, cancel, printf)
 
 
