@@ -143,6 +143,24 @@ def only_captured() -> None:
     check(driver.cuGraphDestroy(graph))
 
 
+class Operation(ctypes.Structure):
+    """CUstreamBatchMemOpParams of a word."""
+
+    _fields_ = [("type", ctypes.c_int), ("address", U64), ("value", U64), ("flags", UINT), ("alias", U64), ("pad", U64)]
+
+
+def flags_of_streams():
+    """A graph of one batch: the other stream's word is awaited, then this one's is set."""
+    operations = (Operation * 2)(Operation(4, words, 1, 1), Operation(5, words + 8, 1, 0))
+    check(driver.cuStreamBeginCapture(stream, GLOBAL))
+    ok(cu.cuStreamBatchMemOp_v2(PTR(int(stream)), 2, operations, 0))
+    graph = check(driver.cuStreamEndCapture(stream))
+    assert [int(check(driver.cuGraphNodeGetType(node))) for node in check(driver.cuGraphGetNodes(graph, 1))[0]] == [12]
+    return check(driver.cuGraphInstantiate(graph, 0))
+
+
+words = int(check(driver.cuMemAlloc(16)))
+waiting = flags_of_streams()
 strays: list[driver.CUgraphExec] = []
 executable = check(driver.cuGraphInstantiate(captured(), 0))
 expected, digest = 0, hashlib.sha256()
@@ -153,6 +171,14 @@ for number in range(1, ROUNDS + 1):
     check(driver.cuGraphLaunch(executable, stream))
     if number in (3, 6, 9):
         gate(str(number))
+    check(driver.cuMemsetD32(words, 0, 4))
+    check(driver.cuCtxSynchronize())
+    check(driver.cuGraphLaunch(waiting, stream))  # until the side stream has set the word
+    check(driver.cuStreamWriteValue64(side, words, 1, 0))
+    pair = np.zeros(2, np.uint64)
+    check(driver.cuStreamSynchronize(stream))
+    check(driver.cuMemcpyDtoH(pair.ctypes.data, words, 16))
+    assert pair.tolist() == [1, 1], (number, pair)
     expected = model(expected, number)
     found = np.zeros(1, np.uint32)
     check(driver.cuMemcpyDtoHAsync(found.ctypes.data, total, 4, stream))

@@ -58,7 +58,7 @@ class FakeAgent:
 
     def __init__(self, directory: Path, quota: int = 256 * MIB, journal_limit: int = 1 << 30, devices: int = 1,
                  ring: int = 256 * 1024, attributes: dict[int, int] | None = None) -> None:
-        """``ring``: bytes of the answer ring; 0: answers go over the socket. ``attributes``: of the devices, further."""
+        """``ring``: bytes of the answer ring; 0: answers go over the socket. ``attributes``: further ones."""
         self.path = str(directory / "agent.sock")
         device = [facts.DeviceInfo(f"Fake {i}", bytes([i]) * 16, 1 << 33, (0, i, 0), 0x2000_0000_0000 + (i << 43),
                                    attributes=ATTRIBUTES | (attributes or {})) for i in range(devices)]

@@ -23,7 +23,7 @@ from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.link.faults import fault
-from rgpu.server.device.cpu import addressspace
+from rgpu.server.device.cpu import addressspace, words
 from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
 from rgpu.server.device.cpu.memory import Memory
@@ -116,7 +116,10 @@ class CpuDevice:
         raise DeviceError("this device has no clusters", 801)
 
     def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
-        raise DeviceError("this device has no stream memory operations", 801)
+        size = words.size_of(kind)
+        self._memory.check_rows(address, size, size, 1, "word")
+        run = words.work(kind, lambda: self._rows(address, size, size, 1, "word"), value, flags, self._streams.cancel)
+        self._streams.submit(Op(seq, run, what="a stream memory operation"), stream)
 
     def mirror_write(self, seq: int, stream: int, address: int, data: Any) -> None:
         self.copy_in(seq, stream, address, len(data), len(data), 1, data)

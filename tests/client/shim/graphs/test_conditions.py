@@ -112,7 +112,8 @@ tell([cu.cuGraphConditionalHandleCreate(c.byref(U64()), P(g), None, 0, 2),
 tell([try_conditional(g, handle, *form)[0] for form in ((0, 0), (0, 3), (1, 2), (2, 0), (3, 1), (2, 1025))])
 tell([try_conditional(h, handle, 0, 1)[0], try_conditional(g, handle + 50, 0, 1)[0], made(g)])   # of g; unknown; unused
 node, (body,) = conditional(g, handle, 0, 1)
-tell([try_conditional(g, handle, 0, 1)[0], made(g), cu.cuGraphAddChildGraphNode(c.byref(P()), P(h), None, SIZE(0), P(g))])
+child = cu.cuGraphAddChildGraphNode(c.byref(P()), P(h), None, SIZE(0), P(g))
+tell([try_conditional(g, handle, 0, 1)[0], made(g), child])
 ok(cu.cuGraphAddEventRecordNode(c.byref(P()), P(body), None, SIZE(0), P(e)))
 tell([made(g)])
 for n in nodes(body): ok(cu.cuGraphDestroyNode(P(n)))

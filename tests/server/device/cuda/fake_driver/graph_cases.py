@@ -99,7 +99,8 @@ def test_conditional_nodes_and_the_handles_in_parameters(ready: Any) -> None:
     def handles(*named: int, to: int = BASE) -> KernelNode:
         return total([word for handle in named for word in (handle & 0xFFFFFFFF, handle >> 32)], to)
 
-    chosen = ConditionalNode(inner, 1, True, SWITCH, ((handles(7, to=BASE + 128),), (handles(inner, loop, to=BASE + 64),)))
+    cases = ((handles(7, to=BASE + 128),), (handles(inner, loop, to=BASE + 64),))
+    chosen = ConditionalNode(inner, 1, True, SWITCH, cases)
     ready.instantiate_graph(GRAPH, 16, 0, [
         handles(1, loop), ConditionalNode(loop, 3, True, WHILE, ((handles(inner, to=BASE + 32), chosen),), (0,))])
     driver = [word(ready, 1) - 1, word(ready, 2, BASE + 32)]

@@ -193,15 +193,15 @@ def test_shared_memory_that_was_allowed_when_it_was_captured(session: Session) -
 
 
 def test_conditional_nodes_whatever_the_drivers_handles(session: Session) -> None:
-    """A loop with an if/else in its body, built three times, so with three handles: the session's stay what they are."""
+    """A loop with an if/else in its body, built three times, so with three handles of the driver for each."""
     loop, odd = 0x9E37_79B9_0000_0001, 0x9E37_79B9_0000_0002
     left, out = session.base, session.base + 256
 
     def sets(name: str, handle: int, *before: int) -> KernelNode:
         return replace(session.kernel(name, 0, 0, *before), parameters=struct.pack("<QQ", left, handle))
 
-    chosen = ConditionalNode(odd, 0, False, IF, ((session.kernel("digit", out, 1),), (session.kernel("digit", out, 2),)),
-                             (0,))
+    cases = ((session.kernel("digit", out, 1),), (session.kernel("digit", out, 2),))
+    chosen = ConditionalNode(odd, 0, False, IF, cases, (0,))
     nodes: list[Node] = [
         MemsetNode(left, 0, 1, 1, 4, 4), MemsetNode(out, 0, 1, 1, 0, 4), sets("again", loop, 0, 1),
         ConditionalNode(loop, 0, False, WHILE, ((sets("parity", odd), chosen, sets("less", loop, 1)),), (2,)),
