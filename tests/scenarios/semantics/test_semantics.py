@@ -22,7 +22,7 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
     "pinned": [("busy-10", "move"), ("idle-15", "kill"), ("busy-20", "kill"), ("idle-25", "checkpoint")],
     "modules": [("7", "move"), ("12", "kill"), ("17", "checkpoint")],
     "graphs": [("3", "move"), ("6", "kill"), ("9", "checkpoint")],
-    "conditions": [("3", "move"), ("6", "kill"), ("9", "checkpoint")],
+    "conditions": [("3", "copy"), ("5", "replay"), ("7", "kill"), ("9", "checkpoint")],
     "virtual": [("kept", "move"), ("overtaken", "kill"), ("both", "checkpoint")],
     "churn": [("80", "kill"), ("140", "move"), ("200", "kill")],
 }

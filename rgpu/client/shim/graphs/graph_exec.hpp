@@ -57,6 +57,10 @@ struct CopyEnds {
 };
 CopyEnds ends_of(const CUDA_MEMCPY3D& copy);
 
+inline GraphExec* find_exec(CUgraphExec handle) {
+  return static_cast<GraphExec*>(find_object(handle, Kind::graph_exec));
+}
+
 // graph_lower.cpp; graph_lock held
 // nullopt: a cycle, here or in an embedded graph.
 std::optional<Program> lower(const Graph& graph);
@@ -71,6 +75,8 @@ bool divided(const Program& program);
 void find_pinned(GraphPart& section);
 
 // graph_pointers.cpp; graph_lock held
+// Bodies of conditional nodes hold work of the device alone, as with a driver: a node of another kind, or nullptr.
+Node* misplaced(const Graph& graph, bool body = false);
 // A copy that a server can do in a body of a conditional node: host memory is pinned, so it has a mirror there.
 bool on_server(const CUDA_MEMCPY3D& copy);
 // The first node, in embedded graphs too, with a pointer that is no memory of the program's for as many bytes as it

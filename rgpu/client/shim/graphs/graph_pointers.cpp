@@ -1,4 +1,4 @@
-// What copies and memsets of graphs point to, looked up before a launch.
+// Where nodes may stand, and what they point to: looked up at the instantiation, and before a launch.
 #include "graph_exec.hpp"
 #include "memory.hpp"
 
@@ -56,6 +56,20 @@ const Node* find_stray(const Graph& graph, const std::set<const Node*>& disabled
     if (const auto* batch = std::get_if<BatchWork>(&node->work); batch && !words_there(batch->operations)) return node;
     for (const Graph* embedded : embedded_in(*node))
       if (const Node* found = find_stray(*embedded, disabled)) return found;
+  }
+  return nullptr;
+}
+
+Node* misplaced(const Graph& graph, bool body) {
+  for (Node* node : graph.nodes) {
+    const Work& work = node->work;
+    if (const auto* copy = std::get_if<CopyWork>(&work); body && copy && !on_server(copy->copy)) return node;
+    if (body && !(std::holds_alternative<KernelWork>(work) || std::holds_alternative<MemsetWork>(work) ||
+                  std::holds_alternative<CopyWork>(work) || std::holds_alternative<EmptyWork>(work) ||
+                  std::holds_alternative<ChildWork>(work) || std::holds_alternative<ConditionalWork>(work)))
+      return node;
+    for (const Graph* embedded : embedded_in(*node))
+      if (Node* found = misplaced(*embedded, body || std::holds_alternative<ConditionalWork>(work))) return found;
   }
   return nullptr;
 }
