@@ -274,8 +274,8 @@ def test_exports_compile_and_look_up(tmp_path: Path) -> None:
     (tmp_path / "t.cpp").write_text(
         '#include <cstdio>\n#include "api.hpp"\nextern "C" {\n' + stubs + '}\n'
         'void rgpu::log_unsupported(const char *name) { printf("%s\\n", name); }\n'
-        'extern "C" CUresult cuGraphConditionalHandleCreate();\n'
-        'int main() {\n  printf("%d\\n", cuGraphConditionalHandleCreate());\n'
+        'extern "C" CUresult cuGraphAddExternalSemaphoresSignalNode();\n'
+        'int main() {\n  printf("%d\\n", cuGraphAddExternalSemaphoresSignalNode());\n'
         '  for (size_t n = 1; n < rgpu::kProcTableSize; n++) {\n'
         '    auto before = rgpu::kProcTable[n - 1].base;\n'
         '    if (__builtin_strcmp(before, rgpu::kProcTable[n].base) > 0) printf("unsorted\\n"); }\n'
@@ -286,7 +286,7 @@ def test_exports_compile_and_look_up(tmp_path: Path) -> None:
     ran = subprocess.run([str(tmp_path / "t")], capture_output=True, text=True, check=True)
     copy = number["cuMemcpyHtoD_v2"]
     assert ran.stdout.splitlines() == [
-        "cuGraphConditionalHandleCreate", "801",
+        "cuGraphAddExternalSemaphoresSignalNode", "801",
         f"{7000 + copy} {5000 + copy} {5000 + number['cuCtxDestroy_v2']}"]
 
 

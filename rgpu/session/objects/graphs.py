@@ -6,7 +6,7 @@ then each node. Payload of ``graph_exec_update``: u32 version 1, u32 changes,
 then for each u32 index and the node that takes that place, without
 dependencies: they stay as they are, and so does its type.
 
-A node: u32 type (as CUgraphNodeType: 0 kernel, 1 copy, 2 memset, 5 empty), u32
+A node: u32 type (as CUgraphNodeType: 0 kernel, 1 copy, 2 memset, 5 empty, 13 conditional), u32
 flags (1: disabled), u32 count + that many u32 indexes of earlier nodes that it
 depends on, then by type
 
@@ -18,7 +18,12 @@ copy    u64 destination, pitch, plane; u64 source, pitch, plane; u64 width,
         height, depth (bytes; a plane is the distance of two layers)
 memset  u64 destination, pitch, width, height, u32 value, u32 element (1, 2, 4)
 empty   nothing
+cond.   u64 handle, u32 value, u32 flags (1: the handle has that value when a
+        launch begins; undefined otherwise), u32 kind (0 if, 1 while, 2 switch),
+        u32 bodies, then of each: u32 nodes, the nodes, as a graph of their own
 ======  ========================================================================
+
+A handle is the session's own number of a condition; kernels that set it get it in their parameters.
 
 Readers treat the bytes as hostile: every count is checked before it is used.
 """
@@ -26,24 +31,29 @@ Readers treat the bytes as hostile: every count is checked before it is used.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rgpu.session.errors import Corrupt
 
 VERSION = 1
-KERNEL, COPY, MEMSET, EMPTY = 0, 1, 2, 5
+KERNEL, COPY, MEMSET, EMPTY, CONDITIONAL = 0, 1, 2, 5, 13
+IF, WHILE, SWITCH = 0, 1, 2  #: CUgraphConditionalNodeType
 DISABLED = 1
 ATTRIBUTE_SIZE = 72
 #: The most that is read of one thing: parameters of a kernel (bytes) and launch attributes.
 MAX_PARAMETERS, MAX_ATTRIBUTES = 1 << 16, 64
+#: The deepest that conditional nodes are read in each other; the most bodies of one.
+MAX_DEPTH, MAX_BODIES = 16, 1024
 
 _HEAD = struct.Struct("<II")
 _NODE = struct.Struct("<III")
 _KERNEL = struct.Struct("<QI3I3III")
 _COPY = struct.Struct("<9Q")
 _MEMSET = struct.Struct("<4QII")
+_CONDITIONAL = struct.Struct("<QIIII")
+_COUNT = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +116,48 @@ class EmptyNode:
     disabled: bool = False
 
 
-Node = KernelNode | CopyNode | MemsetNode | EmptyNode
+@dataclass(frozen=True, slots=True)
+class ConditionalNode:
+    """A node that runs one of its bodies, again and again, or none, as a condition says when it is reached.
+
+    ``kind``: IF runs the first body for a condition that is not 0 and the second, where there is one, for 0; WHILE
+    runs its body as long as the condition is not 0; SWITCH runs the body of that number.
+    """
+
+    handle: int
+    value: int  #: of the condition when a launch begins …
+    assigned: bool  #: … where this is set; undefined otherwise
+    kind: int
+    bodies: tuple[tuple[Node, ...], ...]
+    dependencies: tuple[int, ...] = ()
+    disabled: bool = False
+
+    def chosen(self, condition: int) -> int | None:
+        """The body to run for this value of the condition; None: no more."""
+        if self.kind == SWITCH:
+            return condition if condition < len(self.bodies) else None
+        if condition:
+            return 0
+        return 1 if self.kind == IF and len(self.bodies) == 2 else None
+
+
+Node = KernelNode | CopyNode | MemsetNode | EmptyNode | ConditionalNode
+
+
+def every(nodes: Sequence[Node]) -> Iterator[Node]:
+    """The nodes, and those in bodies of conditional ones at any depth."""
+    for node in nodes:
+        yield node
+        if isinstance(node, ConditionalNode):
+            for body in node.bodies:
+                yield from every(body)
 
 
 class _Reader:
     def __init__(self, data: Any) -> None:
         self.data = memoryview(data).cast("B")
         self.at = 0
+        self.depth = 0  #: of conditional nodes that are being read
 
     def corrupt(self, reason: str) -> Corrupt:
         return Corrupt(f"graph nodes, byte {self.at}: {reason}", offset=self.at, reason=reason)
@@ -162,7 +207,25 @@ class _Reader:
             return node
         if kind == EMPTY:
             return EmptyNode(**common)
+        if kind == CONDITIONAL:
+            return self.conditional(common)
         raise self.corrupt(f"node type {kind}")
+
+    def conditional(self, common: dict[str, Any]) -> ConditionalNode:
+        handle, value, flags, kind, bodies = self.take(_CONDITIONAL)
+        least, most = {IF: (1, 2), WHILE: (1, 1), SWITCH: (1, MAX_BODIES)}.get(kind, (1, 0))
+        if flags & ~1 or not least <= bodies <= most or self.depth == MAX_DEPTH:
+            raise self.corrupt(f"conditional node of kind {kind} with {bodies} bodies, flags {flags:#x}, "
+                               f"in {self.depth} others")
+        self.depth += 1
+        found = []
+        for _ in range(bodies):
+            (number,) = self.take(_COUNT)
+            if number * _NODE.size > len(self.data) - self.at:
+                raise self.corrupt(f"{number} nodes of a body")
+            found.append(tuple(self.node(index) for index in range(number)))
+        self.depth -= 1
+        return ConditionalNode(handle, value, bool(flags), kind, tuple(found), **common)
 
     def kernel(self, common: dict[str, Any]) -> KernelNode:
         module, function, *sizes, shared, flags = self.take(_KERNEL)
@@ -229,6 +292,10 @@ def _body(node: Node) -> tuple[int, bytes]:
                                 node.source_pitch, node.source_plane, node.width, node.height, node.depth)
     if isinstance(node, MemsetNode):
         return MEMSET, _MEMSET.pack(node.destination, node.pitch, node.width, node.height, node.value, node.element)
+    if isinstance(node, ConditionalNode):
+        head = _CONDITIONAL.pack(node.handle, node.value, int(node.assigned), node.kind, len(node.bodies))
+        bodies = (_COUNT.pack(len(body)) + b"".join(map(encode_node, body)) for body in node.bodies)
+        return CONDITIONAL, head + b"".join(bodies)
     return EMPTY, b""
 
 

@@ -48,6 +48,9 @@ for number in range(ROUNDS):
     assert np.array_equal(mapped, expected), (number, "what the kernel wrote is there after the wait")
     if number in (15, 25):
         gate(f"idle-{number}")
+    check(driver.cuMemsetD32(pointer + 400, number, 16))  # synchronous, being to pinned memory
+    expected[100:116] = number
+    assert np.array_equal(mapped, expected), (number, "what a memset set is there when it returns")
     mapped[number::97] += np.uint32(number)  # the CPU writes between two launches
     expected[number::97] += np.uint32(number)
 assert np.array_equal(mapped, expected)

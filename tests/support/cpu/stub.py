@@ -94,7 +94,18 @@ def _print(params: bytes, cancel: Any) -> LaunchResult:
     return LaunchResult()
 
 
-KERNELS = {"spin": _spin, "sleep": _sleep, "append": _append, "fault": _fault, "print": _print}
+def _count(params: bytes, cancel: Any, conditions: dict[int, int] | None = None) -> LaunchResult:
+    """Takes 1 from the word at the first parameter; the condition of the second is what is left."""
+    address, handle = struct.unpack("<QQ", params)
+    if not conditions or handle not in conditions:
+        return LaunchResult(700, handle, "no condition")
+    left = peek(address) - 1
+    poke(address, left)
+    conditions[handle] = left
+    return LaunchResult()
+
+
+KERNELS = {"spin": _spin, "sleep": _sleep, "append": _append, "fault": _fault, "print": _print, "count": _count}
 
 
 @dataclass
@@ -102,13 +113,16 @@ class Linked:
     addresses: dict[str, int]
 
     def launch(self, kernel: str, grid: Any, block: Any, dynamic_shared: int, params: bytes, ranges: MemoryRanges, *,
-               threads: int, cancel: Any, printf: Any, cooperative: bool, textures: Any) -> LaunchResult:
+               threads: int, cancel: Any, printf: Any, cooperative: bool, textures: Any,
+               conditions: dict[int, int] | None = None) -> LaunchResult:
         if kernel == "print":
             number = struct.unpack_from("<Q", params, 8)[0]
             printf(b"say %d\n" % number if number else b"hello\n")
         address = struct.unpack_from("<Q", params)[0]
         if kernel != "fault" and not ranges.holds(address, 4):
             return LaunchResult(700, address, "global access")
+        if kernel == "count":
+            return _count(params, cancel, conditions)
         return KERNELS[kernel](params, cancel)
 
 

@@ -54,9 +54,13 @@ struct Kernel {
     int max_dynamic = 49152;
     void *context = current;
 };
+struct Graph;
 struct Node {
     Kernel *kernel;
     std::vector<char> parameters;
+    uint64_t condition = 0;
+    int kind = 0;
+    std::vector<Graph *> bodies{};  // of a conditional node
 };
 struct Graph {
     std::vector<std::unique_ptr<Node>> nodes;  // launched one behind the other
@@ -567,8 +571,38 @@ API Result cuGraphExecKernelNodeSetParams_v2(void *, void *handle, void *const *
     const char *from = static_cast<const char *>(parameters[0]);
     return node->parameters.assign(from, from + node->kernel->size), 0;
 }
+// Conditions keep the value that they are made with: no kernel here sets one. A while body therefore runs once.
+auto &conditions = *new std::map<uint64_t, unsigned>;
+API Result cuGraphConditionalHandleCreate(uint64_t *handle, void *, void *, unsigned value, unsigned flags) {
+    *handle = 1000 + conditions.size();
+    conditions[*handle] = flags ? value : 0;
+    return 0;
+}
+struct ConditionalParameters {
+    int type, reserved[3];
+    uint64_t handle;
+    int kind;
+    unsigned size;
+    void **bodies;
+    void *context;
+};
+API Result cuGraphAddNode_v2(void **made, void *graph, void **, const void *, size_t, ConditionalParameters *given) {
+    if (given->type != 13 || !conditions.count(given->handle)) return 1;
+    auto node = std::make_unique<Node>(Node{nullptr, {}, given->handle, given->kind});
+    for (unsigned i = 0; i < given->size; ++i) node->bodies.push_back(new Graph);
+    given->bodies = reinterpret_cast<void **>(node->bodies.data());
+    *made = node.get();
+    return static_cast<Graph *>(graph)->nodes.push_back(std::move(node)), 0;
+}
 API Result cuGraphLaunch(void *graph, void *stream) {
     for (auto &node : static_cast<Graph *>(graph)->nodes) {
+        if (!node->bodies.empty()) {
+            const unsigned value = conditions[node->condition];
+            const size_t body = node->kind == 2 ? value : value ? 0 : 1;
+            if (body < node->bodies.size())
+                if (Result result = cuGraphLaunch(node->bodies[body], stream)) return result;
+            continue;
+        }
         size_t size = node->parameters.size();
         void *extra[] = {reinterpret_cast<void *>(1), node->parameters.data(), reinterpret_cast<void *>(2), &size, nullptr};
         if (Result result = start(node->kernel, stream, extra)) return result;

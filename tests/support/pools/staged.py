@@ -97,13 +97,15 @@ class Staged:
         return self.program.finish()
 
     def disturb(self, gate: object, how: str) -> dict[str, Any]:
-        """At ``gate``: ``move``, ``kill`` the worker, or ``checkpoint`` and kill; then let the program go on.
+        """At ``gate``: ``move`` (or, of one mode, ``copy``, ``replay``), ``kill`` the worker, or ``checkpoint`` and kill;
+        then let the program go on.
 
         Returns the session's row from before. A killed worker's session recovers while the program goes on.
         """
         row = self.reach(gate)
-        if how == "move":
-            moved = self.pool.rgpu("migrate", self.name, OTHER[row["host"]])
+        if how in ("move", "copy", "replay"):
+            mode = () if how == "move" else ("--mode", how)
+            moved = self.pool.rgpu("migrate", self.name, OTHER[row["host"]], *mode)
             assert moved["outcome"] == "committed" and moved["verified"] is True, moved
         if how == "checkpoint":
             assert self.pool.rgpu("checkpoint", self.name)["position"] > 0

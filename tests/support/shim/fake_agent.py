@@ -57,11 +57,11 @@ class FakeAgent:
     """Listens in ``directory``; serves one program. Use as a context manager."""
 
     def __init__(self, directory: Path, quota: int = 256 * MIB, journal_limit: int = 1 << 30, devices: int = 1,
-                 ring: int = 256 * 1024) -> None:
-        """``ring``: bytes of the answer ring; 0: answers go over the socket."""
+                 ring: int = 256 * 1024, attributes: dict[int, int] | None = None) -> None:
+        """``ring``: bytes of the answer ring; 0: answers go over the socket. ``attributes``: further ones."""
         self.path = str(directory / "agent.sock")
         device = [facts.DeviceInfo(f"Fake {i}", bytes([i]) * 16, 1 << 33, (0, i, 0), 0x2000_0000_0000 + (i << 43),
-                                   attributes=ATTRIBUTES) for i in range(devices)]
+                                   attributes=ATTRIBUTES | (attributes or {})) for i in range(devices)]
         self.facts = facts.SessionFacts("test", 1, 13000, quota, journal_limit, True, tuple(device))
         self.records: list[Record] = []
         self.errors: list[str] = []

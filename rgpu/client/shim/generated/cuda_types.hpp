@@ -9,6 +9,7 @@ using CUdevice = int;
 using CUmemGenericAllocationHandle = unsigned long long;
 using CUtexObject = unsigned long long;
 using CUsurfObject = unsigned long long;
+using CUgraphConditionalHandle = unsigned long long;
 using CUcontext = struct CUctx_st *;
 using CUmodule = struct CUmod_st *;
 using CUfunction = struct CUfunc_st *;
@@ -627,6 +628,19 @@ enum CUgraphNodeType : int {
     CU_GRAPH_NODE_TYPE_BATCH_MEM_OP = 12,
     CU_GRAPH_NODE_TYPE_CONDITIONAL = 13,
 };
+enum CUgraphConditionalNodeType : int {
+    CU_GRAPH_COND_TYPE_IF = 0,
+    CU_GRAPH_COND_TYPE_WHILE = 1,
+    CU_GRAPH_COND_TYPE_SWITCH = 2,
+};
+enum CUstreamBatchMemOpType : int {
+    CU_STREAM_MEM_OP_WAIT_VALUE_32 = 1,
+    CU_STREAM_MEM_OP_WRITE_VALUE_32 = 2,
+    CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES = 3,
+    CU_STREAM_MEM_OP_WAIT_VALUE_64 = 4,
+    CU_STREAM_MEM_OP_WRITE_VALUE_64 = 5,
+    CU_STREAM_MEM_OP_BARRIER = 6,
+};
 enum CUgraphInstantiate_flags : int {
     CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1,
     CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2,
@@ -1141,6 +1155,41 @@ struct CUDA_MEM_FREE_NODE_PARAMS {
     CUdeviceptr dptr;
 };
 static_assert(sizeof(CUDA_MEM_FREE_NODE_PARAMS) == 8);
+struct CUstreamBatchMemOpWord {
+    CUstreamBatchMemOpType operation;
+    CUdeviceptr address;
+    uint64_t value64;
+    unsigned int flags;
+    CUdeviceptr alias;
+};
+static_assert(sizeof(CUstreamBatchMemOpWord) == 40);
+struct CUstreamBatchMemOpOrder {
+    CUstreamBatchMemOpType operation;
+    unsigned int flags;
+};
+static_assert(sizeof(CUstreamBatchMemOpOrder) == 8);
+union CUstreamBatchMemOpParams {
+    uint64_t pad[6];
+    CUstreamBatchMemOpType operation;
+    CUstreamBatchMemOpWord value;
+    CUstreamBatchMemOpOrder order;
+};
+static_assert(sizeof(CUstreamBatchMemOpParams) == 48);
+struct CUDA_BATCH_MEM_OP_NODE_PARAMS {
+    CUcontext ctx;
+    unsigned int count;
+    CUstreamBatchMemOpParams *paramArray;
+    unsigned int flags;
+};
+static_assert(sizeof(CUDA_BATCH_MEM_OP_NODE_PARAMS) == 32);
+struct CUDA_CONDITIONAL_NODE_PARAMS {
+    CUgraphConditionalHandle handle;
+    CUgraphConditionalNodeType type;
+    unsigned int size;
+    CUgraph *phGraph_out;
+    CUcontext ctx;
+};
+static_assert(sizeof(CUDA_CONDITIONAL_NODE_PARAMS) == 32);
 union CUgraphNodeParamsValue {
     long long reserved1[29];
     CUDA_KERNEL_NODE_PARAMS_v2 kernel;
@@ -1152,6 +1201,8 @@ union CUgraphNodeParamsValue {
     CUDA_EVENT_NODE_PARAMS eventRecord;
     CUDA_MEM_ALLOC_NODE_PARAMS_v1 alloc;
     CUDA_MEM_FREE_NODE_PARAMS free;
+    CUDA_BATCH_MEM_OP_NODE_PARAMS memOp;
+    CUDA_CONDITIONAL_NODE_PARAMS conditional;
 };
 static_assert(sizeof(CUgraphNodeParamsValue) == 232);
 struct CUgraphNodeParams {
@@ -1204,6 +1255,7 @@ inline const auto CU_MEMHOSTREGISTER_READ_ONLY = 8u;
 inline const auto CU_LAUNCH_PARAM_END = static_cast<void *>(nullptr);
 inline const auto CU_LAUNCH_PARAM_BUFFER_POINTER = reinterpret_cast<void *>(uintptr_t{1});
 inline const auto CU_LAUNCH_PARAM_BUFFER_SIZE = reinterpret_cast<void *>(uintptr_t{2});
+inline const auto CU_GRAPH_COND_ASSIGN_DEFAULT = 1u;
 inline const auto CU_DEVICE_CPU = CUdevice{-1};
 inline const auto CU_DEVICE_INVALID = CUdevice{-2};
 

@@ -75,13 +75,8 @@ RGPU_REFUSED(cuGLSetBufferObjectMapFlags)
 RGPU_REFUSED(cuGLUnmapBufferObject)
 RGPU_REFUSED(cuGLUnmapBufferObjectAsync)
 RGPU_REFUSED(cuGLUnregisterBufferObject)
-RGPU_REFUSED(cuGraphAddBatchMemOpNode)
 RGPU_REFUSED(cuGraphAddExternalSemaphoresSignalNode)
 RGPU_REFUSED(cuGraphAddExternalSemaphoresWaitNode)
-RGPU_REFUSED(cuGraphBatchMemOpNodeGetParams)
-RGPU_REFUSED(cuGraphBatchMemOpNodeSetParams)
-RGPU_REFUSED(cuGraphConditionalHandleCreate)
-RGPU_REFUSED(cuGraphExecBatchMemOpNodeSetParams)
 RGPU_REFUSED(cuGraphExecExternalSemaphoresSignalNodeSetParams)
 RGPU_REFUSED(cuGraphExecExternalSemaphoresWaitNodeSetParams)
 RGPU_REFUSED(cuGraphExternalSemaphoresSignalNodeGetParams)
@@ -221,10 +216,6 @@ RGPU_REFUSED(cuSignalExternalSemaphoresAsync)
 RGPU_REFUSED(cuSignalExternalSemaphoresAsync_ptsz)
 RGPU_REFUSED(cuStreamAttachMemAsync)
 RGPU_REFUSED(cuStreamAttachMemAsync_ptsz)
-RGPU_REFUSED(cuStreamBatchMemOp)
-RGPU_REFUSED(cuStreamBatchMemOp_ptsz)
-RGPU_REFUSED(cuStreamBatchMemOp_v2)
-RGPU_REFUSED(cuStreamBatchMemOp_v2_ptsz)
 RGPU_REFUSED(cuStreamGetGreenCtx)
 RGPU_REFUSED(cuSurfRefGetArray)
 RGPU_REFUSED(cuSurfRefSetArray)
@@ -474,6 +465,15 @@ RGPU_API CUresult cuMemsetD8_v2_ptds(CUdeviceptr dstDevice, unsigned char uc, si
 RGPU_API CUresult cuStreamAddCallback_ptsz(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags) {
     rgpu::PerThreadScope scope;
     return cuStreamAddCallback(hStream, callback, userData, flags);
+}
+RGPU_API CUresult cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags) { return cuStreamBatchMemOp_v2(stream, count, paramArray, flags); }
+RGPU_API CUresult cuStreamBatchMemOp_ptsz(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamBatchMemOp(stream, count, paramArray, flags);
+}
+RGPU_API CUresult cuStreamBatchMemOp_v2_ptsz(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags) {
+    rgpu::PerThreadScope scope;
+    return cuStreamBatchMemOp_v2(stream, count, paramArray, flags);
 }
 RGPU_API CUresult cuStreamBeginCapture_ptsz(CUstream hStream) {
     rgpu::PerThreadScope scope;

@@ -81,7 +81,8 @@ CUgraphNodeType node_type(const Work& work) {
   static constexpr CUgraphNodeType types[] = {
       CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET,     CU_GRAPH_NODE_TYPE_HOST,
       CU_GRAPH_NODE_TYPE_GRAPH,  CU_GRAPH_NODE_TYPE_EMPTY,  CU_GRAPH_NODE_TYPE_WAIT_EVENT, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-      CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE};
+      CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+      CU_GRAPH_NODE_TYPE_CONDITIONAL};
   static_assert(std::size(types) == std::variant_size_v<Work>);
   return types[work.index()];
 }
@@ -102,7 +103,7 @@ Node* add_node(Graph& graph, Work work, const std::vector<Node*>& dependencies) 
   node->id = next_id();
   node->work = std::move(work);
   if (!enroll(std::move(made))) return nullptr;
-  if (auto* child = std::get_if<ChildWork>(&node->work)) child->graph->owner = node;
+  for (Graph* embedded : embedded_in(*node)) embedded->owner = node;
   graph.nodes.push_back(node);
   for (Node* dependency : dependencies) add_edge(*dependency, *node);
   return node;
@@ -127,7 +128,7 @@ void end_node(Node& node, std::vector<std::shared_ptr<void>>& garbage) {
   node.dependencies.clear();
   node.dependents.clear();
   std::erase(node.graph->nodes, &node);
-  if (auto* child = std::get_if<ChildWork>(&node.work)) end_graph(*child->graph, garbage);
+  for (Graph* embedded : embedded_in(node)) end_graph(*embedded, garbage);
   // Uses of modules and memory end outside of the lock: that publishes calls.
   garbage.push_back(std::make_shared<Work>(std::move(node.work)));
   node.work = EmptyWork{};
@@ -137,7 +138,7 @@ void end_node(Node& node, std::vector<std::shared_ptr<void>>& garbage) {
 
 void end_graph(Graph& graph, std::vector<std::shared_ptr<void>>& garbage) {
   for (Node* node : graph.nodes) {
-    if (auto* child = std::get_if<ChildWork>(&node->work)) end_graph(*child->graph, garbage);
+    for (Graph* embedded : embedded_in(*node)) end_graph(*embedded, garbage);
     garbage.push_back(std::make_shared<Work>(std::move(node->work)));
     node->work = EmptyWork{};
     node->graph = nullptr;
@@ -161,6 +162,13 @@ Graph* clone_graph(const Graph& graph) {
       Graph* embedded = clone_graph(*child->graph);
       if (!embedded) return nullptr;
       child->graph = embedded;
+    }
+    if (auto* conditional = std::get_if<ConditionalWork>(&work)) {
+      conditional->handles = std::make_shared<std::vector<CUgraph>>();
+      for (Graph*& body : conditional->bodies) {
+        if (!(body = clone_graph(*body))) return nullptr;
+        conditional->handles->push_back(body->graph_handle());
+      }
     }
     if (auto* kernel = std::get_if<KernelWork>(&work)) kernel->pointers.clear();
     Node* twin = add_node(*copy, std::move(work), {});
@@ -203,11 +211,38 @@ bool reachable(const std::vector<Node*>& from, const Node* node) {
   return false;
 }
 
+std::vector<Graph*> embedded_in(const Node& node) {
+  if (const auto* child = std::get_if<ChildWork>(&node.work)) return {child->graph};
+  if (const auto* conditional = std::get_if<ConditionalWork>(&node.work)) return conditional->bodies;
+  return {};
+}
+
+bool make_bodies(ConditionalWork& work, std::size_t n) {
+  work.handles = std::make_shared<std::vector<CUgraph>>();
+  for (std::size_t i = 0; i < n; ++i) {
+    Graph* body = make_graph();
+    if (!body) return false;
+    work.bodies.push_back(body);
+    work.handles->push_back(body->graph_handle());
+  }
+  return true;
+}
+
+bool in_body(const Node& node) {
+  for (const Node* owner = node.graph ? node.graph->owner : nullptr; owner; owner = owner->graph ? owner->graph->owner : nullptr)
+    if (std::holds_alternative<ConditionalWork>(owner->work)) return true;
+  return false;
+}
+
+bool has_conditionals(const Graph& graph) {
+  return any_node(graph, [](const Node& node) { return std::holds_alternative<ConditionalWork>(node.work); });
+}
+
 Node* find_clone(const Graph& clone, std::uint64_t id) {
   for (Node* node : clone.nodes) {
     if (node->cloned_from == id) return node;
-    if (auto* child = std::get_if<ChildWork>(&node->work))
-      if (Node* found = find_clone(*child->graph, id)) return found;
+    for (const Graph* embedded : embedded_in(*node))
+      if (Node* found = find_clone(*embedded, id)) return found;
   }
   return nullptr;
 }
@@ -215,7 +250,8 @@ Node* find_clone(const Graph& clone, std::uint64_t id) {
 bool any_node(const Graph& graph, bool (*test)(const Node&)) {
   for (const Node* node : graph.nodes) {
     if (test(*node)) return true;
-    if (auto* child = std::get_if<ChildWork>(&node->work); child && any_node(*child->graph, test)) return true;
+    for (const Graph* embedded : embedded_in(*node))
+      if (any_node(*embedded, test)) return true;
   }
   return false;
 }

@@ -104,9 +104,31 @@ struct FreeWork {
   CUdeviceptr address = 0;
 };
 
+// Operations on words of device memory, one after the other.
+struct BatchWork {
+  std::vector<CUstreamBatchMemOpParams> operations;
+  CUcontext context = nullptr;
+  unsigned flags = 0;
+};
+
+// A condition that kernels of the launch set by cudaGraphSetConditional.
+struct Condition {
+  std::uint64_t handle = 0;
+  unsigned value = 0;     // at the beginning of a launch …
+  bool assigned = false;  // … where this is set; undefined otherwise
+  Context* context = nullptr;
+};
+
+struct ConditionalWork {
+  Condition condition;
+  CUgraphConditionalNodeType type = CU_GRAPH_COND_TYPE_IF;
+  std::vector<Graph*> bodies;             // end with the node
+  std::shared_ptr<std::vector<CUgraph>> handles;  // of the bodies: what the program was given
+};
+
 // In the order of CUgraphNodeType where one exists; node_type() translates.
 using Work = std::variant<KernelWork, CopyWork, MemsetWork, HostWork, ChildWork, EmptyWork, EventWaitWork,
-                          EventRecordWork, AllocateWork, FreeWork>;
+                          EventRecordWork, AllocateWork, FreeWork, BatchWork, ConditionalWork>;
 
 CUgraphNodeType node_type(const Work& work);
 
@@ -131,6 +153,7 @@ struct Graph : Object {
   bool capturing = false;       // a capture adds to it
   std::vector<Node*> nodes;     // in the order added; owned by the handle table
   std::map<UserObject*, unsigned> references;  // of user objects
+  std::map<std::uint64_t, Condition> conditions;  // by handle; those that no node has yet
   CUgraph graph_handle() const { return static_cast<CUgraph>(handle); }
 };
 
@@ -157,6 +180,13 @@ std::optional<std::vector<Node*>> ordered(const Graph& graph);
 bool reachable(const std::vector<Node*>& from, const Node* node);
 // The node of `clone` (or of what is embedded in it) that was cloned from the node with that id.
 Node* find_clone(const Graph& clone, std::uint64_t id);
+// Bodies for a conditional node, empty, with their handles. False: no room.
+bool make_bodies(ConditionalWork& work, std::size_t n);
+// The node is in a body of a conditional node, at any depth.
+bool in_body(const Node& node);
+bool has_conditionals(const Graph& graph);
+// The graphs within a node: the one embedded in it, or the bodies of a conditional node.
+std::vector<Graph*> embedded_in(const Node& node);
 // True if a node of the graph, or of one embedded in it, satisfies `test`.
 bool any_node(const Graph& graph, bool (*test)(const Node&));
 

@@ -79,7 +79,8 @@ void print(std::FILE* file, const Graph& graph, const std::string& prefix) {
       const auto at = std::ranges::find(graph.nodes, dependency) - graph.nodes.begin();
       std::fprintf(file, "\"%snode_%td\" -> \"%snode_%zu\";\n", prefix.c_str(), at, prefix.c_str(), i);
     }
-    if (auto* child = std::get_if<ChildWork>(&node.work)) print(file, *child->graph, prefix + std::to_string(i) + "_");
+    for (std::size_t part = 0; const Graph* embedded : embedded_in(node))
+      print(file, *embedded, prefix + std::to_string(i) + "_" + (part++ ? std::to_string(part) + "_" : ""));
   }
   std::fprintf(file, "}\n");
 }
@@ -127,9 +128,10 @@ CUresult cuGraphClone(CUgraph* phGraphClone, CUgraph originalGraph) {
   if (!phGraphClone) return CUDA_ERROR_INVALID_VALUE;
   return with_graph(originalGraph, [&](Graph& graph) {
     const bool memory = any_node(graph, [](const Node& node) {
-      return std::holds_alternative<AllocateWork>(node.work) || std::holds_alternative<FreeWork>(node.work);
+      return std::holds_alternative<AllocateWork>(node.work) || std::holds_alternative<FreeWork>(node.work) ||
+             std::holds_alternative<ConditionalWork>(node.work);
     });
-    if (memory) return CUDA_ERROR_NOT_SUPPORTED;  // as a driver answers for graphs with memory nodes
+    if (memory) return CUDA_ERROR_NOT_SUPPORTED;  // as a driver answers for graphs with memory or conditional nodes
     Graph* copy = clone_graph(graph);
     if (!copy) return CUDA_ERROR_OUT_OF_MEMORY;
     *phGraphClone = copy->graph_handle();

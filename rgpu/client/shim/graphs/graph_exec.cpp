@@ -1,4 +1,4 @@
-// Executable graphs: instantiation, launches, updates. See graph_exec.hpp.
+// Executable graphs: instantiation and launches. See graph_exec.hpp; updates: graph_update.cpp.
 #include "graph_exec.hpp"
 
 #include <algorithm>
@@ -12,8 +12,6 @@ namespace {
 
 constexpr std::uint64_t KNOWN_FLAGS = 15;
 
-GraphExec* find_exec(CUgraphExec handle) { return static_cast<GraphExec*>(find_object(handle, Kind::graph_exec)); }
-
 bool context_lives(const GraphExec& exec) {
   return exec.context->alive && exec.context->number == exec.context_number;
 }
@@ -22,7 +20,7 @@ bool context_lives(const GraphExec& exec) {
 void index_nodes(const Graph& graph, std::unordered_map<std::uint64_t, Node*>& nodes) {
   for (Node* node : graph.nodes) {
     nodes[node->cloned_from] = node;
-    if (auto* child = std::get_if<ChildWork>(&node->work)) index_nodes(*child->graph, nodes);
+    for (const Graph* embedded : embedded_in(*node)) index_nodes(*embedded, nodes);
   }
 }
 
@@ -30,7 +28,9 @@ void index_nodes(const Graph& graph, std::unordered_map<std::uint64_t, Node*>& n
 bool context_of_nodes(const Graph& graph, Context*& found) {
   for (const Node* node : graph.nodes) {
     Context* its = nullptr;
-    if (auto* child = std::get_if<ChildWork>(&node->work); child && !context_of_nodes(*child->graph, found)) return false;
+    for (const Graph* embedded : embedded_in(*node))
+      if (!context_of_nodes(*embedded, found)) return false;
+    if (auto* conditional = std::get_if<ConditionalWork>(&node->work)) its = conditional->condition.context;
     if (auto* kernel = std::get_if<KernelWork>(&node->work)) its = kernel->context;
     if (auto* copy = std::get_if<CopyWork>(&node->work)) its = copy->context;
     if (auto* set = std::get_if<MemsetWork>(&node->work)) its = find(set->set.ctx);
@@ -82,6 +82,30 @@ struct Problem {
   Node* node = nullptr;
 };
 
+// Conditions that were made for the graph, or one within it, and that no node has.
+bool unused_conditions(const Graph& graph) {
+  if (!graph.conditions.empty()) return true;
+  for (const Node* node : graph.nodes)
+    for (const Graph* embedded : embedded_in(*node))
+      if (unused_conditions(*embedded)) return true;
+  return false;
+}
+
+CUresult check_conditions(const Graph& graph, const Program& program, Problem& problem) {
+  if ((problem.node = misplaced(graph))) {
+    problem.result = CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED;
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (unused_conditions(graph)) {
+    problem.result = CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED;
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!divided(program)) return CUDA_SUCCESS;
+  log_once("divided condition", "cuGraphInstantiate: a condition that is set before, and asked after, a node of the host "
+                                "(a copy with host memory, a host function, an event) is not supported");
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Problem& problem) {
   Context* context = nullptr;
   problem.result = CUDA_GRAPH_INSTANTIATE_ERROR;
@@ -98,10 +122,12 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Prob
     std::lock_guard guard(graph_lock());
     Graph* graph = find(handle);
     if (!graph || graph->capturing) return CUDA_ERROR_INVALID_VALUE;
-    if (!lower(*graph)) {
+    const auto program = lower(*graph);
+    if (!program) {
       problem.result = CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE;
       return CUDA_ERROR_INVALID_VALUE;
     }
+    if (CUresult r = check_conditions(*graph, *program, problem); r) return r;
     Context* of_nodes = nullptr;
     if (!context_of_nodes(*graph, of_nodes)) {
       log_once("graph of devices", "cuGraphInstantiate: graphs with nodes on several devices are not supported");
@@ -113,8 +139,12 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, std::uint64_t flags, Prob
     if (!exec->graph) return CUDA_ERROR_OUT_OF_MEMORY;
     index_nodes(*exec->graph, exec->nodes);
     exec->program = *lower(*exec->graph);
+    exec->unsure = find_stray(*exec->graph, exec->disabled) != nullptr;
   }
-  if (CUresult r = publish_sections(*exec, exec->program); r) return r;
+  if (exec->unsure)
+    exec->rebuild = true;  // at the first launch, if what its nodes point to is there by then
+  else if (CUresult r = publish_sections(*exec, exec->program); r)
+    return r;
   void* given = enroll(std::move(made));
   if (!given) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = static_cast<CUgraphExec>(given);
@@ -133,6 +163,7 @@ CUresult send_changes(GraphExec& exec) {
       std::lock_guard guard(graph_lock());
       program = lower(*exec.graph);
     }
+    if (divided(*program)) return CUDA_ERROR_NOT_SUPPORTED;
     destroy_sections(exec.program);
     exec.program = std::move(*program);  // its edges are those of a graph that was in order
     exec.rebuild = false;
@@ -162,6 +193,20 @@ CUresult send_changes(GraphExec& exec) {
   return CUDA_SUCCESS;
 }
 
+// Pointers that were not looked up since they were given: as a node's own call would, but at the launch. What was
+// found once is not looked up again: memory that is freed meanwhile is the device's to find out. exec.lock held.
+CUresult check_pointers(GraphExec& exec) {
+  if (!exec.unsure) return CUDA_SUCCESS;
+  std::lock_guard guard(graph_lock());
+  if (const Node* node = find_stray(*exec.graph, exec.disabled)) {
+    log_once("stray graph node", "cuGraphLaunch: a node of type %d points to no memory of the program's; nothing was "
+                                 "launched", static_cast<int>(node_type(node->work)));
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  exec.unsure = false;
+  return CUDA_SUCCESS;
+}
+
 CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
   ShadowUse shadows(stream, section.pinned);
   if (CUresult r = shadows.upload(); r) return r;
@@ -178,6 +223,10 @@ CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
 CUresult do_step(const Work& work, CUstream stream) {
   if (const auto* copy = std::get_if<CopyWork>(&work)) return cuMemcpy3DAsync_v2(&copy->copy, stream);
   if (const auto* host = std::get_if<HostWork>(&work)) return cuLaunchHostFunc(stream, host->function, host->user);
+  if (const auto* batch = std::get_if<BatchWork>(&work)) {
+    std::vector<CUstreamBatchMemOpParams> operations = batch->operations;
+    return cuStreamBatchMemOp_v2(stream, static_cast<unsigned>(operations.size()), operations.data(), batch->flags);
+  }
   CUresult r = CUDA_SUCCESS;
   if (const auto* record = std::get_if<EventRecordWork>(&work)) r = cuEventRecord(record->event, stream);
   if (const auto* wait = std::get_if<EventWaitWork>(&work)) r = cuStreamWaitEvent(stream, wait->event, 0);
@@ -235,6 +284,7 @@ CUresult capture_launch(GraphExec& exec, const StreamRef& stream, bool& taken) {
     if (CUresult r = cuStreamIsCapturing(static_cast<CUstream>(stream.object->handle), &status); r) return r;
     if (status == CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_SUCCESS;
     std::lock_guard guard(graph_lock());
+    if (has_conditionals(*exec.graph)) return CUDA_ERROR_NOT_SUPPORTED;  // no embedded graph may have them
     copy = clone_graph(*exec.graph);
     if (!copy) return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -258,134 +308,13 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle) {
     bool taken = false;
     if (CUresult r = capture_launch(*exec, stream, taken); r || taken) return r;
   }
+  if (CUresult r = check_pointers(*exec); r) return r;
   const bool free_first = exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
   if (CUresult r = begin_graph_memory(exec->program.allocates, free_first); r) return r;
   if (CUresult r = send_changes(*exec); r) return r;
   if (CUresult r = run_steps(*exec, stream, stream_handle); r) return r;
   for (CUdeviceptr address : exec->program.frees) free_graph_memory(address);
   return CUDA_SUCCESS;
-}
-
-// ---------------------------------------------------------------- updates
-
-// Gives a node of the executable graph other work of the same kind. Both locks held.
-void replace_work(GraphExec& exec, Node& node, Work work) {
-  const bool was_client = on_client(node);
-  const auto before = encode_node(node, {}, false);
-  std::swap(node.work, work);
-  if (on_client(node) != was_client)
-    exec.rebuild = true;
-  else if (!was_client && encode_node(node, {}, false) != before)
-    exec.changed.insert(&node);
-  exec.replaced.push_back(std::move(work));
-}
-
-struct Mismatch {
-  CUgraphExecUpdateResult result = CU_GRAPH_EXEC_UPDATE_SUCCESS;
-  Node *node = nullptr, *from = nullptr;
-};
-
-// Pairs nodes by the order in which they were added, as the driver does for the same sequence of calls.
-bool same_shape(const Graph& old, const Graph& now, Mismatch& found) {
-  std::unordered_map<const Node*, std::size_t> index;
-  for (std::size_t i = 0; i < old.nodes.size(); ++i) index[old.nodes[i]] = i;
-  found.result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-  if (old.nodes.size() != now.nodes.size()) return false;
-  for (std::size_t i = 0; i < now.nodes.size(); ++i) {
-    Node *before = old.nodes[i], *node = now.nodes[i];
-    found.node = node;
-    if (before->work.index() != node->work.index()) {
-      found.result = CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
-      return false;
-    }
-    std::set<const Node*> wanted;
-    for (const Node* dependency : before->dependencies) wanted.insert(now.nodes[index[dependency]]);
-    if (wanted != std::set<const Node*>(node->dependencies.begin(), node->dependencies.end())) return false;
-    const auto *a = std::get_if<ChildWork>(&before->work), *b = std::get_if<ChildWork>(&node->work);
-    if (a && !same_shape(*a->graph, *b->graph, found)) return false;
-    const auto *k = std::get_if<KernelWork>(&before->work), *l = std::get_if<KernelWork>(&node->work);
-    if (k && k->context != l->context) {
-      found.result = CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
-      return false;
-    }
-  }
-  found = {};
-  return true;
-}
-
-void take_over(GraphExec& exec, const Graph& old, const Graph& now) {
-  for (std::size_t i = 0; i < now.nodes.size(); ++i) {
-    Node *mine = old.nodes[i], *node = now.nodes[i];
-    exec.nodes[node->id] = mine;  // parameters may be set by the new graph's nodes as well
-    if (auto* child = std::get_if<ChildWork>(&mine->work))
-      take_over(exec, *child->graph, *std::get<ChildWork>(node->work).graph);
-    else
-      replace_work(exec, *mine, node->work);
-  }
-}
-
-CUresult update(CUgraphExec handle, CUgraph graph_handle, Mismatch& found) {
-  if (CUresult r = require(); r) return r;
-  found.result = CU_GRAPH_EXEC_UPDATE_ERROR;
-  GraphExec* exec = find_exec(handle);
-  if (!exec) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard mine(exec->lock);
-  std::lock_guard guard(graph_lock());
-  Graph* graph = find(graph_handle);
-  if (!graph || graph->capturing) return CUDA_ERROR_INVALID_VALUE;
-  if (!same_shape(*exec->graph, *graph, found)) return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-  take_over(*exec, *exec->graph, *graph);
-  if (auto program = lower(*exec->graph)) {  // memory nodes may name other addresses
-    exec->program.allocates = std::move(program->allocates);
-    exec->program.frees = std::move(program->frees);
-  }
-  return CUDA_SUCCESS;
-}
-
-// The parameters of one node of an executable graph; `make(old, new)` checks and fills in the new.
-template <class Kind, class Make>
-CUresult set_work(CUgraphExec handle, CUgraphNode node_handle, Make&& make) {
-  if (CUresult r = require(); r) return r;
-  GraphExec* exec = find_exec(handle);
-  if (!exec) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard mine(exec->lock);
-  Node* node = nullptr;
-  Work old;
-  {
-    std::lock_guard guard(graph_lock());
-    Node* given = find(node_handle);
-    auto it = given ? exec->nodes.find(given->id) : exec->nodes.end();
-    if (it == exec->nodes.end() || !std::holds_alternative<Kind>(it->second->work)) return CUDA_ERROR_INVALID_VALUE;
-    node = it->second;
-    old = node->work;
-  }
-  Work now = std::get<Kind>(old);
-  if (CUresult r = make(std::get<Kind>(old), std::get<Kind>(now)); r) return r;
-  std::lock_guard guard(graph_lock());
-  replace_work(*exec, *node, std::move(now));
-  return CUDA_SUCCESS;
-}
-
-CUresult can_be_disabled(CUgraphExec handle, CUgraphNode node_handle, GraphExec*& exec, Node*& node) {
-  if (CUresult r = require(); r) return r;
-  exec = find_exec(handle);
-  if (!exec) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard guard(graph_lock());
-  Node* given = find(node_handle);
-  auto it = given ? exec->nodes.find(given->id) : exec->nodes.end();
-  if (it == exec->nodes.end()) return CUDA_ERROR_INVALID_VALUE;
-  node = it->second;
-  const CUgraphNodeType type = node_type(node->work);
-  const bool may = type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_MEMCPY || type == CU_GRAPH_NODE_TYPE_MEMSET;
-  return may ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-template <class V2, class V1>
-V2 widened(const V1& params) {
-  V2 wide{};
-  static_assert(sizeof(V1) <= sizeof(V2));
-  std::copy_n(reinterpret_cast<const char*>(&params), sizeof params, reinterpret_cast<char*>(&wide));
-  return wide;
 }
 
 }  // namespace
@@ -455,137 +384,6 @@ CUresult cuGraphExecGetFlags(CUgraphExec hGraphExec, uint64_t* flags) {
   GraphExec* exec = find_exec(hGraphExec);
   if (!exec || !flags) return CUDA_ERROR_INVALID_VALUE;
   *flags = exec->flags;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode* hErrorNode_out,
-                           CUgraphExecUpdateResult* updateResult_out) {
-  Mismatch found;
-  CUresult r = update(hGraphExec, hGraph, found);
-  if (hErrorNode_out) *hErrorNode_out = found.node ? found.node->node_handle() : nullptr;
-  if (updateResult_out) *updateResult_out = found.result;
-  return r;
-}
-
-CUresult cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo* resultInfo) {
-  Mismatch found;
-  CUresult r = update(hGraphExec, hGraph, found);
-  if (resultInfo) {
-    resultInfo->result = found.result;
-    resultInfo->errorNode = found.node ? found.node->node_handle() : nullptr;
-    resultInfo->errorFromNode = found.from ? found.from->node_handle() : nullptr;
-  }
-  return r;
-}
-
-CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode,
-                                           const CUDA_KERNEL_NODE_PARAMS_v2* nodeParams) {
-  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
-  return set_work<KernelWork>(hGraphExec, hNode, [&](const KernelWork& old, KernelWork& now) {
-    CUresult r = kernel_work(*nodeParams, &old, now);
-    return !r && now.context != old.context ? CUDA_ERROR_INVALID_VALUE : r;
-  });
-}
-
-CUresult cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
-                                        const CUDA_KERNEL_NODE_PARAMS_v1* nodeParams) {
-  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
-  const auto wide = widened<CUDA_KERNEL_NODE_PARAMS_v2>(*nodeParams);
-  return cuGraphExecKernelNodeSetParams_v2(hGraphExec, hNode, &wide);
-}
-
-CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D* copyParams,
-                                        CUcontext ctx) {
-  if (!copyParams) return CUDA_ERROR_INVALID_VALUE;
-  return set_work<CopyWork>(hGraphExec, hNode,
-                            [&](const CopyWork&, CopyWork& now) { return copy_work(*copyParams, ctx, now); });
-}
-
-CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
-                                        const CUDA_MEMSET_NODE_PARAMS_v1* memsetParams, CUcontext ctx) {
-  if (!memsetParams) return CUDA_ERROR_INVALID_VALUE;
-  auto wide = widened<CUDA_MEMSET_NODE_PARAMS_v2>(*memsetParams);
-  wide.ctx = ctx;
-  return set_work<MemsetWork>(hGraphExec, hNode,
-                              [&](const MemsetWork&, MemsetWork& now) { return memset_work(wide, now); });
-}
-
-CUresult cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
-                                      const CUDA_HOST_NODE_PARAMS_v1* nodeParams) {
-  if (!nodeParams || !nodeParams->fn) return CUDA_ERROR_INVALID_VALUE;
-  return set_work<HostWork>(hGraphExec, hNode, [&](const HostWork&, HostWork& now) {
-    now = {nodeParams->fn, nodeParams->userData};
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) {
-  return set_work<EventRecordWork>(hGraphExec, hNode, [&](const EventRecordWork&, EventRecordWork& now) {
-    now.event = event;
-    return event_work(event);
-  });
-}
-
-CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) {
-  return set_work<EventWaitWork>(hGraphExec, hNode, [&](const EventWaitWork&, EventWaitWork& now) {
-    now.event = event;
-    return event_work(event);
-  });
-}
-
-CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) {
-  if (CUresult r = require(); r) return r;
-  GraphExec* exec = find_exec(hGraphExec);
-  if (!exec) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard mine(exec->lock);
-  std::lock_guard guard(graph_lock());
-  Node* given = find(hNode);
-  Graph* graph = find(childGraph);
-  auto it = given ? exec->nodes.find(given->id) : exec->nodes.end();
-  if (!graph || it == exec->nodes.end()) return CUDA_ERROR_INVALID_VALUE;
-  auto* child = std::get_if<ChildWork>(&it->second->work);
-  Mismatch found;
-  if (!child || !same_shape(*child->graph, *graph, found)) return CUDA_ERROR_INVALID_VALUE;
-  take_over(*exec, *child->graph, *graph);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams* nodeParams) {
-  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
-  auto& value = nodeParams->value;
-  switch (nodeParams->type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL: return cuGraphExecKernelNodeSetParams_v2(hGraphExec, hNode, &value.kernel);
-    case CU_GRAPH_NODE_TYPE_MEMCPY:
-      return cuGraphExecMemcpyNodeSetParams(hGraphExec, hNode, &value.memcpy.copyParams, value.memcpy.copyCtx);
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-      return set_work<MemsetWork>(hGraphExec, hNode,
-                                  [&](const MemsetWork&, MemsetWork& now) { return memset_work(value.memset, now); });
-    case CU_GRAPH_NODE_TYPE_HOST: return cuGraphExecHostNodeSetParams(hGraphExec, hNode, &value.host);
-    case CU_GRAPH_NODE_TYPE_GRAPH: return cuGraphExecChildGraphNodeSetParams(hGraphExec, hNode, value.graph.graph);
-    case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return cuGraphExecEventWaitNodeSetEvent(hGraphExec, hNode, value.eventWait.event);
-    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-      return cuGraphExecEventRecordNodeSetEvent(hGraphExec, hNode, value.eventRecord.event);
-    default: return CUDA_ERROR_INVALID_VALUE;
-  }
-}
-
-CUresult cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) {
-  GraphExec* exec;
-  Node* node;
-  if (CUresult r = can_be_disabled(hGraphExec, hNode, exec, node); r) return r;
-  std::lock_guard mine(exec->lock);
-  const bool moved = isEnabled ? exec->disabled.erase(node) : exec->disabled.insert(node).second;
-  if (moved) exec->changed.insert(node);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int* isEnabled) {
-  GraphExec* exec;
-  Node* node;
-  if (CUresult r = can_be_disabled(hGraphExec, hNode, exec, node); r) return r;
-  if (!isEnabled) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard mine(exec->lock);
-  *isEnabled = !exec->disabled.contains(node);
   return CUDA_SUCCESS;
 }
 

@@ -45,10 +45,21 @@ struct GraphExec : Object {
   Program program;
   std::set<const Node*> changed;     // not yet told to the server
   std::vector<Work> replaced;        // let go when graph_lock() is not held: that may publish calls
-  bool rebuild = false;              // a change moved work between server and client
+  bool rebuild = false;              // a change moved work between server and client, or nothing is there yet
+  bool unsure = true;                // pointers of its nodes have not been looked up
   std::uint64_t event = 0;           // recorded behind each launch that has several steps
   std::uint64_t last_stream = ~0ull; // of the last such launch
 };
+
+// Where a copy within device memory begins, and how far its rows and planes are apart, in bytes (graph_lower.cpp).
+struct CopyEnds {
+  std::uint64_t source, from, from_plane, destination, to, to_plane;
+};
+CopyEnds ends_of(const CUDA_MEMCPY3D& copy);
+
+inline GraphExec* find_exec(CUgraphExec handle) {
+  return static_cast<GraphExec*>(find_object(handle, Kind::graph_exec));
+}
 
 // graph_lower.cpp; graph_lock held
 // nullopt: a cycle, here or in an embedded graph.
@@ -58,8 +69,19 @@ bool on_client(const Node& node);  // a step, not in a section
 std::vector<std::uint8_t> encode_section(const GraphPart& section, const std::set<const Node*>& disabled);
 std::vector<std::uint8_t> encode_changes(const std::vector<std::pair<std::uint32_t, const Node*>>& changes,
                                          const std::set<const Node*>& disabled);
-std::vector<std::uint8_t> encode_node(const Node& node, const std::vector<std::uint32_t>& dependencies, bool disabled);
+std::vector<std::uint8_t> encode_node(const Node& node);  // by itself, to see whether it changed
+// A kernel's parameters name a condition whose node is in another section: these share nothing on a server.
+bool divided(const Program& program);
 void find_pinned(GraphPart& section);
+
+// graph_pointers.cpp; graph_lock held
+// Bodies of conditional nodes hold work of the device alone, as with a driver: a node of another kind, or nullptr.
+Node* misplaced(const Graph& graph, bool body = false);
+// A copy that a server can do in a body of a conditional node: host memory is pinned, so it has a mirror there.
+bool on_server(const CUDA_MEMCPY3D& copy);
+// The first node, in embedded graphs too, with a pointer that is no memory of the program's for as many bytes as it
+// names; nullptr: there is none. Nodes that are disabled do nothing.
+const Node* find_stray(const Graph& graph, const std::set<const Node*>& disabled);
 
 // graph_memory.cpp: a launch allocates this. CUDA_ERROR_INVALID_VALUE: some of
 // it is still allocated from an earlier launch, and free_first is not set.
@@ -69,7 +91,14 @@ CUresult begin_graph_memory(const std::vector<std::shared_ptr<GraphMemory>>& mad
 CUresult kernel_work(const CUDA_KERNEL_NODE_PARAMS_v2& params, const KernelWork* keep, KernelWork& work);
 CUresult copy_work(const CUDA_MEMCPY3D& params, CUcontext context, CopyWork& work);
 CUresult memset_work(const CUDA_MEMSET_NODE_PARAMS_v2& params, MemsetWork& work);
+CUresult batch_work(const CUDA_BATCH_MEM_OP_NODE_PARAMS& params, BatchWork& work);
 CUresult event_work(CUevent event);
+// The context that a handle names, or the current one.
+CUresult context_of(CUcontext handle, Context*& context);
+
+// Values of condition handles: above every address, so that none is taken for one.
+constexpr std::uint64_t kConditions = 0x9E3779B9ull << 32;
+constexpr unsigned kMostBodies = 1024, kDeepest = 16;  // of a conditional node; of conditional nodes in each other
 CUresult any_work(CUgraphNodeParams& params, const Work* keep, Work& work);
 
 }  // namespace rgpu

@@ -88,16 +88,9 @@ void write_kernel(Writer& out, const KernelWork& work) {
 }
 
 void write_copy(Writer& out, const CUDA_MEMCPY3D& c) {
-  const std::uint64_t from = c.srcPitch ? c.srcPitch : c.WidthInBytes + c.srcXInBytes;
-  const std::uint64_t to = c.dstPitch ? c.dstPitch : c.WidthInBytes + c.dstXInBytes;
-  const std::uint64_t from_plane = (c.srcHeight ? c.srcHeight : c.Height + c.srcY) * from;
-  const std::uint64_t to_plane = (c.dstHeight ? c.dstHeight : c.Height + c.dstY) * to;
-  out.put(std::uint64_t{c.dstDevice + c.dstZ * to_plane + c.dstY * to + c.dstXInBytes});
-  out.put(to);
-  out.put(to_plane);
-  out.put(std::uint64_t{c.srcDevice + c.srcZ * from_plane + c.srcY * from + c.srcXInBytes});
-  out.put(from);
-  out.put(from_plane);
+  const CopyEnds ends = ends_of(c);
+  for (std::uint64_t value : {ends.destination, ends.to, ends.to_plane, ends.source, ends.from, ends.from_plane})
+    out.put(value);
   out.put(std::uint64_t{c.WidthInBytes});
   out.put(std::uint64_t{c.Height});
   out.put(std::uint64_t{c.Depth});
@@ -113,24 +106,114 @@ void write_memset(Writer& out, const CUDA_MEMSET_NODE_PARAMS_v2& set) {
 }
 
 constexpr std::uint32_t FORMAT = 1;
-constexpr std::uint32_t KERNEL = 0, COPY = 1, MEMSET = 2, EMPTY = 5;  // as CUgraphNodeType
+constexpr std::uint32_t KERNEL = 0, COPY = 1, MEMSET = 2, EMPTY = 5, CONDITIONAL = 13;  // as CUgraphNodeType
+
+using Indexes = std::vector<std::uint32_t>;
+void write_node(Writer& out, const Node& node, const Indexes& dependencies, const std::set<const Node*>& disabled);
+
+void write_conditional(Writer& out, const ConditionalWork& work, const std::set<const Node*>& disabled) {
+  out.put(work.condition.handle);
+  out.put(std::uint32_t{work.condition.value});
+  out.put(std::uint32_t{work.condition.assigned ? 1u : 0u});
+  out.put(static_cast<std::uint32_t>(work.type));
+  out.put(static_cast<std::uint32_t>(work.bodies.size()));
+  for (const Graph* body : work.bodies) {
+    std::vector<Item> items;
+    std::vector<std::size_t> exits;
+    unfold(*body, {}, items, exits);  // lower() has found no cycle
+    out.put(static_cast<std::uint32_t>(items.size()));
+    for (const Item& item : items) write_node(out, *item.node, Indexes(item.before.begin(), item.before.end()), disabled);
+  }
+}
+
+void write_node(Writer& out, const Node& node, const Indexes& dependencies, const std::set<const Node*>& disabled) {
+  const auto head = [&](std::uint32_t type) {
+    out.put(type);
+    out.put(std::uint32_t{type != EMPTY && disabled.contains(&node) ? 1u : 0u});
+    out.put(static_cast<std::uint32_t>(dependencies.size()));
+    for (std::uint32_t index : dependencies) out.put(index);
+  };
+  if (const auto* kernel = std::get_if<KernelWork>(&node.work)) {
+    head(KERNEL);
+    write_kernel(out, *kernel);
+  } else if (const auto* copy = std::get_if<CopyWork>(&node.work)) {
+    head(COPY);
+    write_copy(out, copy->copy);
+  } else if (const auto* set = std::get_if<MemsetWork>(&node.work)) {
+    head(MEMSET);
+    write_memset(out, set->set);
+  } else if (const auto* conditional = std::get_if<ConditionalWork>(&node.work)) {
+    head(CONDITIONAL);
+    write_conditional(out, *conditional, disabled);
+  } else {  // memory nodes too: what they do is this side's
+    head(EMPTY);
+  }
+}
+
+// Calls `use(node)` for the nodes of a section, those in bodies too.
+template <class Use>
+void each_node(const std::vector<Node*>& nodes, Use&& use) {
+  for (Node* node : nodes) {
+    use(*node);
+    for (const Graph* embedded : embedded_in(*node)) each_node(embedded->nodes, use);
+  }
+}
+
+// … for each word of a kernel's parameters that may be an address, or a condition's handle.
+template <class Use>
+void each_word(const KernelWork& kernel, Use&& use) {
+  for (std::size_t at = 0; at + 8 <= kernel.parameters.size(); at += 4) {  // packed structures may align to 4
+    std::uint64_t word;
+    std::memcpy(&word, kernel.parameters.data() + at, sizeof word);
+    use(word);
+  }
+}
+
+// Bodies without a cycle, and not deeper than servers read them.
+bool in_order(const std::vector<Item>& items, unsigned depth) {
+  for (const Item& item : items) {
+    const auto* conditional = std::get_if<ConditionalWork>(&item.node->work);
+    if (!conditional) continue;
+    if (depth == kDeepest) return false;
+    for (const Graph* body : conditional->bodies) {
+      std::vector<Item> inner;
+      std::vector<std::size_t> exits;
+      if (!unfold(*body, {}, inner, exits) || !in_order(inner, depth + 1)) return false;
+    }
+  }
+  return true;
+}
 
 }  // namespace
 
+CopyEnds ends_of(const CUDA_MEMCPY3D& c) {
+  CopyEnds ends{};
+  ends.from = c.srcPitch ? c.srcPitch : c.WidthInBytes + c.srcXInBytes;
+  ends.to = c.dstPitch ? c.dstPitch : c.WidthInBytes + c.dstXInBytes;
+  ends.from_plane = (c.srcHeight ? c.srcHeight : c.Height + c.srcY) * ends.from;
+  ends.to_plane = (c.dstHeight ? c.dstHeight : c.Height + c.dstY) * ends.to;
+  const std::uint64_t source = c.srcMemoryType == CU_MEMORYTYPE_HOST ? reinterpret_cast<std::uint64_t>(c.srcHost) : c.srcDevice;
+  const std::uint64_t destination = c.dstMemoryType == CU_MEMORYTYPE_HOST ? reinterpret_cast<std::uint64_t>(c.dstHost) : c.dstDevice;
+  ends.source = source + c.srcZ * ends.from_plane + c.srcY * ends.from + c.srcXInBytes;
+  ends.destination = destination + c.dstZ * ends.to_plane + c.dstY * ends.to + c.dstXInBytes;
+  return ends;
+}
+
 bool on_client(const Node& node) {
+  if (in_body(node)) return false;
   if (const auto* work = std::get_if<CopyWork>(&node.work)) {
     const CUDA_MEMCPY3D& c = work->copy;
     return in_host_memory(c.srcMemoryType, c.srcMemoryType == CU_MEMORYTYPE_HOST ? 0 : c.srcDevice) ||
            in_host_memory(c.dstMemoryType, c.dstMemoryType == CU_MEMORYTYPE_HOST ? 0 : c.dstDevice);
   }
   return std::holds_alternative<HostWork>(node.work) || std::holds_alternative<EventRecordWork>(node.work) ||
-         std::holds_alternative<EventWaitWork>(node.work);
+         std::holds_alternative<EventWaitWork>(node.work) || std::holds_alternative<BatchWork>(node.work);
 }
 
 std::optional<Program> lower(const Graph& graph) {
   std::vector<Item> items;
   std::vector<std::size_t> exits;
-  if (!unfold(graph, {}, items, exits)) return std::nullopt;
+  if (!unfold(graph, {}, items, exits) || !in_order(items, 0)) return std::nullopt;
   std::vector<std::vector<std::size_t>> followers(items.size());
   std::vector<std::size_t> waiting(items.size());
   using Entry = std::pair<int, std::size_t>;
@@ -189,39 +272,37 @@ void find_pinned(GraphPart& section) {
   const auto add = [&](std::uint64_t word) {
     if (word >= kPinnedBase && word < kPinnedBase + kPinnedSize) section.pinned.push_back(word);
   };
-  for (const Node* node : section.nodes) {
-    if (const auto* set = std::get_if<MemsetWork>(&node->work)) add(set->set.dst);
-    const auto* kernel = std::get_if<KernelWork>(&node->work);
-    if (!kernel) continue;
-    for (std::size_t at = 0; at + 8 <= kernel->parameters.size(); at += 4) {  // packed structures may align to 4
-      std::uint64_t word;
-      std::memcpy(&word, kernel->parameters.data() + at, sizeof word);
-      add(word);
+  each_node(section.nodes, [&](const Node& node) {
+    if (const auto* set = std::get_if<MemsetWork>(&node.work)) add(set->set.dst);
+    if (const auto* kernel = std::get_if<KernelWork>(&node.work)) each_word(*kernel, add);
+    if (const auto* copy = std::get_if<CopyWork>(&node.work)) {  // in a body: elsewhere those with host memory are steps
+      const CopyEnds ends = ends_of(copy->copy);
+      add(ends.source);
+      add(ends.destination);
     }
-  }
+  });
 }
 
-std::vector<std::uint8_t> encode_node(const Node& node, const std::vector<std::uint32_t>& dependencies, bool disabled) {
+bool divided(const Program& program) {
+  std::unordered_map<std::uint64_t, std::size_t> homes;  // condition → the section with its node
+  for (std::size_t i = 0; i < program.sections.size(); ++i)
+    each_node(program.sections[i].nodes, [&](const Node& node) {
+      if (const auto* work = std::get_if<ConditionalWork>(&node.work)) homes[work->condition.handle] = i;
+    });
+  bool found = false;
+  for (std::size_t i = 0; i < program.sections.size() && homes.size() && program.sections.size() > 1; ++i)
+    each_node(program.sections[i].nodes, [&](const Node& node) {
+      if (const auto* kernel = std::get_if<KernelWork>(&node.work))
+        each_word(*kernel, [&](std::uint64_t word) {
+          if (auto it = homes.find(word); it != homes.end() && it->second != i) found = true;
+        });
+    });
+  return found;
+}
+
+std::vector<std::uint8_t> encode_node(const Node& node) {
   Writer out;
-  const auto head = [&](std::uint32_t type) {
-    out.put(type);
-    out.put(std::uint32_t{disabled ? 1u : 0u});
-    out.put(static_cast<std::uint32_t>(dependencies.size()));
-    for (std::uint32_t index : dependencies) out.put(index);
-  };
-  if (const auto* kernel = std::get_if<KernelWork>(&node.work)) {
-    head(KERNEL);
-    write_kernel(out, *kernel);
-  } else if (const auto* copy = std::get_if<CopyWork>(&node.work)) {
-    head(COPY);
-    write_copy(out, copy->copy);
-  } else if (const auto* set = std::get_if<MemsetWork>(&node.work)) {
-    head(MEMSET);
-    write_memset(out, set->set);
-  } else {  // memory nodes too: what they do is this side's
-    disabled = false;
-    head(EMPTY);
-  }
+  write_node(out, node, {}, {});
   return std::move(out.bytes);
 }
 
@@ -229,10 +310,8 @@ std::vector<std::uint8_t> encode_section(const GraphPart& section, const std::se
   Writer out;
   out.put(FORMAT);
   out.put(static_cast<std::uint32_t>(section.nodes.size()));
-  for (std::size_t i = 0; i < section.nodes.size(); ++i) {
-    const auto bytes = encode_node(*section.nodes[i], section.dependencies[i], disabled.contains(section.nodes[i]));
-    out.bytes.insert(out.bytes.end(), bytes.begin(), bytes.end());
-  }
+  for (std::size_t i = 0; i < section.nodes.size(); ++i)
+    write_node(out, *section.nodes[i], section.dependencies[i], disabled);
   return std::move(out.bytes);
 }
 
@@ -243,8 +322,7 @@ std::vector<std::uint8_t> encode_changes(const std::vector<std::pair<std::uint32
   out.put(static_cast<std::uint32_t>(changes.size()));
   for (auto [index, node] : changes) {
     out.put(index);
-    const auto bytes = encode_node(*node, {}, disabled.contains(node));  // what it depends on stays
-    out.bytes.insert(out.bytes.end(), bytes.begin(), bytes.end());
+    write_node(out, *node, {}, disabled);  // what it depends on stays
   }
   return std::move(out.bytes);
 }

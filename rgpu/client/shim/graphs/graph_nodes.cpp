@@ -9,6 +9,18 @@
 namespace rgpu {
 namespace {
 
+// The condition of a new node: one made for the graph, or for one that it is in, which no other node has.
+CUresult take_condition(Graph& graph, Condition& condition) {
+  for (Graph* at = &graph; at; at = at->owner ? at->owner->graph : nullptr) {
+    auto it = at->conditions.find(condition.handle);
+    if (it == at->conditions.end()) continue;
+    condition = it->second;
+    at->conditions.erase(it);
+    return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
 // Adds a node whose parameters are checked. `garbage` of a failure is freed when the lock is gone.
 CUresult add(CUgraphNode* out, CUgraph handle, const CUgraphNode* before, std::size_t n, Work work) {
   if (CUresult r = require(); r) return r;
@@ -23,6 +35,8 @@ CUresult add(CUgraphNode* out, CUgraph handle, const CUgraphNode* before, std::s
       return CUDA_ERROR_INVALID_VALUE;
     dependencies.push_back(node);
   }
+  if (auto* conditional = std::get_if<ConditionalWork>(&work))
+    if (CUresult r = take_condition(*graph, conditional->condition); r) return r;
   Node* node = add_node(*graph, std::move(work), dependencies);
   if (!node) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = node->node_handle();
@@ -32,15 +46,19 @@ CUresult add(CUgraphNode* out, CUgraph handle, const CUgraphNode* before, std::s
 CUresult add_any(CUgraphNode* out, CUgraph graph, const CUgraphNode* before, std::size_t n, CUgraphNodeParams& params) {
   Work work;
   if (CUresult r = any_work(params, nullptr, work); r) return r;
-  Graph* embedded = std::holds_alternative<ChildWork>(work) ? std::get<ChildWork>(work).graph : nullptr;
+  std::vector<Graph*> made;  // by any_work(), for the node
+  if (const auto* child = std::get_if<ChildWork>(&work); child && child->graph->graph_handle() != params.value.graph.graph)
+    made = {child->graph};
+  if (const auto* child = std::get_if<ChildWork>(&work)) params.value.graph.graph = child->graph->graph_handle();
+  if (const auto* conditional = std::get_if<ConditionalWork>(&work)) {
+    made = conditional->bodies;
+    params.value.conditional.phGraph_out = conditional->handles->data();
+  }
   CUresult r = add(out, graph, before, n, std::move(work));
-  if (!embedded) return r;
+  if (!r) return r;
   std::vector<std::shared_ptr<void>> garbage;
   std::lock_guard guard(graph_lock());
-  if (!r)
-    params.value.graph.graph = embedded->graph_handle();
-  else if (embedded->graph_handle() != params.value.graph.graph)
-    end_graph(*embedded, garbage);
+  for (Graph* embedded : made) end_graph(*embedded, garbage);
   return r;
 }
 
@@ -68,7 +86,7 @@ CUresult with(CUgraphNode handle, Use&& use) {
 CUresult set(CUgraphNode handle, CUgraphNodeParams& params) {
   if (CUresult r = require(); r) return r;
   if (params.type == CU_GRAPH_NODE_TYPE_GRAPH || params.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC ||
-      params.type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+      params.type == CU_GRAPH_NODE_TYPE_MEM_FREE || params.type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
     return CUDA_ERROR_INVALID_VALUE;
   Work old, now;
   {
@@ -202,6 +220,32 @@ CUresult cuGraphAddMemFreeNode(CUgraphNode* phGraphNode, CUgraph hGraph, const C
                                size_t numDependencies, CUdeviceptr dptr) {
   return add_typed(CU_GRAPH_NODE_TYPE_MEM_FREE, &CUgraphNodeParamsValue::free, phGraphNode, hGraph, dependencies,
                    numDependencies, CUDA_MEM_FREE_NODE_PARAMS{dptr});
+}
+
+CUresult cuGraphAddBatchMemOpNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
+                                  size_t numDependencies, const CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams) {
+  if (!nodeParams) return CUDA_ERROR_INVALID_VALUE;
+  return add_typed(CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, &CUgraphNodeParamsValue::memOp, phGraphNode, hGraph, dependencies,
+                   numDependencies, *nodeParams);
+}
+
+// The value is the session's own: a server gives the driver's instead wherever it builds the graph (docs/developers/graphs.md).
+CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* pHandle_out, CUgraph hGraph, CUcontext ctx,
+                                        unsigned int defaultLaunchValue, unsigned int flags) {
+  if (CUresult r = require(); r) return r;
+  if (!pHandle_out || (flags & ~CU_GRAPH_COND_ASSIGN_DEFAULT)) return CUDA_ERROR_INVALID_VALUE;
+  Condition made;
+  if (CUresult r = context_of(ctx, made.context); r) return r;
+  std::lock_guard guard(graph_lock());
+  Graph* graph = find(hGraph);
+  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  static std::uint64_t last = 0;
+  made.handle = kConditions + ++last;
+  made.value = defaultLaunchValue;
+  made.assigned = flags & CU_GRAPH_COND_ASSIGN_DEFAULT;
+  graph->conditions[made.handle] = made;
+  *pHandle_out = made.handle;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuGraphAddNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies,
@@ -391,6 +435,18 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr* dptr_out) {
     *dptr_out = work.address;
     return CUDA_SUCCESS;
   });
+}
+
+CUresult cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams_out) {
+  return with<BatchWork>(hNode, [&](BatchWork& work) {
+    if (!nodeParams_out) return CUDA_ERROR_INVALID_VALUE;
+    *nodeParams_out = {work.context, static_cast<unsigned>(work.operations.size()), work.operations.data(), work.flags};
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS* nodeParams) {
+  return set_typed(CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, &CUgraphNodeParamsValue::memOp, hNode, nodeParams);
 }
 
 CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams* nodeParams) {

@@ -1,4 +1,6 @@
-// Parameters of nodes as programs give them: checked as the same calls outside of graphs are.
+// Parameters of nodes as programs give them: checked as the same calls outside of graphs are, but for what their
+// pointers point to. A graph may be made of pointers to nothing (cuDNN captures its engines so, to read the grids);
+// they are looked up before a launch (graph_pointers.cpp).
 #include "capturing.hpp"
 #include "device.hpp"
 #include "graph_exec.hpp"
@@ -6,12 +8,33 @@
 #include "session.hpp"
 
 namespace rgpu {
-namespace {
 
 CUresult context_of(CUcontext handle, Context*& context) {
   if (!handle) return current(context);
   context = static_cast<Context*>(find_object(handle, Kind::context));
   return context && context->alive ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+namespace {
+
+CUresult conditional_work(const CUDA_CONDITIONAL_NODE_PARAMS& params, ConditionalWork& work) {
+  const bool fits = (params.type == CU_GRAPH_COND_TYPE_IF && (params.size == 1 || params.size == 2)) ||
+                    (params.type == CU_GRAPH_COND_TYPE_WHILE && params.size == 1) ||
+                    (params.type == CU_GRAPH_COND_TYPE_SWITCH && params.size > 0);
+  if (!fits) return CUDA_ERROR_INVALID_VALUE;
+  if (params.size > kMostBodies) {
+    log_once("bodies", "cuGraphAddNode: a conditional node with more than %u bodies is not supported", kMostBodies);
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  Context* context = nullptr;
+  if (CUresult r = context_of(params.ctx, context); r) return r;
+  work.condition.handle = params.handle;
+  work.type = params.type;
+  std::lock_guard guard(graph_lock());
+  if (make_bodies(work, params.size)) return CUDA_SUCCESS;
+  std::vector<std::shared_ptr<void>> garbage;
+  for (Graph* body : work.bodies) end_graph(*body, garbage);
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult allocate_work(CUDA_MEM_ALLOC_NODE_PARAMS_v1& params, AllocateWork& work) {
@@ -66,7 +89,7 @@ CUresult copy_work(const CUDA_MEMCPY3D& p, CUcontext handle, CopyWork& work) {
       (p.Depth > 1 && (from_height < p.srcY + p.Height || to_height < p.dstY + p.Height)))
     return CUDA_ERROR_INVALID_VALUE;
   const auto given = [](CUmemorytype type, const void* host, CUdeviceptr device) {
-    return type == CU_MEMORYTYPE_HOST ? host != nullptr : device != 0 && place_of(device).kind != Place::Kind::invalid;
+    return type == CU_MEMORYTYPE_HOST ? host != nullptr : device != 0;
   };
   if (!given(p.srcMemoryType, p.srcHost, p.srcDevice) || !given(p.dstMemoryType, p.dstHost, p.dstDevice))
     return CUDA_ERROR_INVALID_VALUE;
@@ -82,8 +105,16 @@ CUresult memset_work(const CUDA_MEMSET_NODE_PARAMS_v2& p, MemsetWork& work) {
   std::size_t bytes;
   if (!p.width || !p.height || __builtin_mul_overflow(p.width, std::size_t{p.elementSize}, &bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (p.dst % p.elementSize || (p.height > 1 && (p.pitch < bytes || p.pitch % p.elementSize))) return CUDA_ERROR_INVALID_VALUE;
-  if (CUresult r = check_device_rows(p.dst, p.pitch, bytes, p.height); r) return r;
   work.set = p;
+  return CUDA_SUCCESS;
+}
+
+CUresult batch_work(const CUDA_BATCH_MEM_OP_NODE_PARAMS& p, BatchWork& work) {
+  if (CUresult r = require(); r) return r;
+  Context* context = nullptr;
+  if (CUresult r = context_of(p.ctx, context); r) return r;
+  if (CUresult r = check_operations(p.count, p.paramArray, p.flags); r) return r;
+  work = {{p.paramArray, p.paramArray + p.count}, p.ctx, p.flags};
   return CUDA_SUCCESS;
 }
 
@@ -119,6 +150,7 @@ CUresult any_work(CUgraphNodeParams& params, const Work* keep, Work& work) {
       std::lock_guard guard(graph_lock());
       Graph* graph = find(value.graph.graph);
       if (!graph || graph->capturing) return CUDA_ERROR_INVALID_VALUE;
+      if (has_conditionals(*graph)) return CUDA_ERROR_NOT_SUPPORTED;  // as a driver: no embedded graph may have them
       const bool moved = value.graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
       if (moved && graph->owner) return CUDA_ERROR_INVALID_VALUE;
       Graph* embedded = moved ? graph : clone_graph(*graph);
@@ -145,11 +177,21 @@ CUresult any_work(CUgraphNodeParams& params, const Work* keep, Work& work) {
       work = FreeWork{value.free.dptr};
       return place.kind == Place::Kind::device && place.base == value.free.dptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     }
-    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
-    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL: {
+      ConditionalWork made;
+      CUresult r = conditional_work(value.conditional, made);
+      work = std::move(made);
+      return r;
+    }
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
+      BatchWork made;
+      CUresult r = batch_work(value.memOp, made);
+      work = std::move(made);
+      return r;
+    }
     case CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL:
     case CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT:
-      log_once("node type", "cuGraphAddNode: conditional, batch and semaphore nodes are not supported");
+      log_once("node type", "cuGraphAddNode: semaphore nodes are not supported");
       return CUDA_ERROR_NOT_SUPPORTED;
     default:
       return CUDA_ERROR_INVALID_VALUE;

@@ -56,6 +56,14 @@ CUresult resolve(CopyEnd& end, const Copy& copy) {
   }
 }
 
+// The same for a copy that is only captured: where the end lies, so far as that can be told. What is no allocation is
+// taken for device memory, and looked up when the graph is launched.
+void place_captured(End& end) {
+  const Place::Kind kind = place_of(end.address).kind;
+  end.host = end.type == CU_MEMORYTYPE_HOST || kind == Place::Kind::pinned || kind == Place::Kind::registered ||
+             (kind == Place::Kind::host && end.type == CU_MEMORYTYPE_UNIFIED);
+}
+
 // The longest answer: half of the area where there is one, so that the next finds room while this one is copied out.
 std::uint64_t download_piece() {
   const std::uint64_t area = session().ring.area_size.load(std::memory_order_relaxed);
@@ -250,7 +258,11 @@ CUresult on_host(const Copy& c, const StreamRef& stream) {
 }
 
 // A capturing stream takes the copy as a node: its source is read at every launch.
-CUresult capture(const Copy& c, const StreamRef& stream, bool& taken) {
+CUresult capture(Copy& c, const StreamRef& stream, bool& taken) {
+  for (End* end : {&c.source, &c.destination}) {
+    if (c.height > 1 && end->pitch < c.width) return CUDA_ERROR_INVALID_VALUE;
+    place_captured(*end);
+  }
   CopyWork work;
   CUDA_MEMCPY3D& p = work.copy;
   p.srcMemoryType = c.source.host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
@@ -299,12 +311,12 @@ CUresult run_copy(Copy& c, CUstream handle, bool blocking) {
   if (!c.width || !c.height) return CUDA_SUCCESS;
   if (c.height == 1) c.source.pitch = c.destination.pitch = c.width;
   if (c.height > std::numeric_limits<std::uint64_t>::max() / c.width) return CUDA_ERROR_INVALID_VALUE;
-  if (CUresult r = resolve(c.destination, c); r) return r;
-  if (CUresult r = resolve(c.source, c); r) return r;
   if (capture_open()) {
     bool taken = false;
     if (CUresult r = capture(c, stream, taken); r || taken) return r;
   }
+  if (CUresult r = resolve(c.destination, c); r) return r;
+  if (CUresult r = resolve(c.source, c); r) return r;
   if (c.source.host) {
     if (c.destination.host) return on_host(c, stream);
     const CUresult r = to_device(c, stream);

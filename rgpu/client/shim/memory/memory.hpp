@@ -114,6 +114,10 @@ class ShadowUse {
   std::vector<Used> used_;
 };
 
+// stream_memory.cpp: operations on words of memory. Their form only: addresses are looked up when they are given to a stream.
+CUresult check_operations(unsigned n, const CUstreamBatchMemOpParams* operations, unsigned flags);
+bool words_there(const std::vector<CUstreamBatchMemOpParams>& operations);  // their addresses are memory of a device
+
 // hostfn.cpp
 void wait_host_functions();
 

@@ -5,8 +5,10 @@
 namespace rgpu {
 namespace {
 
+// `blocking`: a call without "Async". One to pinned memory has ended when it returns (CUDA Driver API 13.0, "API
+// synchronization behavior": Memset), so that the program finds there what was set.
 CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::uint8_t element, std::size_t width,
-              std::size_t height, CUstream handle) {
+              std::size_t height, CUstream handle, bool blocking = false) {
   Context* context = nullptr;
   if (CUresult r = current(context); r) return r;
   StreamRef stream;
@@ -16,14 +18,14 @@ CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::u
   if (__builtin_mul_overflow(width, element, &bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (height > 1 && (pitch < bytes || pitch % element)) return CUDA_ERROR_INVALID_VALUE;
   if (destination % element) return CUDA_ERROR_INVALID_VALUE;
-  Place place;
-  if (CUresult r = check_device_rows(destination, pitch, bytes, height, &place); r) return r;
-  if (capture_open()) {
+  if (capture_open()) {  // what is only captured is not looked up: a launch of the graph does that
     MemsetWork work{{destination, height > 1 ? pitch : bytes, value, element, width, height, nullptr}};
     work.set.ctx = static_cast<CUcontext>(context->handle);
     bool taken = false;
     if (CUresult r = capture_work(stream, work, taken); r || taken) return r;
   }
+  Place place;
+  if (CUresult r = check_device_rows(destination, pitch, bytes, height, &place); r) return r;
   ShadowUse shadows(stream, place.kind == Place::Kind::pinned ? std::vector{std::uint64_t{destination}}
                                                               : std::vector<std::uint64_t>{});
   if (CUresult r = shadows.upload(); r) return r;
@@ -38,7 +40,7 @@ CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::u
   std::uint64_t seq = 0;
   if (CUresult r = submit_work(stream, call, &seq); r) return r;
   shadows.given(seq);
-  return CUDA_SUCCESS;
+  return blocking && place.kind == Place::Kind::pinned ? cuStreamSynchronize(handle) : CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -48,9 +50,15 @@ using namespace rgpu;
 
 extern "C" {
 
-CUresult cuMemsetD8_v2(CUdeviceptr dstDevice, unsigned char uc, size_t N) { return fill(dstDevice, 0, uc, 1, N, 1, nullptr); }
-CUresult cuMemsetD16_v2(CUdeviceptr dstDevice, unsigned short us, size_t N) { return fill(dstDevice, 0, us, 2, N, 1, nullptr); }
-CUresult cuMemsetD32_v2(CUdeviceptr dstDevice, unsigned int ui, size_t N) { return fill(dstDevice, 0, ui, 4, N, 1, nullptr); }
+CUresult cuMemsetD8_v2(CUdeviceptr dstDevice, unsigned char uc, size_t N) {
+  return fill(dstDevice, 0, uc, 1, N, 1, nullptr, true);
+}
+CUresult cuMemsetD16_v2(CUdeviceptr dstDevice, unsigned short us, size_t N) {
+  return fill(dstDevice, 0, us, 2, N, 1, nullptr, true);
+}
+CUresult cuMemsetD32_v2(CUdeviceptr dstDevice, unsigned int ui, size_t N) {
+  return fill(dstDevice, 0, ui, 4, N, 1, nullptr, true);
+}
 
 CUresult cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream) {
   return fill(dstDevice, 0, uc, 1, N, 1, hStream);
@@ -63,13 +71,13 @@ CUresult cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUst
 }
 
 CUresult cuMemsetD2D8_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height) {
-  return fill(dstDevice, dstPitch, uc, 1, Width, Height, nullptr);
+  return fill(dstDevice, dstPitch, uc, 1, Width, Height, nullptr, true);
 }
 CUresult cuMemsetD2D16_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height) {
-  return fill(dstDevice, dstPitch, us, 2, Width, Height, nullptr);
+  return fill(dstDevice, dstPitch, us, 2, Width, Height, nullptr, true);
 }
 CUresult cuMemsetD2D32_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height) {
-  return fill(dstDevice, dstPitch, ui, 4, Width, Height, nullptr);
+  return fill(dstDevice, dstPitch, ui, 4, Width, Height, nullptr, true);
 }
 
 CUresult cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height,

@@ -24,7 +24,7 @@ from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.link.faults import fault
 from rgpu.server.derived import Derived
-from rgpu.server.device.cpu import addressspace
+from rgpu.server.device.cpu import addressspace, words
 from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
 from rgpu.server.device.cpu.memory import Memory
@@ -81,7 +81,7 @@ class CpuDevice:
         self._staged: dict[int, np.ndarray[Any, Any]] = {}
         self._staged_lock = threading.Lock()
         self._streams = self.order_gates = Streams(count)
-        self._graphs = Graphs(self)
+        self._graphs = Graphs(self, self._cancelled)
         self._textures = Textures()
         self._contexts: dict[int, dict[int, int]] = {}
         self._device_of: dict[int, int] = {}  #: of each context
@@ -124,7 +124,10 @@ class CpuDevice:
         raise DeviceError("this device has no clusters", 801)
 
     def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
-        raise DeviceError("this device has no stream memory operations", 801)
+        size = words.size_of(kind)
+        self._memory.check_rows(address, size, size, 1, "word")
+        run = words.work(kind, lambda: self._rows(address, size, size, 1, "word"), value, flags, self._streams.cancel)
+        self._streams.submit(Op(seq, run, what="a stream memory operation"), stream)
 
     def mirror_write(self, seq: int, stream: int, address: int, data: Any) -> None:
         self.copy_in(seq, stream, address, len(data), len(data), 1, data)
@@ -250,8 +253,8 @@ class CpuDevice:
         op, before = self._graphs.launch(seq, graph)
         self._streams.submit(op, stream, before)
 
-    def launch_work(self, launch: Launch) -> Callable[[], None]:
-        """Checks a launch; returns what executes it."""
+    def launch_work(self, launch: Launch, conditions: dict[int, int] | None = None) -> Callable[[], None]:
+        """Checks a launch; returns what executes it. ``conditions``: those of its graph, by handle; it may set them."""
         module, kernel = self._modules.check_launch(launch)
         parameters = bytes(launch.parameters[:kernel.parameter_bytes])
         with contextlib.suppress(Exception):  # if it cannot be, its execution says so
@@ -265,12 +268,16 @@ class CpuDevice:
                 kernel.name, launch.grid, launch.block, launch.shared, parameters, self._kernel_ranges(),
                 threads=self.threads, cancel=self._streams.cancel,
                 printf=self.text.writer(kernel.name), cooperative=launch.cooperative,
-                textures=self._textures.table(self._memory.valid))
+                textures=self._textures.table(self._memory.valid), conditions=conditions)
             if result.error:
                 where = f" at {result.address:#x}" if result.address else ""
                 raise Fault(result.error, f"{kernel.name}{where}: {result.detail}")
 
         return run
+
+    def _cancelled(self) -> bool:
+        """Whether the device is being closed: work that never ends by itself ends now."""
+        return self._streams.cancel.is_set()
 
     def _kernel_ranges(self) -> Any:
         """The engine's form of the present table; made once for each table."""

@@ -62,6 +62,8 @@ _TURING: dict[int, int] = {
     95: 1,  # cooperative launches
     106: MOST_BLOCKS,  # of a multiprocessor
     129: 1,  # unified function pointers
+    122: 1,  # stream memory operations, also of 64 bits …
+    123: 1,  # … and waits of the form NOR
     134: -1,  # host NUMA id: none
     131: -1,
 }

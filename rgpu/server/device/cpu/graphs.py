@@ -3,28 +3,42 @@
 A launch is one piece of ordered work. It takes the nodes as they are when it
 is given to its stream, so that an update meanwhile concerns later launches,
 and comes behind the graph's own launch before it, whatever streams they are in.
+
+A conditional node asks its condition when it is reached; kernels of the launch set conditions by their handles.
+One that has no value at a launch's beginning is 0 until a kernel sets it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rgpu.checkpoint.device import Launch
 from rgpu.server.device.cpu.schedule import INVALID_HANDLE, Op
+from rgpu.server.device.cpu.streams import Fault
 from rgpu.session.errors import DeviceError
-from rgpu.session.objects.graphs import CopyNode, EmptyNode, KernelNode, MemsetNode, Node, apply_changes
+from rgpu.session.objects.graphs import (
+    WHILE,
+    ConditionalNode,
+    CopyNode,
+    EmptyNode,
+    KernelNode,
+    MemsetNode,
+    Node,
+    apply_changes,
+    every,
+)
 
-INVALID_VALUE = 1
+INVALID_VALUE, LAUNCH_FAILED = 1, 719
 Run = Callable[[], None]
 
 
 class Work(Protocol):
     """What the device makes of a node: checks it now, returns what executes it."""
 
-    def launch_work(self, launch: Launch) -> Run:
-        """Return what runs a kernel launch."""
+    def launch_work(self, launch: Launch, conditions: dict[int, int]) -> Run:
+        """Return what runs a kernel launch; it may set ``conditions``, by handle."""
 
     def copy_work(self, destination: int, destination_pitch: int, source: int, source_pitch: int, width: int,
                   height: int) -> Run:
@@ -40,25 +54,29 @@ class _Exec:
     nodes: list[Node]
     runs: list[Run | None]  #: None: checked again at the next launch
     last: Op | None = None
+    first: dict[int, int] = field(default_factory=dict)  #: conditions when a launch begins, by handle
+    conditions: dict[int, int] = field(default_factory=dict)  #: of the launch that runs
 
 
 class Graphs:
     """The executable graphs of a device. Used by the applying thread only."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, cancelled: Callable[[], bool]) -> None:
         self._work = work
+        self._cancelled = cancelled
         self._execs: dict[int, _Exec] = {}
 
     def instantiate(self, number: int, context: int, nodes: list[Node]) -> None:
         """Raises :class:`DeviceError` (400) for a number in use."""
         if number in self._execs:
             raise DeviceError(f"graph {number} exists", INVALID_HANDLE)
-        self._execs[number] = _Exec(context, nodes, [None] * len(nodes))
+        self._execs[number] = _Exec(context, nodes, [None] * len(nodes), first=_first(nodes))
 
     def update(self, number: int, changes: dict[int, Node]) -> None:
         """Replace nodes of an executable graph by index. Raises :class:`DeviceError`, :class:`Corrupt`."""
         found = self._find(number)
         found.nodes = apply_changes(found.nodes, changes)
+        found.first = _first(found.nodes)
         found.runs = [None if index in changes else run for index, run in enumerate(found.runs)]
 
     def destroy(self, number: int) -> None:
@@ -75,10 +93,13 @@ class Graphs:
         found = self._find(number)
         for index, node in enumerate(found.nodes):
             if found.runs[index] is None:
-                found.runs[index] = self._prepare(node)
+                found.runs[index] = self._prepare(node, found.conditions)
         runs = [run for run in found.runs if run is not None]
+        first = found.first
 
         def execute() -> Any:
+            found.conditions.clear()
+            found.conditions.update(first)
             for run in runs:
                 run()
 
@@ -91,15 +112,31 @@ class Graphs:
             raise DeviceError(f"no graph {number}", INVALID_HANDLE)
         return found
 
-    def _prepare(self, node: Node) -> Run:
+    def _prepare(self, node: Node, conditions: dict[int, int]) -> Run:
         if node.disabled or isinstance(node, EmptyNode):
             return _nothing
         if isinstance(node, KernelNode):
             return self._work.launch_work(Launch(node.module, node.function, node.grid, node.block, node.shared, 0,
-                                                 node.parameters, node.cooperative, node.attributes))
+                                                 node.parameters, node.cooperative, node.attributes), conditions)
         if isinstance(node, MemsetNode):
             return self._work.fill_work(node.destination, node.pitch, node.width, node.height, node.element, node.value)
+        if isinstance(node, ConditionalNode):
+            return self._conditional(node, conditions)
         return self._copy(node)
+
+    def _conditional(self, node: ConditionalNode, conditions: dict[int, int]) -> Run:
+        bodies = [[self._prepare(inner, conditions) for inner in body] for body in node.bodies]
+
+        def execute() -> None:
+            while (chosen := node.chosen(conditions[node.handle])) is not None:
+                if self._cancelled():
+                    raise Fault(LAUNCH_FAILED, "a conditional node of a graph: cancelled")
+                for run in bodies[chosen]:
+                    run()
+                if node.kind != WHILE:
+                    break
+
+        return execute
 
     def _copy(self, node: CopyNode) -> Run:
         layers = [self._work.copy_work(destination, node.destination_pitch, source, node.source_pitch, node.width,
@@ -110,6 +147,11 @@ class Graphs:
                 run()
 
         return execute
+
+
+def _first(nodes: list[Node]) -> dict[int, int]:
+    return {node.handle: node.value if node.assigned else 0 for node in every(nodes)
+            if isinstance(node, ConditionalNode)}
 
 
 def _nothing() -> None:

@@ -48,7 +48,7 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.arrays import ArrayShape, Box
-from rgpu.session.objects.graphs import KernelNode, Node
+from rgpu.session.objects.graphs import KernelNode, Node, every
 from rgpu.session.objects.module_table import GlobalVariable, ModuleTable
 
 CUDA_ERROR_INVALID_VALUE = 1
@@ -456,7 +456,7 @@ class CudaDevice:
         self._ordered("graph_launch", seq, exec=graph, stream=stream)
 
     def _graph_made(self, graph: int, executable: Any, nodes: Sequence[Node]) -> None:
-        named = [self._modules.get(node.module) for node in nodes if isinstance(node, KernelNode)]
+        named = [self._modules.get(node.module) for node in every(nodes) if isinstance(node, KernelNode)]
         prints = any(module is None or module.prints for module in named)  # one that was unloaded may have
         self.engine.add_graph(graph, int(executable), prints)
 

@@ -135,9 +135,9 @@ class HeldSessions:
         return handle is not None
 
     async def end(self, session: str, reason: str) -> bool:
-        """Tell the session's worker to go; whether one ran. An unknown session is no error (it ended before).
+        """End the session's worker; whether one ran. An unknown session is no error (it ended before).
 
-        Its process is not waited for: a driver takes long to let go of a GPU, and an ending program waits for the answer.
+        Its process is waited for: whoever starts the next program, on a whole GPU, finds the room free.
         """
         self.claims.pop(session, None)
         self.receiving.pop(session, None)
@@ -146,7 +146,7 @@ class HeldSessions:
         if handle is not None:
             self._remember(session, await handle.refresh())
             self.running.pop(session, None)
-            await self.leaving.dismiss(handle, reason)  # what it has of a device counts until its process has gone
+            await end_worker(handle, reason)
         return handle is not None
 
     def _remember(self, session: str, view: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ FUNCTIONS = (
     function(
         "cuGraphAddBatchMemOpNode",
         "CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, "
-        "const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams", "cuGraphAddBatchMemOpNode 11070",
+        "const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams", "cuGraphAddBatchMemOpNode 11070", LOCAL,
     ),
     function(
         "cuGraphAddChildGraphNode",
@@ -99,21 +99,21 @@ FUNCTIONS = (
         "cuGraphAddNode",
         "CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, "
         "CUgraphNodeParams *nodeParams", "cuGraphAddNode 12020",
-        LOCAL, "", "conditional, semaphore and batch nodes: CUDA_ERROR_NOT_SUPPORTED",
+        LOCAL, "", "semaphore nodes: CUDA_ERROR_NOT_SUPPORTED",
     ),
     function(
         "cuGraphAddNode_v2",
         "CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData "
         "*dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams", "cuGraphAddNode 12030",
-        LOCAL, "", "conditional, semaphore and batch nodes: CUDA_ERROR_NOT_SUPPORTED",
+        LOCAL, "", "semaphore nodes: CUDA_ERROR_NOT_SUPPORTED",
     ),
     function(
         "cuGraphBatchMemOpNodeGetParams", "CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams_out",
-        "cuGraphBatchMemOpNodeGetParams 11070",
+        "cuGraphBatchMemOpNodeGetParams 11070", LOCAL,
     ),
     function(
         "cuGraphBatchMemOpNodeSetParams", "CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams",
-        "cuGraphBatchMemOpNodeSetParams 11070",
+        "cuGraphBatchMemOpNodeSetParams 11070", LOCAL,
     ),
     function(
         "cuGraphChildGraphNodeGetGraph", "CUgraphNode hNode, CUgraph *phGraph", "cuGraphChildGraphNodeGetGraph 10000",
@@ -123,7 +123,7 @@ FUNCTIONS = (
     function(
         "cuGraphConditionalHandleCreate",
         "CUgraphConditionalHandle *pHandle_out, CUgraph hGraph, CUcontext ctx, unsigned int "
-        "defaultLaunchValue, unsigned int flags", "cuGraphConditionalHandleCreate 12030",
+        "defaultLaunchValue, unsigned int flags", "cuGraphConditionalHandleCreate 12030", LOCAL,
     ),
     function("cuGraphCreate", "CUgraph *phGraph, unsigned int flags", "cuGraphCreate 10000", LOCAL),
     function(
@@ -151,7 +151,7 @@ FUNCTIONS = (
     function(
         "cuGraphExecBatchMemOpNodeSetParams",
         "CUgraphExec graphExec, CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams",
-        "cuGraphExecBatchMemOpNodeSetParams 11070",
+        "cuGraphExecBatchMemOpNodeSetParams 11070", LOCAL,
     ),
     function(
         "cuGraphExecChildGraphNodeSetParams", "CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph",

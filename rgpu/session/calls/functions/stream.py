@@ -17,12 +17,13 @@ FUNCTIONS = (
     function(
         "cuStreamBatchMemOp",
         "CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags",
-        "cuStreamBatchMemOp 8000 ptsz 8000",
+        "cuStreamBatchMemOp 8000 ptsz 8000", ASYNC, "", alias="cuStreamBatchMemOp_v2",
     ),
     function(
         "cuStreamBatchMemOp_v2",
         "CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags",
-        "cuStreamBatchMemOp 11070 ptsz 11070",
+        "cuStreamBatchMemOp 11070 ptsz 11070", ASYNC, "stream_memory_operation",
+        "device memory only: a CPU that polls, or is polled, is not supported",
     ),
     function("cuStreamBeginCapture", "CUstream hStream", "cuStreamBeginCapture 10000 ptsz 10000", LOCAL),
     function(

@@ -330,6 +330,19 @@ ENUMS: dict[str, dict[str, int]] = {
         "CU_GRAPH_NODE_TYPE_BATCH_MEM_OP": 12,
         "CU_GRAPH_NODE_TYPE_CONDITIONAL": 13,
     },
+    "CUgraphConditionalNodeType": {
+        "CU_GRAPH_COND_TYPE_IF": 0,
+        "CU_GRAPH_COND_TYPE_WHILE": 1,
+        "CU_GRAPH_COND_TYPE_SWITCH": 2,
+    },
+    "CUstreamBatchMemOpType": {
+        "CU_STREAM_MEM_OP_WAIT_VALUE_32": 1,
+        "CU_STREAM_MEM_OP_WRITE_VALUE_32": 2,
+        "CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES": 3,
+        "CU_STREAM_MEM_OP_WAIT_VALUE_64": 4,
+        "CU_STREAM_MEM_OP_WRITE_VALUE_64": 5,
+        "CU_STREAM_MEM_OP_BARRIER": 6,
+    },
     "CUgraphInstantiate_flags": {
         "CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH": 1,
         "CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD": 2,

@@ -20,6 +20,7 @@ HANDLES: dict[str, str] = {
 SCALARS: dict[str, str] = {
     "CUdeviceptr": "unsigned long long", "CUdevice": "int", "CUmemGenericAllocationHandle": "unsigned long long",
     "CUtexObject": "unsigned long long", "CUsurfObject": "unsigned long long",
+    "CUgraphConditionalHandle": "unsigned long long",
 }
 
 #: name → C declaration of the pointer type
@@ -116,6 +117,14 @@ STRUCTS: tuple[tuple[str, int, str], ...] = (
      "CUmemPoolProps poolProps; const CUmemAccessDesc *accessDescs; size_t accessDescCount; size_t bytesize; "
      "CUdeviceptr dptr;"),
     ("CUDA_MEM_FREE_NODE_PARAMS", 8, "CUdeviceptr dptr;"),
+    ("CUstreamBatchMemOpWord", 40,
+     "CUstreamBatchMemOpType operation; CUdeviceptr address; uint64_t value64; unsigned int flags; CUdeviceptr alias;"),
+    ("CUstreamBatchMemOpOrder", 8, "CUstreamBatchMemOpType operation; unsigned int flags;"),
+    ("CUDA_BATCH_MEM_OP_NODE_PARAMS", 32,
+     "CUcontext ctx; unsigned int count; CUstreamBatchMemOpParams *paramArray; unsigned int flags;"),
+    ("CUDA_CONDITIONAL_NODE_PARAMS", 32,
+     "CUgraphConditionalHandle handle; CUgraphConditionalNodeType type; unsigned int size; CUgraph *phGraph_out; "
+     "CUcontext ctx;"),
     ("CUgraphNodeParams", 256, "CUgraphNodeType type; int reserved0[3]; CUgraphNodeParamsValue value; "
      "long long reserved2;"),
     ("CUDA_GRAPH_INSTANTIATE_PARAMS", 32,
@@ -139,12 +148,17 @@ UNIONS: dict[str, tuple[str, int, str]] = {
         "CUlaunchMemSyncDomain memSyncDomain; CUlaunchDim preferredClusterDim; "
         "CUlaunchUpdatableNode deviceUpdatableKernelNode; unsigned int sharedMemCarveout; "
         "unsigned int nvlinkUtilCentricScheduling;"),
+    "CUDA_BATCH_MEM_OP_NODE_PARAMS": (
+        "CUstreamBatchMemOpParams", 48,
+        "uint64_t pad[6]; CUstreamBatchMemOpType operation; CUstreamBatchMemOpWord value; "
+        "CUstreamBatchMemOpOrder order;"),
     "CUgraphNodeParams": (
         "CUgraphNodeParamsValue", 232,
         "long long reserved1[29]; CUDA_KERNEL_NODE_PARAMS_v2 kernel; CUDA_MEMCPY_NODE_PARAMS memcpy; "
         "CUDA_MEMSET_NODE_PARAMS_v2 memset; CUDA_HOST_NODE_PARAMS_v1 host; CUDA_CHILD_GRAPH_NODE_PARAMS graph; "
         "CUDA_EVENT_NODE_PARAMS eventWait; CUDA_EVENT_NODE_PARAMS eventRecord; "
-        "CUDA_MEM_ALLOC_NODE_PARAMS_v1 alloc; CUDA_MEM_FREE_NODE_PARAMS free;"),
+        "CUDA_MEM_ALLOC_NODE_PARAMS_v1 alloc; CUDA_MEM_FREE_NODE_PARAMS free; CUDA_BATCH_MEM_OP_NODE_PARAMS memOp; "
+        "CUDA_CONDITIONAL_NODE_PARAMS conditional;"),
 }
 
 #: alias → type
@@ -169,5 +183,6 @@ CONSTANTS: dict[str, str] = {
     "CU_LAUNCH_PARAM_END": "static_cast<void *>(nullptr)",
     "CU_LAUNCH_PARAM_BUFFER_POINTER": "reinterpret_cast<void *>(uintptr_t{1})",
     "CU_LAUNCH_PARAM_BUFFER_SIZE": "reinterpret_cast<void *>(uintptr_t{2})",
+    "CU_GRAPH_COND_ASSIGN_DEFAULT": "1u",
     "CU_DEVICE_CPU": "CUdevice{-1}", "CU_DEVICE_INVALID": "CUdevice{-2}",
 }

@@ -241,7 +241,7 @@ def test_what_is_refused(agent, program):
     told = program(agent, program_of(PARAMS) + """
 context()
 s, g = stream(), create()
-raw = (c.c_ubyte * 256)(); raw[0] = 13  # a conditional node
+raw = (c.c_ubyte * 256)(); raw[0] = 8  # a semaphore node
 made = lambda flags: cu.cuGraphInstantiateWithFlags(c.byref(P()), P(g), c.c_uint64(flags))
 tell([cu.cuGraphAddNode(c.byref(P()), P(g), None, SIZE(0), raw), made(4), made(64), cu.cuGraphLaunch(P(g), P(s)),
       cu.cuGraphDestroy(P(s)), cu.cuGraphInstantiate(c.byref(P()), P(g), None, None, SIZE(0))])

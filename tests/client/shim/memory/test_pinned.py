@@ -80,3 +80,18 @@ def test_two_integers_side_by_side_are_no_pinned_memory(agent, program):
         """).end()
     assert agent.names().count("launch") == 16
     assert not {"host_shadow_write", "host_shadow_read"} & set(agent.names())
+
+
+def test_a_memset_of_pinned_memory_is_seen_when_it_returns(agent, program):
+    """The synchronous one, in all its forms; the other one at the next wait."""
+    told = program(agent, PINNED + """
+        context()
+        p, s = pinned(64), stream()
+        look = lambda n=8: list(c.string_at(p, n))
+        steps = [cu.cuMemsetD8_v2(U64(p), 7, SIZE(4)), look()]
+        steps += [cu.cuMemsetD16_v2(U64(p + 4), 0x0102, SIZE(1)), look()]
+        steps += [cu.cuMemsetD2D32_v2(U64(p), SIZE(16), 5, SIZE(1), SIZE(2)), look(20)[::4]]
+        steps += [cu.cuMemsetD8Async(U64(p), 9, SIZE(2), P(s)), cu.cuStreamSynchronize(P(s)), look(4)]
+        tell(steps)
+        """).end()
+    assert told == [[0, [7, 7, 7, 7, 0, 0, 0, 0], 0, [7, 7, 7, 7, 2, 1, 0, 0], 0, [5, 2, 0, 0, 5], 0, 0, [9, 9, 0, 0]]]

@@ -10,7 +10,17 @@ import pytest
 
 from rgpu.server.device.cpu import CpuDevice
 from rgpu.session.errors import DeviceError
-from rgpu.session.objects.graphs import CopyNode, EmptyNode, KernelNode, MemsetNode, Node
+from rgpu.session.objects.graphs import (
+    IF,
+    SWITCH,
+    WHILE,
+    ConditionalNode,
+    CopyNode,
+    EmptyNode,
+    KernelNode,
+    MemsetNode,
+    Node,
+)
 from tests.server.device.cpu_device.conftest import WAIT, Client
 from tests.support.cpu import stub
 
@@ -111,3 +121,51 @@ def test_wrong_calls(client: Client, device: CpuDevice) -> None:
     device.destroy_context(16)
     with pytest.raises(DeviceError):
         device.destroy_graph(GRAPH)
+
+
+def test_conditional_nodes(client: Client) -> None:
+    """A loop counts down from what is in memory; what comes behind it waits for it."""
+    base = client.base
+    nodes: list[Node] = [
+        MemsetNode(base, 0, 1, 1, 3, 4),
+        ConditionalNode(900, 1, True, WHILE, ((kernel("count", base, 900), kernel("append", base + 8, 7, 0)),), (0,)),
+        kernel("append", base + 8, 1, 1)]
+    client.device.instantiate_graph(GRAPH, 16, 0, nodes)
+    for expected in (7771, 77717771):
+        launch(client)
+        assert client.word(base + 8) == expected
+
+
+@pytest.mark.parametrize(("kind", "bodies", "value", "assigned", "expected"), [
+    (IF, 1, 5, True, 1), (IF, 1, 0, True, 0), (IF, 2, 0, True, 2), (IF, 2, 9, False, 2), (SWITCH, 3, 2, True, 3),
+    (SWITCH, 3, 3, True, 0), (WHILE, 1, 0, True, 0)])
+def test_which_body_runs(client: Client, kind: int, bodies: int, value: int, assigned: bool, expected: int) -> None:
+    chosen = ConditionalNode(900, value, assigned, kind, tuple((kernel("append", client.base, body + 1),)
+                                                               for body in range(bodies)))
+    client.device.instantiate_graph(GRAPH, 16, 0, [MemsetNode(client.base, 0, 1, 1, 0, 4),
+                                                   dataclasses.replace(chosen, dependencies=(0,))])
+    launch(client)
+    assert client.word(client.base) == expected
+
+
+def test_nested_conditions_and_one_of_no_graph(client: Client) -> None:
+    base = client.base
+    inner = ConditionalNode(901, 0, False, IF, ((kernel("append", base + 8, 5),),), (1,))
+    loop = ConditionalNode(900, 1, True, WHILE, ((kernel("count", base, 900), kernel("count", base + 4, 901, 0),
+                                                  inner),), (0,))
+    client.device.instantiate_graph(GRAPH, 16, 0, [MemsetNode(base, 0, 2, 1, 2, 4), loop])
+    launch(client)
+    assert client.word(base + 8) == 5  # the second time the inner counter is at 0
+    client.device.instantiate_graph(GRAPH + 1, 16, 0, [kernel("count", base, 900)])
+    launch(client, 0, GRAPH + 1)
+    assert client.synchronize() == 700
+
+
+def test_a_loop_without_end_is_cancelled(client: Client, device: CpuDevice) -> None:
+    endless = ConditionalNode(900, 1, True, WHILE, ((MemsetNode(client.base, 0, 1, 1, 1, 4),),))
+    device.instantiate_graph(GRAPH, 16, 0, [endless])
+    launch(client)
+    device.create_stream(STREAM, 16, 1, 0)
+    device.instantiate_graph(GRAPH + 1, 16, 0, [kernel("fault", client.base, 719)])
+    launch(client, STREAM, GRAPH + 1)
+    assert client.synchronize() == 719

@@ -219,7 +219,8 @@ def test_launch_handles_and_parameters(client: Client) -> None:
     refused(400, client.device.launch, 90, Launch(**{**good, "function": 99}))
     refused(1, client.device.launch, 90, Launch(**{**good, "parameters": bytes(15)}))
     client.device.load(18, stub.text("kernel small max_threads=64"), b"", False)
-    refused(701, client.device.launch, 90, Launch(**{**good, "module": 18, "function": 5, "block": (65, 1, 1)}))
+    small = {**good, "module": 18, "function": len(stub.KERNELS)}
+    refused(701, client.device.launch, 90, Launch(**{**small, "block": (65, 1, 1)}))
 
 
 def test_dynamic_shared_memory_is_opted_into(client: Client) -> None:

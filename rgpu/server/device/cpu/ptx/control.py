@@ -30,7 +30,13 @@ from rgpu.server.device.cpu.ptx.layout import (
 )
 from rgpu.server.device.cpu.ptx.model import Function, Imm, Instruction, Not, Reg, Sym
 from rgpu.server.device.cpu.ptx.ops.memory_ir import REPORT
-from rgpu.server.device.cpu.ptx.ops.system import GRID_CALLS, give_result, print_formatted
+from rgpu.server.device.cpu.ptx.ops.system import (
+    GRID_CALLS,
+    SET_CONDITION,
+    give_result,
+    print_formatted,
+    set_condition,
+)
 
 # Back-edges a warp may take before it lets other warps (and cancellation) have
 # a turn; in loops that look like spinning, pending lanes get theirs sooner.
@@ -377,6 +383,11 @@ class _Writer:
         after = self.block.id + 1
         if name == "vprintf":
             print_formatted(g, end)
+            self._flush()
+            g.emit(f"br label %{self.edge(after)}")
+            return
+        if name == SET_CONDITION and (found := g.program.functions.get(name)) is not None and found.body is None:
+            set_condition(g, end)
             self._flush()
             g.emit(f"br label %{self.edge(after)}")
             return

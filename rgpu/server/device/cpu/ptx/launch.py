@@ -74,6 +74,14 @@ def _print_callback(token: int, fmt: int, args: int) -> None:
         printer(fmt, args)
 
 
+@_PrintType
+def _condition_callback(token: int, handle: int, value: int) -> None:
+    launch = _setters.get(token)
+    if launch is not None:
+        launch.set_condition(handle, value)
+
+
+_setters: dict[int, Launch] = {}
 _cooperating = threading.Lock()  # of the launches that need a thread for each of their blocks
 _pool_lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
@@ -153,7 +161,9 @@ class Launch:
         ranges: MemoryRanges,
         cooperative: bool = False,
         textures: np.ndarray | None = None,
+        conditions: dict[int, int] | None = None,
     ):
+        self.conditions = conditions if conditions is not None else {}
         self.code, self.grid, self.block = code, grid, block
         self.ranges, self.cooperative = ranges, cooperative
         self.blocks = grid[0] * grid[1] * grid[2]
@@ -214,6 +224,7 @@ class Launch:
             at.T_COOPERATIVE: int(self.cooperative),
             at.T_TEXTURES: self.textures.ctypes.data,
             at.T_TEXTURE_COUNT: len(self.textures),
+            at.T_CONDITION: ctypes.cast(_condition_callback, ctypes.c_void_p).value or 0,
         }
         for index, value in values.items():
             words[index] = value
@@ -242,6 +253,7 @@ class Launch:
         """Run every block; returns when the last has ended."""
         if print_ is not None:
             _printers[self.token] = functools.partial(self._print, print_)
+        _setters[self.token] = self
         try:
             if self.cooperative:  # its blocks wait for each other: all of them run, each in a thread
                 with _cooperating:
@@ -250,6 +262,7 @@ class Launch:
                 self._run(max(1, min(threads, self.blocks)), cancel)
         finally:
             _printers.pop(self.token, None)
+            _setters.pop(self.token, None)
         return self._result()
 
     def _print(self, print_: Callable[[bytes], None], form: int, arguments: int) -> None:
@@ -261,6 +274,15 @@ class Launch:
                 if not self.record[at.L_ERROR]:
                     self.record[at.L_ADDRESS] = error.address - (error.address >> 63 << 64)
                     self.record[at.L_ERROR] = at.ILLEGAL_ADDRESS
+
+    def set_condition(self, handle: int, value: int) -> None:
+        """One lane's cudaGraphSetConditional. A handle of no graph that this kernel is launched by is a fault."""
+        with self._lock:
+            if handle in self.conditions:
+                self.conditions[handle] = value
+            elif not self.record[at.L_ERROR]:
+                self.record[at.L_ADDRESS] = handle - (handle >> 63 << 64)
+                self.record[at.L_ERROR] = at.ILLEGAL_ADDRESS
 
     def _readable(self, address: int) -> int:
         """How many bytes from ``address`` on a lane may read: of device memory, or of a buffer of this launch."""

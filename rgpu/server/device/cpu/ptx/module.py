@@ -154,17 +154,19 @@ class LinkedModule:
         printf: Callable[[bytes], None] | None = None,
         cooperative: bool = False,
         textures: np.ndarray | None = None,
+        conditions: dict[int, int] | None = None,
     ) -> LaunchResult:
         """Run a kernel to its end; safe to call from several threads at once.
 
         ``threads``: host threads it may use; a ``cooperative`` grid takes one for each block (a few hundred at most).
         ``textures``: addresses of texture and surface descriptors by their handle, uint64; 0 for none.
+        ``conditions``: values of the graph's conditions by handle, which the kernel may set.
         """
         code = self._code[kernel]
         if len(params) < code.param_bytes:
             raise ValueError(f"{kernel} takes {code.param_bytes} bytes of parameters, not {len(params)}")
         made = Launch(code, _entry_point(code), self._table, grid, block, dynamic_shared, params, ranges,
-                      cooperative, textures)
+                      cooperative, textures, conditions)
         return made.run(threads, cancel, printf)
 
 

@@ -14,16 +14,17 @@ later launches only).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
+from rgpu.server.device.cuda.work import conditions
 from rgpu.server.device.cuda.work.nodes import Layout, capture, set_parameters
 from rgpu.session.errors import DeviceError
-from rgpu.session.objects.graphs import CopyNode, KernelNode, MemsetNode, Node, apply_changes
+from rgpu.session.objects.graphs import ConditionalNode, CopyNode, KernelNode, MemsetNode, Node, apply_changes, every
 
 CUDA_ERROR_INVALID_HANDLE = 400
 _NON_BLOCKING = 1
@@ -37,6 +38,7 @@ class _Exec:
     graph: Any = None
     handles: list[Any] = field(default_factory=list)  #: CUgraphNode of each node
     executable: Any = None
+    conditions: dict[int, int] = field(default_factory=dict)  #: the session's handle → the driver's, in this graph
 
 
 class Graphs:
@@ -102,8 +104,10 @@ class Graphs:
         made.graph = check(driver.cuGraphCreate(0), "cuGraphCreate")
         made.handles = []
         try:
-            for node in made.nodes:
-                made.handles.append(self._add(made, node))
+            made.conditions = {
+                node.handle: conditions.create(made.graph, self._use(made.context), node)
+                for node in every(made.nodes) if isinstance(node, ConditionalNode)}
+            self._fill(made, made.graph, made.nodes, made.handles)
             made.executable = check(driver.cuGraphInstantiate(made.graph, made.flags), "cuGraphInstantiate")
         except DeviceError:
             driver.cuGraphDestroy(made.graph)
@@ -117,35 +121,48 @@ class Graphs:
         check(driver.cuGraphExecDestroy(made.executable), "cuGraphExecDestroy")
         check(driver.cuGraphDestroy(made.graph), "cuGraphDestroy")
 
-    def _add(self, made: _Exec, node: Node) -> Any:
-        before, context = [made.handles[index] for index in node.dependencies], self._use(made.context)
+    def _fill(self, made: _Exec, graph: Any, nodes: Sequence[Node], handles: list[Any]) -> None:
+        """Add the nodes to a graph: the one made, or a body of a conditional node in it."""
+        for node in nodes:
+            handles.append(self._add(made, graph, node, [handles[index] for index in node.dependencies]))
+
+    def _add(self, made: _Exec, graph: Any, node: Node, before: list[Any]) -> Any:
+        context = self._use(made.context)
+        if isinstance(node, ConditionalNode):
+            handle, bodies = conditions.add(graph, before, context, node, made.conditions[node.handle])
+            for body, inner in zip(bodies, node.bodies, strict=True):
+                self._fill(made, body, inner, [])
+            return handle
         if isinstance(node, KernelNode):
-            return self._add_kernel(made, node, before, context)
+            return self._add_kernel(made, graph, node, before, context)
         if isinstance(node, CopyNode):
-            return check(driver.cuGraphAddMemcpyNode(made.graph, before, len(before), _copy(node), context),
+            return check(driver.cuGraphAddMemcpyNode(graph, before, len(before), _copy(node), context),
                          "cuGraphAddMemcpyNode")
         if isinstance(node, MemsetNode):
-            return check(driver.cuGraphAddMemsetNode(made.graph, before, len(before), _memset(node), context),
+            return check(driver.cuGraphAddMemsetNode(graph, before, len(before), _memset(node), context),
                          "cuGraphAddMemsetNode")
-        return check(driver.cuGraphAddEmptyNode(made.graph, before, len(before)), "cuGraphAddEmptyNode")
+        return check(driver.cuGraphAddEmptyNode(graph, before, len(before)), "cuGraphAddEmptyNode")
 
-    def _add_kernel(self, made: _Exec, node: KernelNode, before: list[Any], context: Any) -> Any:
+    def _add_kernel(self, made: _Exec, graph: Any, node: KernelNode, before: list[Any], context: Any) -> Any:
         stream = self._streams.get(int(context))
         if stream is None:
             stream = self._streams[int(context)] = check(driver.cuStreamCreate(_NON_BLOCKING), "cuStreamCreate")
         function, layout = self._kernel(node.module, node.function)
-        return capture(made.graph, stream, before, function, layout, node)
+        return capture(graph, stream, before, function, layout, conditions.translated(node, made.conditions))
 
     # -- updates ------------------------------------------------------------------
     def _set(self, found: _Exec, index: int, before: Node) -> bool:
         """Give one node its new parameters; False: that needs a new graph."""
         node, handle, context = found.nodes[index], found.handles[index], self._use(found.context)
+        if isinstance(node, ConditionalNode):
+            return node == before  # a driver sets no parameters of these
         if isinstance(node, KernelNode) and isinstance(before, KernelNode):
             if (node.module, node.function, node.cooperative, node.attributes) != (
                     before.module, before.function, before.cooperative, before.attributes):
                 return False
             function, layout = self._kernel(node.module, node.function)
-            set_parameters(found.executable, handle, function, layout, node)
+            set_parameters(found.executable, handle, function, layout,
+                           conditions.translated(node, found.conditions))
         elif isinstance(node, CopyNode):
             check(driver.cuGraphExecMemcpyNodeSetParams(found.executable, handle, _copy(node), context),
                   "cuGraphExecMemcpyNodeSetParams")

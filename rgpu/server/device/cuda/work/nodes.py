@@ -76,7 +76,7 @@ def capture(graph: Any, stream: Any, before: list[Any], function: Any, layout: L
     """
     handle = ctypes.c_void_p(int(stream))
     nodes = (ctypes.c_void_p * max(1, len(before)))(*map(int, before))
-    _call("cuStreamBeginCaptureToGraph", handle, ctypes.c_void_p(int(graph)), nodes, None,
+    call("cuStreamBeginCaptureToGraph", handle, ctypes.c_void_p(int(graph)), nodes, None,
           ctypes.c_size_t(len(before)), _RELAXED)
     try:
         with _permitted(function, node):
@@ -93,7 +93,7 @@ def set_parameters(executable: Any, handle: Any, function: Any, layout: Layout, 
     parameters = _Parameters(node, layout)
     values = _NodeParameters(int(function), _shape(node), ctypes.addressof(parameters.pointers), None, None, None)
     with _permitted(function, node):
-        _call("cuGraphExecKernelNodeSetParams_v2", ctypes.c_void_p(int(executable)), ctypes.c_void_p(int(handle)),
+        call("cuGraphExecKernelNodeSetParams_v2", ctypes.c_void_p(int(executable)), ctypes.c_void_p(int(handle)),
               ctypes.byref(values))
 
 
@@ -101,7 +101,8 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _call(name: str, *arguments: Any) -> None:
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver by its symbol. Raises :class:`DeviceError` with its name and code."""
     check((driver.CUresult(getattr(_library(), name)(*arguments)),), name)
 
 
@@ -116,7 +117,7 @@ def _launch(stream: ctypes.c_void_p, function: Any, layout: Layout, node: Kernel
     data = ctypes.create_string_buffer(packed, max(1, len(packed)))
     config = _LaunchConfig(_shape(node), stream, ctypes.addressof(data), len(attributes))
     try:
-        _call("cuLaunchKernelEx", ctypes.byref(config), ctypes.c_void_p(int(function)), parameters.pointers, None)
+        call("cuLaunchKernelEx", ctypes.byref(config), ctypes.c_void_p(int(function)), parameters.pointers, None)
     except DeviceError as error:
         raise DeviceError(f"{error.message} for a captured launch of {_describe(function, layout, node)}",
                           error.result) from error
@@ -124,7 +125,7 @@ def _launch(stream: ctypes.c_void_p, function: Any, layout: Layout, node: Kernel
 
 def _last_node(stream: ctypes.c_void_p) -> Any:
     last, count, status = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_size_t(), ctypes.c_int()
-    _call("cuStreamGetCaptureInfo_v2", stream, ctypes.byref(status), None, None, ctypes.byref(last),
+    call("cuStreamGetCaptureInfo_v2", stream, ctypes.byref(status), None, None, ctypes.byref(last),
           ctypes.byref(count))
     if count.value != 1:
         raise DeviceError(f"a captured launch made {count.value} nodes", CUDA_ERROR_INVALID_VALUE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
@@ -66,3 +68,49 @@ def test_local_memory_of_each_lane_is_aligned():
     out = np.ones(96, "i4")
     assert launch(module, "k", 1, 96, out).error == 0
     assert not out.any()
+
+
+#: As XLA's kernels declare it: the driver has this function, and no semicolon ends its declaration.
+CONDITION = """
+.extern .func cudaGraphSetConditional
+(
+        .param .b64 cudaGraphSetConditional_param_0,
+        .param .b32 cudaGraphSetConditional_param_1
+)
+
+.visible .entry k(.param .u64 a, .param .u64 handle) {
+.reg .b64 d, h, x; .reg .b32 i, v; .reg .pred p;
+ld.param.u64 d, [a]; ld.param.u64 h, [handle];
+mov.u32 i, %tid.x; mad.wide.u32 x, i, 4, d; ld.global.u32 v, [x];
+setp.eq.u32 p, v, 0; @p bra END;
+{ .reg .b32 temp_param_reg; .param .b64 param0; st.param.b64 [param0+0], h; .param .b32 param1;
+st.param.b32 [param1+0], v; call.uni cudaGraphSetConditional, (param0, param1); }
+END: ret; }"""
+
+
+@pytest.mark.parametrize(("values", "expected"), [([0, 4, 0], 4), ([7, 0, 9], 9), ([0, 0, 0], 1)])
+def test_a_kernel_sets_a_condition_of_its_graph(values: list[int], expected: int):
+    """By the lanes that get there, in their order."""
+    handle, words = 0x9E37_79B9_0000_0001, np.array(values, "u4")
+    conditions = {handle: 1, handle + 1: 5}
+    valid = MemoryRanges([(words.ctypes.data, words.ctypes.data + words.nbytes)])
+    result = ptx(CONDITION).launch("k", (1, 1, 1), (3, 1, 1), 0, pack(words) + struct.pack("<Q", handle), valid,
+                                   conditions=conditions)
+    assert result.error == 0
+    assert conditions == {handle: expected, handle + 1: 5}
+
+
+def test_a_condition_of_no_graph_is_an_illegal_address():
+    words = np.ones(1, "u4")
+    valid = MemoryRanges([(words.ctypes.data, words.ctypes.data + words.nbytes)])
+    for conditions in (None, {6: 0}):
+        result = ptx(CONDITION).launch("k", (1, 1, 1), (1, 1, 1), 0, pack(words) + struct.pack("<Q", 5), valid,
+                                       conditions=conditions)
+        assert (result.error, result.address) == (700, 5)
+
+
+def test_a_condition_with_other_parameters_is_refused():
+    with pytest.raises(PtxError, match="a handle and a value"):
+        ptx(CONDITION.replace(".param .b32 cudaGraph", ".param .b64 cudaGraph").replace(
+            ".param .b32 param1;", ".param .b64 param1;").replace("st.param.b32", "st.param.b64").replace(
+            "[param1+0], v", "[param1+0], x"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rgpu.session.errors import DeviceError
-from rgpu.session.objects.graphs import KernelNode
+from rgpu.session.objects.graphs import IF, SWITCH, WHILE, ConditionalNode, KernelNode
 from tests.support.fake_driver.support import BASE, SIZE, Journal
 
 MODULE, STREAM, GRAPH = 17, 18, 40
@@ -90,3 +90,27 @@ def test_launches_in_the_record_stream(ready: Any, journal: Journal) -> None:
     found = fed(GRAPH, GRAPH + 1)
     assert ready.drain(10) and struct.unpack("<I", ready.read(BASE + 64, 4)) == (4,)
     assert (found.bugs, found.bug[2]) == (1, 400), "what is gone is nobody's"
+
+
+def test_conditional_nodes_and_the_handles_in_parameters(ready: Any) -> None:
+    """Kernels in the graph and in bodies are given the driver's handles, wherever the parameters name the session's."""
+    loop, inner = 0x9E37_79B9_0000_0001, 0x9E37_79B9_0000_0002
+
+    def handles(*named: int, to: int = BASE) -> KernelNode:
+        return total([word for handle in named for word in (handle & 0xFFFFFFFF, handle >> 32)], to)
+
+    cases = ((handles(7, to=BASE + 128),), (handles(inner, loop, to=BASE + 64),))
+    chosen = ConditionalNode(inner, 1, True, SWITCH, cases)
+    ready.instantiate_graph(GRAPH, 16, 0, [
+        handles(1, loop), ConditionalNode(loop, 3, True, WHILE, ((handles(inner, to=BASE + 32), chosen),), (0,))])
+    driver = [word(ready, 1) - 1, word(ready, 2, BASE + 32)]
+    assert driver[0] != driver[1] and all(1000 <= handle < 2000 for handle in driver)
+    assert word(ready, 3, BASE + 64) == sum(driver) and word(ready, 4, BASE + 128) == 0
+    ready.update_graph(GRAPH, {0: handles(5, inner, loop)})
+    assert word(ready, 5) == 5 + sum(driver)
+    other = ConditionalNode(inner, 0, True, IF, ((handles(9, to=BASE + 64),), (handles(inner, to=BASE + 64),)))
+    ready.instantiate_graph(GRAPH + 1, 16, 0, [other])
+    ready.launch_graph(6, GRAPH + 1, STREAM)
+    assert ready.drain(10) and not ready.error
+    (found,) = struct.unpack("<I", ready.read(BASE + 64, 4))
+    assert found not in driver and 1000 <= found < 2000  # a handle of the graph's own

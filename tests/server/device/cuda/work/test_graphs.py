@@ -13,7 +13,16 @@ import pytest
 from rgpu.checkpoint.device import GRANULE
 from rgpu.session.addresses import DEVICE_BASE
 from rgpu.session.errors import DeviceError
-from rgpu.session.objects.graphs import CopyNode, EmptyNode, KernelNode, MemsetNode, Node
+from rgpu.session.objects.graphs import (
+    IF,
+    WHILE,
+    ConditionalNode,
+    CopyNode,
+    EmptyNode,
+    KernelNode,
+    MemsetNode,
+    Node,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -28,6 +37,13 @@ extern "C" __global__ void total(unsigned* p, const __grid_constant__ Many many)
     unsigned sum = 0;
     for (unsigned value : many.values) sum += value;
     *p = sum;
+}
+extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned value);
+extern "C" __global__ void again(unsigned* left, unsigned long long loop) { cudaGraphSetConditional(loop, *left != 0); }
+extern "C" __global__ void parity(unsigned* left, unsigned long long odd) { cudaGraphSetConditional(odd, *left & 1); }
+extern "C" __global__ void less(unsigned* left, unsigned long long loop) {
+    *left -= 1;
+    cudaGraphSetConditional(loop, *left != 0);
 }
 extern "C" __global__ void wide(unsigned* p, unsigned d) {
     extern __shared__ unsigned words[];
@@ -174,3 +190,29 @@ def test_shared_memory_that_was_allowed_when_it_was_captured(session: Session) -
     session.launch()
     assert session.words(session.base, 1) == (99,)
     assert session.device.function_attributes(MODULE, function)[8] == 1024
+
+
+def test_conditional_nodes_whatever_the_drivers_handles(session: Session) -> None:
+    """A loop with an if/else in its body, built three times, so with three handles of the driver for each."""
+    loop, odd = 0x9E37_79B9_0000_0001, 0x9E37_79B9_0000_0002
+    left, out = session.base, session.base + 256
+
+    def sets(name: str, handle: int, *before: int) -> KernelNode:
+        return replace(session.kernel(name, 0, 0, *before), parameters=struct.pack("<QQ", left, handle))
+
+    cases = ((session.kernel("digit", out, 1),), (session.kernel("digit", out, 2),))
+    chosen = ConditionalNode(odd, 0, False, IF, cases, (0,))
+    nodes: list[Node] = [
+        MemsetNode(left, 0, 1, 1, 4, 4), MemsetNode(out, 0, 1, 1, 0, 4), sets("again", loop, 0, 1),
+        ConditionalNode(loop, 0, False, WHILE, ((sets("parity", odd), chosen, sets("less", loop, 1)),), (2,)),
+        session.kernel("digit", out, 9, 3)]
+    for number in range(3):
+        session.device.instantiate_graph(GRAPH + number, 16, 0, nodes)
+        for _ in range(2):
+            session.device.launch_graph(next(session.seqs), GRAPH + number, STREAM)
+            assert session.words(out, 1) == (21219,)
+        if number == 1:
+            session.device.destroy_graph(GRAPH)
+    session.device.update_graph(GRAPH + 1, {0: MemsetNode(left, 0, 1, 1, 1, 4), 2: sets("again", loop)})
+    session.device.launch_graph(next(session.seqs), GRAPH + 1, STREAM)
+    assert session.words(out, 1) == (19,)

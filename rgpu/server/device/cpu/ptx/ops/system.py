@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
-from rgpu.server.device.cpu.ptx.jit import helper
-from rgpu.server.device.cpu.ptx.layout import T_PRINTF, T_TOKEN
-from rgpu.server.device.cpu.ptx.model import Instruction
+from rgpu.server.device.cpu.ptx.jit import Helper, helper
+from rgpu.server.device.cpu.ptx.layout import T_CONDITION, T_PRINTF, T_TOKEN
+from rgpu.server.device.cpu.ptx.model import Instruction, Variable
 from rgpu.server.device.cpu.ptx.ops import memory_ir
 from rgpu.server.device.cpu.ptx.ops.memory_ir import field
 from rgpu.server.device.cpu.ptx.ops.registry import op
 
-_PRINT = helper(
-    "void",
-    "rt_print",
-    "ptr %T, i32 %lanes, <32 x i64> %format, <32 x i64> %args",
-    f"""  %sf = alloca <32 x i64>, align 64
+
+def _tell(name: str, word: int) -> Helper:
+    """A helper that calls the launcher's function in a word of the thread record for each lane, with two numbers."""
+    return helper("void", name, "ptr %T, i32 %lanes, <32 x i64> %format, <32 x i64> %args", f"""\
+  %sf = alloca <32 x i64>, align 64
   store <32 x i64> %format, ptr %sf
   %sa = alloca <32 x i64>, align 64
   store <32 x i64> %args, ptr %sa
-{field("fn", "%T", T_PRINTF, "ptr")}
+{field("fn", "%T", word, "ptr")}
 {field("token", "%T", T_TOKEN)}
   br label %loop
 loop:
@@ -36,8 +36,11 @@ body:
   call void %fn(i64 %token, i64 %f, i64 %a)
   br label %loop
 done:
-  ret void""",
-)
+  ret void""")
+
+
+_PRINT = _tell("rt_print", T_PRINTF)
+_CONDITION = _tell("rt_condition", T_CONDITION)
 
 
 def print_formatted(g: Gen, ins: Instruction) -> None:
@@ -45,12 +48,28 @@ def print_formatted(g: Gen, ins: Instruction) -> None:
     callee = g.program.functions["vprintf"]
     if [(var.size, var.align) for var in callee.params] != [(8, 8)] * 2:
         raise ins.refuse("takes two addresses")
-    values = []
-    for var in callee.params:
-        place = g.places["vprintf", var.key]
-        at = f"<32 x i32> splat (i32 {place.offset})"
-        values.append(g.call(memory_ir.get("l", 64), at, f"i32 {g.act}", "ptr %T"))
+    values = [_argument(g, "vprintf", var) for var in callee.params]
     g.call(_PRINT, "ptr %T", f"i32 {g.act}", *(f"<32 x i64> {v}" for v in values))
+
+
+#: Function of cudadevrt by which a kernel of a graph says what a conditional node does; a driver has it built in.
+SET_CONDITION = "cudaGraphSetConditional"
+
+
+def set_condition(g: Gen, ins: Instruction) -> None:
+    """A call of cudaGraphSetConditional(u64 handle, u32 value): each lane's go to the launcher, in the lanes' order."""
+    callee = g.program.functions[SET_CONDITION]
+    if [var.size for var in callee.params] != [8, 4] or callee.results:
+        raise ins.refuse("takes a handle and a value")
+    handle, value = (_argument(g, SET_CONDITION, var) for var in callee.params)
+    wide = g.t(f"zext <32 x i32> {value} to <32 x i64>")
+    g.call(_CONDITION, "ptr %T", f"i32 {g.act}", f"<32 x i64> {handle}", f"<32 x i64> {wide}")
+
+
+def _argument(g: Gen, function: str, var: Variable) -> str:
+    """What each lane gives as a parameter of a function that is made here: 4 or 8 bytes."""
+    at = f"<32 x i32> splat (i32 {g.places[function, var.key].offset})"
+    return g.call(memory_ir.get("l", 8 * var.size), at, f"i32 {g.act}", "ptr %T")
 
 
 #: Functions of cudadevrt that are made here: bits of the result, sizes of the parameters.

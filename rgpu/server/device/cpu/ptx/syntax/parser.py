@@ -10,6 +10,8 @@ from rgpu.server.device.cpu.ptx.syntax.body import Body
 from rgpu.server.device.cpu.ptx.syntax.reader import Reader
 
 _LINKAGE = {".visible", ".weak", ".extern", ".common"}
+#: What a module's next part may begin with.
+_BEGINS = _LINKAGE | {".entry", ".func", ".global", ".const", ".shared"}
 
 
 class Parser(Reader):
@@ -105,7 +107,7 @@ class Parser(Reader):
         if self.tok.text == "{":
             self.next()
             Body(self, fn).parse()
-        else:
+        elif self.tok.text not in _BEGINS:  # compilers take a declaration without its semicolon; XLA has some
             self.expect(";")
         known = self.functions.get(fn.name)
         if known is None or known.body is None:
@@ -123,7 +125,7 @@ class Parser(Reader):
         return params
 
     def _function_directives(self, fn: Function) -> None:
-        while self.tok.kind == "directive":
+        while self.tok.kind == "directive" and self.tok.text not in _BEGINS:
             token = self.next()
             if token.text in (".maxntid", ".reqntid"):
                 threads = self.integer()

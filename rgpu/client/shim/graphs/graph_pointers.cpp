@@ -1,0 +1,77 @@
+// Where nodes may stand, and what they point to: looked up at the instantiation, and before a launch.
+#include "graph_exec.hpp"
+#include "memory.hpp"
+
+namespace rgpu {
+namespace {
+
+// One end of a copy that is no host pointer: device memory, or host memory that is addressed as such.
+bool there(CUmemorytype type, std::uint64_t address, std::uint64_t span) {
+  const Place place = place_of(address);
+  if (place.kind == Place::Kind::invalid || address + span < address) return false;
+  if (place.kind == Place::Kind::host) return type == CU_MEMORYTYPE_UNIFIED;  // pageable: nobody knows its size
+  return place.holds(address, span);
+}
+
+// From the first byte of an end to behind its last; nullopt: more than there are addresses.
+std::optional<std::uint64_t> span_of(std::uint64_t pitch, std::uint64_t plane, const CUDA_MEMCPY3D& c) {
+  std::uint64_t rows, planes, span;
+  if (__builtin_mul_overflow(pitch, c.Height - 1, &rows) || __builtin_mul_overflow(plane, c.Depth - 1, &planes) ||
+      __builtin_add_overflow(rows, planes, &span) || __builtin_add_overflow(span, c.WidthInBytes, &span))
+    return std::nullopt;
+  return span;
+}
+
+bool stray(const CUDA_MEMCPY3D& c) {
+  const CopyEnds ends = ends_of(c);
+  const auto source = span_of(ends.from, ends.from_plane, c), destination = span_of(ends.to, ends.to_plane, c);
+  if (!source || !destination) return true;
+  return (c.srcMemoryType != CU_MEMORYTYPE_HOST && !there(c.srcMemoryType, ends.source, *source)) ||
+         (c.dstMemoryType != CU_MEMORYTYPE_HOST && !there(c.dstMemoryType, ends.destination, *destination));
+}
+
+bool stray(const CUDA_MEMSET_NODE_PARAMS_v2& set) {
+  return check_device_rows(set.dst, set.pitch, set.width * set.elementSize, set.height) != CUDA_SUCCESS;
+}
+
+}  // namespace
+
+bool on_server(const CUDA_MEMCPY3D& c) {
+  const CopyEnds ends = ends_of(c);
+  const auto source = span_of(ends.from, ends.from_plane, c), destination = span_of(ends.to, ends.to_plane, c);
+  const auto reachable = [](CUmemorytype type, std::uint64_t address, const std::optional<std::uint64_t>& span) {
+    const Place place = place_of(address);
+    if (place.kind == Place::Kind::pinned) return span && place.holds(address, *span);
+    if (place.kind == Place::Kind::registered) return false;
+    return place.kind != Place::Kind::host || type == CU_MEMORYTYPE_DEVICE;  // what is nowhere is found at the launch
+  };
+  return reachable(c.srcMemoryType, ends.source, source) && reachable(c.dstMemoryType, ends.destination, destination);
+}
+
+const Node* find_stray(const Graph& graph, const std::set<const Node*>& disabled) {
+  for (const Node* node : graph.nodes) {
+    if (disabled.contains(node)) continue;
+    if (const auto* copy = std::get_if<CopyWork>(&node->work); copy && stray(copy->copy)) return node;
+    if (const auto* set = std::get_if<MemsetWork>(&node->work); set && stray(set->set)) return node;
+    if (const auto* batch = std::get_if<BatchWork>(&node->work); batch && !words_there(batch->operations)) return node;
+    for (const Graph* embedded : embedded_in(*node))
+      if (const Node* found = find_stray(*embedded, disabled)) return found;
+  }
+  return nullptr;
+}
+
+Node* misplaced(const Graph& graph, bool body) {
+  for (Node* node : graph.nodes) {
+    const Work& work = node->work;
+    if (const auto* copy = std::get_if<CopyWork>(&work); body && copy && !on_server(copy->copy)) return node;
+    if (body && !(std::holds_alternative<KernelWork>(work) || std::holds_alternative<MemsetWork>(work) ||
+                  std::holds_alternative<CopyWork>(work) || std::holds_alternative<EmptyWork>(work) ||
+                  std::holds_alternative<ChildWork>(work) || std::holds_alternative<ConditionalWork>(work)))
+      return node;
+    for (const Graph* embedded : embedded_in(*node))
+      if (Node* found = misplaced(*embedded, body || std::holds_alternative<ConditionalWork>(work))) return found;
+  }
+  return nullptr;
+}
+
+}  // namespace rgpu
