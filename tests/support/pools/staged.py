@@ -97,8 +97,8 @@ class Staged:
         return self.program.finish()
 
     def disturb(self, gate: object, how: str) -> dict[str, Any]:
-        """At ``gate``: ``move`` (or, of one mode, ``copy``, ``replay``), ``kill`` the worker, or ``checkpoint`` and kill;
-        then let the program go on.
+        """At ``gate``: ``move`` (or, of one mode, ``copy``, ``replay``), ``kill`` the worker, or ``checkpoint`` and
+        kill; then let the program go on.
 
         Returns the session's row from before. A killed worker's session recovers while the program goes on.
         """
