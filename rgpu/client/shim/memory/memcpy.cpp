@@ -58,7 +58,7 @@ CUresult resolve(CopyEnd& end, const Copy& copy) {
 
 // The same for a copy that is only captured: where the end lies, so far as that can be told. What is no allocation is
 // taken for device memory, and looked up when the graph is launched.
-void place_captured(End& end) {
+void place_captured(CopyEnd& end) {
   const Place::Kind kind = place_of(end.address).kind;
   end.host = end.type == CU_MEMORYTYPE_HOST || kind == Place::Kind::pinned || kind == Place::Kind::registered ||
              (kind == Place::Kind::host && end.type == CU_MEMORYTYPE_UNIFIED);
@@ -259,7 +259,7 @@ CUresult on_host(const Copy& c, const StreamRef& stream) {
 
 // A capturing stream takes the copy as a node: its source is read at every launch.
 CUresult capture(Copy& c, const StreamRef& stream, bool& taken) {
-  for (End* end : {&c.source, &c.destination}) {
+  for (CopyEnd* end : {&c.source, &c.destination}) {
     if (c.height > 1 && end->pitch < c.width) return CUDA_ERROR_INVALID_VALUE;
     place_captured(*end);
   }
