@@ -137,7 +137,7 @@ class HeldSessions:
     async def end(self, session: str, reason: str) -> bool:
         """End the session's worker; whether one ran. An unknown session is no error (it ended before).
 
-        Its process is waited for: whoever starts the next program, on a whole GPU, finds the room free.
+        Its process is waited for: the next program, on a whole GPU, finds the room free.
         """
         self.claims.pop(session, None)
         self.receiving.pop(session, None)
