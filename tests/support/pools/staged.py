@@ -97,12 +97,7 @@ class Staged:
         return self.program.finish()
 
     def disturb(self, gate: object, how: str) -> dict[str, Any]:
-<<<<<<< HEAD
-        """At ``gate``: ``move`` (or, of one mode, ``copy``, ``replay``), ``kill`` the worker, or ``checkpoint`` and
-        kill; then let the program go on.
-=======
         """At ``gate``: ``move``, ``kill`` the worker, or ``checkpoint`` and kill; then let the program go on.
->>>>>>> h/cuda1
 
         ``copy`` and ``replay`` are moves of that mode.
         Returns the session's row from before. A killed worker's session recovers while the program goes on.
