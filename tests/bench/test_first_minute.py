@@ -33,7 +33,8 @@ def test_one_round_on_the_cpu_device(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.driver")
     done = subprocess.run(
         [sys.executable, "bench/remote/first_minute.py", "--device", "cpu", "--rounds", "1", "--together", "2",
-         "--sides", "loopback", "--large-mib", "2", "--output", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+         "--sides", "loopback", "--large-mib", "2", "--output", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (path,) = tmp_path.glob("*-first-minute.json")
     found = json.loads(path.read_text())

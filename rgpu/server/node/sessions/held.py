@@ -137,7 +137,7 @@ class HeldSessions:
     async def end(self, session: str, reason: str) -> bool:
         """Tell the session's worker to go; whether one ran. An unknown session is no error (it ended before).
 
-        Its process is not waited for: a driver takes long to let go of a GPU, and a program that ends waits for the answer.
+        Its process is not waited for: a driver takes long to let go of a GPU, and programs that end wait for this.
         """
         self.claims.pop(session, None)
         self.receiving.pop(session, None)
