@@ -38,7 +38,8 @@ print(json.dumps([name for name in names if not ctypes.cast(getattr(driver, name
 
 
 def test_unimplemented_is_said_once_by_name(stage: Stage) -> None:
-    code = "import ctypes; d = ctypes.CDLL('libcuda.so.1'); print(d.cuArrayGetPlane(0, 0, 0), d.cuArrayGetPlane(0, 0, 0))"
+    code = ("import ctypes; d = ctypes.CDLL('libcuda.so.1'); "
+            "print(d.cuArrayGetPlane(0, 0, 0), d.cuArrayGetPlane(0, 0, 0))")
     outcome = stage.run(code)
     assert outcome.out.split() == ["801", "801"]
     assert outcome.err.count("cuArrayGetPlane") == 1
