@@ -132,11 +132,14 @@ class FirstMinute:
     def _together(self, side: Side, number: int, count: int) -> float | None:
         """Seconds until the last of so many that start at once has ended."""
         began, running = time.perf_counter(), []
+        # Together they share one GPU: each alone would be given all of it.
+        share = ("--memory", "2GiB") if count > 1 and not self.options.memory else ()
         for one in range(count):
             command, environ = ["true"], dict(os.environ)
             if side.pool is not None:
                 name = f"t{number}-{count}-{one}-{side.name}"
-                command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", name, *side.options, "--", "true"]
+                command = [sys.executable, "-m", "rgpu.cli.main", "run", "--name", name, *side.options, *share, "--",
+                           "true"]
                 environ = dict(side.pool.environment)
             running.append(subprocess.Popen(command, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL,
                                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
