@@ -46,7 +46,7 @@ STATUS: tuple[tuple[type[RgpuError], int], ...] = (
 LOGINS, ALL_LOGINS = (10.0, 0.2), (100.0, 10.0)
 FORMS = (30.0, 2.0)  #: forms of one login
 STORIES = 100  #: decisions on one page, of the 2000 that are kept
-LATEST = 12  #: of one session
+LATEST = 6  #: of one session
 LEAST_SPAN = 120.0  #: s that a chart shows at least
 TYPES = {"style.css": "text/css; charset=utf-8", "htmx.min.js": "text/javascript; charset=utf-8",
          "htmx.LICENSE.txt": "text/plain; charset=utf-8", "icon.svg": "image/svg+xml"}

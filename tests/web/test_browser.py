@@ -88,7 +88,7 @@ def test_a_move_is_watched_live(browser: Any, pool: LocalPool) -> None:
     page.wait_for_selector("text=Move heat: done")
     assert page.evaluate("() => window.here") == "the same page"
     assert pool.session("heat")["host"] == other
-    assert "commit" in page.inner_text(".stories")
+    page.wait_for_selector(".stories b:text-is('commit')")
     assert wrong == []
 
 
