@@ -20,8 +20,8 @@ VERBS = {
     "pools.leave", "rebalance": "moves.rebalance", "pool": "pools.pool_group", "history": "sessions.history",
     "events": "sessions.events", "journal": "checkpoints.journal", "keys": "pools.keys", "config": "helpers.config",
     "doctor": "helpers.doctor", "demo": "helpers.demo", "top": "sessions.top", "completion": "helpers.completion",
-    "simulate": "helpers.simulate", "login": "pools.login", "context": "pools.context", "quota": "pools.quota",
-    "attach": "runs.attach", "wait": "runs.wait", "signal": "runs.signalling", "web": "pools.web",
+    "simulate": "helpers.simulate", "login": "access.login", "context": "access.context", "quota": "pools.quota",
+    "attach": "runs.attach", "wait": "runs.wait", "signal": "runs.signalling", "web": "access.web",
 }
 
 

@@ -34,7 +34,7 @@ from rgpu.server.device.cpu.printed import Printed
 from rgpu.server.device.cpu.ranges import RangeTable
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Fault, Streams
-from rgpu.server.device.cpu.textures import Textures
+from rgpu.server.device.cpu.textures.objects import Textures
 from rgpu.server.device.hardware import HARDWARE
 from rgpu.server.device.loads import LoadNotes
 from rgpu.session.errors import DeviceError

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rgpu.server.device.cpu.ranges import RangeTable
-from rgpu.server.device.cpu.textures import MOST_ENDED, Textures
+from rgpu.server.device.cpu.textures.objects import MOST_ENDED, Textures
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.arrays import ArrayShape
 

@@ -12,7 +12,7 @@ import pytest
 from cuda.bindings import nvrtc
 
 from rgpu.server.device.cpu import ptx
-from rgpu.server.device.cpu.ptx.textures.record import Descriptor, LevelView, describe
+from rgpu.server.device.cpu.textures.record import Descriptor, LevelView, describe
 from rgpu.session.objects.arrays import Sampling
 from tests.support.cpu import sampling as reference
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rgpu.server.device.cpu.ptx.emitter import Gen, Mods
 from rgpu.server.device.cpu.ptx.model import Addr, Instruction, Operand, Reg, Vec
 from rgpu.server.device.cpu.ptx.ops.registry import op
-from rgpu.server.device.cpu.ptx.textures import record as tx
 from rgpu.server.device.cpu.ptx.textures import sampling_ir as ir
+from rgpu.server.device.cpu.textures import record as tx
 
 _F = "<32 x float>"
 _QUERIES = {"width": tx.L_WIDTH, "height": tx.L_HEIGHT, "depth": tx.L_DEPTH, "array_size": tx.L_DEPTH}

@@ -11,7 +11,7 @@ import re
 from rgpu.server.device.cpu.ptx.jit import Helper, helper, memo
 from rgpu.server.device.cpu.ptx.layout import ILLEGAL_ADDRESS, MISALIGNED, T_TEXTURE_COUNT, T_TEXTURES
 from rgpu.server.device.cpu.ptx.ops.memory_ir import REPORT, field
-from rgpu.server.device.cpu.ptx.textures import record as tx
+from rgpu.server.device.cpu.textures import record as tx
 
 #: Lanes of a result: four vectors behind each other.
 RESULT = "<128 x i32>"

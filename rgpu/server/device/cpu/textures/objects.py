@@ -1,7 +1,7 @@
 """Arrays, texture objects and surface objects of the ``cpu`` device.
 
 An array is its memory (:mod:`rgpu.session.objects.arrays`): nothing has to be brought up to date. A texture object is
-a :class:`~rgpu.server.device.cpu.ptx.textures.record.Descriptor`; its handle is a small number, so that a kernel's
+a :class:`~rgpu.server.device.cpu.textures.record.Descriptor`; its handle is a small number, so that a kernel's
 look-up is an index into a table.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rgpu.server.device.cpu.ptx.textures.record import Descriptor, LevelView, describe
 from rgpu.server.device.cpu.ranges import RangeTable
+from rgpu.server.device.cpu.textures.record import Descriptor, LevelView, describe
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.arrays import (
     CUBEMAP,

@@ -1,0 +1,1 @@
+"""Verbs by which people come to a pool: logins, contexts, the web page."""
