@@ -19,6 +19,8 @@ else:  # how long an example takes is the machine's affair
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a script: programs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # begun under nohup: shells of tests would outlive their terminal
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # One process runs thousands of tests whose objects keep descriptors until they are collected; many limits are 1,024.
