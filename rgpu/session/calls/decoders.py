@@ -239,12 +239,12 @@ class LinkReply(NamedTuple):
     log: bytes
 
 
-class HostShadowWrite(NamedTuple):
+class HostMirrorWrite(NamedTuple):
     address: int
     stream: int
 
 
-class HostShadowRead(NamedTuple):
+class HostMirrorRead(NamedTuple):
     address: int
     size: int
     stream: int
@@ -415,8 +415,8 @@ register(34, "host_function_done", Layout(HostFunctionDone, "<Q", 0), None)
 register(35, "host_allocate", Layout(HostAllocate, "<QQI", 0), None)
 register(36, "host_free", Layout(HostFree, "<Q", 0), None)
 register(37, "link", Layout(Link, "<", 1), Layout(LinkReply, "<", 2))
-register(38, "host_shadow_write", Layout(HostShadowWrite, "<QQ", 0), None)
-register(39, "host_shadow_read", Layout(HostShadowRead, "<QQQ", 0), None)
+register(38, "host_mirror_write", Layout(HostMirrorWrite, "<QQ", 0), None)
+register(39, "host_mirror_read", Layout(HostMirrorRead, "<QQQ", 0), None)
 register(40, "graph_instantiate", Layout(GraphInstantiate, "<QQQ", 0), None)
 register(41, "graph_exec_update", Layout(GraphExecUpdate, "<Q", 0), None)
 register(42, "graph_launch", Layout(GraphLaunch, "<QQ", 0), None)

@@ -817,11 +817,11 @@ struct LinkReply {
     }
 };
 
-struct HostShadowWrite {
+struct HostMirrorWrite {
     uint64_t address{};
     uint64_t stream{};
     static constexpr uint16_t id = 38;
-    static constexpr const char *name = "host_shadow_write";
+    static constexpr const char *name = "host_mirror_write";
     static constexpr bool awaited = false;
     static constexpr bool reserved = false;
     static constexpr bool volatile_answer = false;
@@ -834,12 +834,12 @@ struct HostShadowWrite {
     }
 };
 
-struct HostShadowRead {
+struct HostMirrorRead {
     uint64_t address{};
     uint64_t size{};
     uint64_t stream{};
     static constexpr uint16_t id = 39;
-    static constexpr const char *name = "host_shadow_read";
+    static constexpr const char *name = "host_mirror_read";
     static constexpr bool awaited = true;
     static constexpr bool reserved = false;
     static constexpr bool volatile_answer = false;
@@ -1261,8 +1261,8 @@ inline const char *call_name(uint16_t id) {
         case 35: return "host_allocate";
         case 36: return "host_free";
         case 37: return "link";
-        case 38: return "host_shadow_write";
-        case 39: return "host_shadow_read";
+        case 38: return "host_mirror_write";
+        case 39: return "host_mirror_read";
         case 40: return "graph_instantiate";
         case 41: return "graph_exec_update";
         case 42: return "graph_launch";

@@ -249,11 +249,11 @@ class Executor:
         """Free the mirror of a pinned range."""
         self.device.host_free(args.address)
 
-    def host_shadow_write(self, record: Record, args: Any) -> None:
+    def host_mirror_write(self, record: Record, args: Any) -> None:
         """Write what the program's CPU wrote into its mirror."""
         self.device.mirror_write(record.seq, args.stream, args.address, record.payload)
 
-    def host_shadow_read(self, record: Record, args: Any) -> None:
+    def host_mirror_read(self, record: Record, args: Any) -> None:
         """Answer with bytes of a mirror."""
         self.device.mirror_read(record.seq, args.stream, args.address, args.size, self._when_done(record))
 

@@ -311,7 +311,7 @@ inline bool awaited(uint16_t id) {
         case 32:  // event_elapsed
         case 33:  // host_function
         case 37:  // link
-        case 39:  // host_shadow_read
+        case 39:  // host_mirror_read
         case 50:  // tensor_map
         case 70:  // function_load
         case 71:  // cluster_occupancy
