@@ -38,8 +38,9 @@ def exports() -> str:
 
     Refused functions are declared without parameters, since the caller removes arguments.
     """
-    plain = "".join(f"NCCL_API __attribute__((weak)) {_declaration(name, name)} {{ return p{name}({_arguments(name)}); }}\n"
-                    for name in sorted(PROTOTYPES))
+    plain = "".join(
+        f"NCCL_API __attribute__((weak)) {_declaration(name, name)} {{ return p{name}({_arguments(name)}); }}\n"
+        for name in sorted(PROTOTYPES))
     rows = "".join(f"REFUSED({name})\nREFUSED(p{name})\n" for name in symbols() if name not in PROTOTYPES)
     return (BANNER + '#include "api.hpp"\n\n'
             "#define REFUSED(name) NCCL_API ncclResult_t name() { return rgpu::nccl::refused(#name); }\n\n"

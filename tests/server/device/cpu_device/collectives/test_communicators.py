@@ -88,7 +88,8 @@ def test_every_kind(session: Session) -> None:
         (Kind.ALL_REDUCE, NO_PEER): [total] * 3, (Kind.REDUCE, 1): [zeros, total, zeros],
         (Kind.BROADCAST, 2): [head[2].tolist()] * 3, (Kind.ALL_GATHER, NO_PEER): [whole] * 3,
         (Kind.REDUCE_SCATTER, NO_PEER): (values[0] + values[1] + values[2]).reshape(3, COUNT).tolist(),
-        (Kind.ALL_TO_ALL, NO_PEER): [np.concatenate([v[r * COUNT:][:COUNT] for v in values]).tolist() for r in range(3)],
+        (Kind.ALL_TO_ALL, NO_PEER): [np.concatenate([v[r * COUNT:][:COUNT] for v in values]).tolist()
+                                     for r in range(RANKS)],
         (Kind.GATHER, 0): [whole, zeros, zeros], (Kind.SCATTER, 2): values[2].reshape(3, COUNT).tolist()}
     for (kind, root), results in wanted.items():
         session.fill()
@@ -153,7 +154,8 @@ def test_operations_from_outside() -> None:
     assert str(decode(good)[0]) == "send of 6 x float32 peer 1 (24 bytes)"
     for offset, value in ((0, 10), (1, 12), (2, 6), (3, 2), (4, 255), (7, 0x7F), (46, 255)):
         with pytest.raises(Corrupt):
-            decode(good[:offset] + bytes([value]) * (4 if offset == 4 else 1) + good[offset + (4 if offset == 4 else 1):])
+            width = 4 if offset == 4 else 1
+            decode(good[:offset] + bytes([value]) * width + good[offset + width:])
     for data in (b"", good[:-1], good[:56] * 20000):
         with pytest.raises(Corrupt):
             decode(data)
