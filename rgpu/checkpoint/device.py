@@ -239,7 +239,7 @@ class Device(Protocol):
         """Ordered, in the streams of all operations: a group of NCCL's, complete when all its operations are."""
 
     def communicators(self) -> list[dict[str, Any]]:
-        """Of each communicator, the last operation of each rank: number, call, bytes, who is missing."""
+        """Return, for each communicator, the last operation of each rank: number, call, bytes, who is missing."""
 
     def record_event(self, seq: int, event: int, stream: int) -> None:
         """Record an event behind the stream's work so far."""

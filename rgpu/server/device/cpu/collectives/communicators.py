@@ -83,7 +83,7 @@ class Communicators:
         self._streams.submit_joint(op, [operation.stream for operation in operations], number)
 
     def figures(self) -> list[dict[str, Any]]:
-        """Of each communicator: its ranks here, and the last operation of each (:meth:`Meeting.figures`)."""
+        """Return, for each communicator, its ranks here, and the last operation of each (:meth:`Meeting.figures`)."""
         meetings = {member.unique: member.meeting for member in list(self._members.values())}
         return [{"communicator": unique.hex()[:16], "ranks": meeting.ranks, "aborted": meeting.aborted,
                  "last": meeting.figures()} for unique, meeting in sorted(meetings.items())]

@@ -1,4 +1,4 @@
-"""Which operations of the ranks of a communicator belong together, and who waits for whom: no device, no links.
+"""Match the operations of a communicator's ranks, and tell who waits for whom: no device, no links.
 
 The n-th collective of one rank belongs to the n-th of each other rank; the n-th send from a to b to the n-th receive
 of b from a. Numbers are given by :meth:`Meeting.post`, which the caller calls in the order of the journal. What was
@@ -89,7 +89,7 @@ class Meeting:
             self._changed.notify_all()
 
     def figures(self, now: float | None = None) -> list[dict[str, Any]]:
-        """Of each rank that came: its last operation (number, text, bytes), whether complete, seconds, who is missing.
+        """Return, for each rank that came, its last operation (number, text, bytes), whether complete, seconds, who is missing.
 
         ``differs``: of ranks that want something else at the same number; then none of them goes on.
         """
