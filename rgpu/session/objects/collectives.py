@@ -117,7 +117,7 @@ def decode(data: bytes) -> list[Operation]:
     for number, row in enumerate(_OPERATION.iter_unpack(data)):
         kind, data_type, reduction, flags, peer, *rest = row
         try:
-            op = Operation(Kind(kind), DataType(data_type), Reduction(reduction), peer, *rest,
+            op = Operation(Kind(kind), DataType(data_type), Reduction(reduction), peer, *rest,  # type: ignore[misc]
                            on_device=bool(flags & _SCALAR_ON_DEVICE))
         except ValueError as error:
             raise _bad(number, str(error)) from None

@@ -89,7 +89,7 @@ class Meeting:
             self._changed.notify_all()
 
     def figures(self, now: float | None = None) -> list[dict[str, Any]]:
-        """Return, for each rank that came, its last operation (number, text, bytes), whether complete, seconds, who is missing.
+        """Return, for each rank that came, its last operation (number, text, bytes), seconds, and who is missing.
 
         ``differs``: of ranks that want something else at the same number; then none of them goes on.
         """
