@@ -34,6 +34,7 @@ from rgpu.session.run_environment import POOL, SESSION
 log = structlog.get_logger(__name__)
 
 DRIVER = "libcuda.so.1"
+COLLECTIVES = "libnccl.so.2"
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGQUIT)
 SPLITS = re.compile(r"[\s:;]")  #: what ends a path in LD_PRELOAD or LD_LIBRARY_PATH
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  #: exit codes, as shells have them
@@ -58,8 +59,12 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     result = dict(base)
     library = loadable(library, agent.parent)
     driver = str(library / DRIVER)
+    first = driver
+    nccl = library / "nccl" / COLLECTIVES  # where it is not installed, the loader would say so at each start
+    if base.get("RGPU_NCCL") == "calls" and nccl.exists():
+        first = f"{driver}:{nccl}"
     result["LD_LIBRARY_PATH"] = _join(str(library), base.get("LD_LIBRARY_PATH"), ":")
-    result["LD_PRELOAD"] = _join(driver, base.get("LD_PRELOAD"), ":")
+    result["LD_PRELOAD"] = _join(first, base.get("LD_PRELOAD"), ":")
     result["RGPU_AGENT"] = str(agent)
     if driver_version is not None:
         result["RGPU_DRIVER_VERSION"] = str(driver_version)

@@ -378,6 +378,24 @@ class TextureDestroy(NamedTuple):
     texture: int
 
 
+class CommunicatorCreate(NamedTuple):
+    communicator: int
+    context: int
+    ranks: int
+    rank: int
+    unique: bytes
+
+
+class CommunicatorDestroy(NamedTuple):
+    communicator: int
+    abort: int
+
+
+class CollectiveGroup(NamedTuple):
+    stream: int
+    operations: bytes
+
+
 register(1, "session_open", Layout(SessionOpen, "<II", 1), None)
 register(2, "completed", Layout(Completed, "<Q", 0), None)
 register(3, "context_create", Layout(ContextCreate, "<QiIB", 0), None)
@@ -432,3 +450,6 @@ register(83, "memory_to_array", Layout(MemoryToArray, "<QIQQQQQQQ", 0), None)
 register(84, "texture_create", Layout(TextureCreate, "<QQB", 3), Layout(TextureCreateReply, "<Q", 0))
 register(85, "texture_place", Layout(TexturePlace, "<QQ", 0), None)
 register(86, "texture_destroy", Layout(TextureDestroy, "<Q", 0), None)
+register(110, "communicator_create", Layout(CommunicatorCreate, "<QQII", 1), None)
+register(111, "communicator_destroy", Layout(CommunicatorDestroy, "<QB", 0), None)
+register(112, "collective_group", Layout(CollectiveGroup, "<Q", 1), None)

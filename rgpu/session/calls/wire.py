@@ -183,6 +183,14 @@ CALLS: tuple[Call, ...] = (
     Call(85, "texture_place", A, E.CONFIGURES, _args("texture:u64 handle:u64"), object_kind="texture",
          doc="The program was given this handle: follows each texture_create that succeeded."),
     Call(86, "texture_destroy", A, E.DESTROYS, _args("texture:u64"), object_kind="texture"),
+    Call(110, "communicator_create", S, E.CREATES, _args(
+        "communicator:u64 context:context ranks:u32 rank:u32 unique:blob"), object_kind="communicator",
+         doc="One rank of an NCCL communicator. unique: the same for all its ranks, for no other communicator."),
+    Call(111, "communicator_destroy", A, E.DESTROYS, _args("communicator:u64 abort:u8"), object_kind="communicator",
+         doc="abort: its unfinished operations end without a result."),
+    Call(112, "collective_group", A, E.WRITES, _args("stream:stream operations:blob"),
+         doc="All between ncclGroupStart and ncclGroupEnd, or one collective; stream: the first operation's. "
+             "operations: docs/developers/objects/collectives.md."),
 )
 
 BY_ID: dict[int, Call] = {call.id: call for call in CALLS}

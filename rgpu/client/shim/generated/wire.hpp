@@ -1222,6 +1222,63 @@ struct TextureDestroy {
     }
 };
 
+struct CommunicatorCreate {
+    uint64_t communicator{};
+    uint64_t context{};
+    uint32_t ranks{};
+    uint32_t rank{};
+    Blob unique{};
+    static constexpr uint16_t id = 110;
+    static constexpr const char *name = "communicator_create";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 24 + 4 + size_t{unique.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, communicator);
+        detail::put(out, context);
+        detail::put(out, ranks);
+        detail::put(out, rank);
+        detail::put(out, unique);
+    }
+};
+
+struct CommunicatorDestroy {
+    uint64_t communicator{};
+    uint8_t abort{};
+    static constexpr uint16_t id = 111;
+    static constexpr const char *name = "communicator_destroy";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 9; }
+    void write(uint8_t *out) const {
+        detail::put(out, communicator);
+        detail::put(out, abort);
+    }
+};
+
+struct CollectiveGroup {
+    uint64_t stream{};
+    Blob operations{};
+    static constexpr uint16_t id = 112;
+    static constexpr const char *name = "collective_group";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8 + 4 + size_t{operations.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, stream);
+        detail::put(out, operations);
+    }
+};
+
 inline const char *call_name(uint16_t id) {
     switch (id) {
         case 1: return "session_open";
@@ -1278,6 +1335,9 @@ inline const char *call_name(uint16_t id) {
         case 84: return "texture_create";
         case 85: return "texture_place";
         case 86: return "texture_destroy";
+        case 110: return "communicator_create";
+        case 111: return "communicator_destroy";
+        case 112: return "collective_group";
         default: return "?";
     }
 }
