@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from rgpu.migrate.records.schema import Program, Wants, check_session_name
+from rgpu.migrate.records.gangs import check_gang_name
+from rgpu.migrate.records.schema import MAX_RANKS, GangAsk, Program, Wants, check_session_name
 from rgpu.migrate.scheduling.placement import Request
 from rgpu.migrate.scheduling.snapshot import demand
 from rgpu.session.devices import MAX_GPUS
@@ -32,6 +33,9 @@ class Order:
     wants: Wants = field(default_factory=Wants)
     user: str = ""
     defaulted: str = ""
+    ask: GangAsk | None = None  #: it asks for ranks of a gang, each as this says
+    gang: str = ""  #: that its session is a member of, with this rank
+    rank: int = 0
 
     def check(self) -> None:
         """Raises :class:`UsageError`."""
@@ -48,7 +52,7 @@ class Order:
 
 def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
     """The order of a ``session.create``: {name, memory, recover, program, options: {host, gpus, compute, models,
-    priority, anti_affinity, client_grace, labels}}.
+    priority, anti_affinity, client_grace, labels, gang}}.
 
     Raises :class:`UsageError` for what makes no sense, :class:`Refused` for more GPUs than a session can have.
     """
@@ -61,7 +65,27 @@ def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
         raise UsageError(f"memory must be a number of bytes, not {memory!r}")
     host = options.get("host")
     return Order(str(args.get("name", "")), agent, memory or None, share, program_of(args.get("program")),
-                 args.get("recover") is not False, str(host) if host else None, wants=wants, user=user)
+                 args.get("recover") is not False, str(host) if host else None, wants=wants, user=user,
+                 ask=read_gang(options.get("gang")))
+
+
+def read_gang(asked: Any) -> GangAsk | None:
+    """The ranks of a gang that are asked for: {name, ranks, of, spread, deadline}; None: of none.
+
+    Raises :class:`UsageError`.
+    """
+    if asked is None:
+        return None
+    try:
+        ask = msgspec.convert(asked, GangAsk)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the gang cannot be read: {error}; a gang has {MAX_RANKS} ranks at most") from error
+    check_gang_name(ask.name)
+    if ask.ranks > ask.of:
+        raise UsageError(f"{ask.ranks} ranks are asked for of a gang that has {ask.of} in all")
+    if ask.spread and ask.ranks != ask.of:
+        raise UsageError("--spread gives one run a list of devices: it cannot be joined by other runs")
+    return ask
 
 
 def read_wants(options: dict[str, Any]) -> tuple[Wants, int]:

@@ -23,6 +23,7 @@ MAX_DEVICES = 64
 MAX_TEXT = 4096
 MAX_OLDER = 4
 MAX_PRIORITY = 1000
+MAX_RANKS = 30  #: of one gang: they are made in one transaction, and etcd allows 128 comparisons
 
 #: Subjects of history that are no session; no session may have such a name.
 OF_HOST, OF_POOL = "@host/", "@pool"
@@ -248,6 +249,8 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     parked: Parked | None = None
     user: Text = ""
     run: Text = ""
+    gang: Annotated[str, Meta(max_length=64)] = ""  #: that it is a member of; empty: of none, as the version before
+    rank: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 0  #: its first rank in the gang
 
     @property
     def journal_from(self) -> int:
@@ -274,10 +277,25 @@ class SessionRecord(Record, frozen=True, kw_only=True):
         return self.move if self.move is not None and self.move.state in OPEN_MOVE else None
 
 
+class GangAsk(Record, frozen=True, kw_only=True):
+    """What a run brings to a gang: ``ranks`` of the ``of`` that the gang has in all.
+
+    ``spread``: each rank is one device of one list over several hosts; a member has all of them on its host.
+    ``deadline``: seconds that the gang's other runs may take to come.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=56)]
+    ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+    of: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+    spread: bool = False
+    deadline: Seconds = 600.0
+
+
 class QueueRecord(Record, frozen=True, kw_only=True):
     """``queue/NAME``: a request that waits for a place. ``quota``: bytes. ``host``: the one asked for, or empty.
 
     It goes when the session is made (in the same transaction), or when its client went away. ``user``: as a session's.
+    ``gang``: it asks for ranks of a gang; ``quota`` and ``wants`` are of each.
     """
 
     v: int = SCHEMA
@@ -291,6 +309,7 @@ class QueueRecord(Record, frozen=True, kw_only=True):
     arrived: Seconds = 0.0
     reason: Text = ""
     user: Text = ""
+    gang: GangAsk | None = None
 
 
 class LeaderRecord(Record, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.scheduling.adapter import View
 from rgpu.migrate.scheduling.costs import Costs, Limits
+from rgpu.migrate.scheduling.gangs.moving import bound
 from rgpu.migrate.scheduling.placement import Claim, alike, claims_on, device_refuses, request_for
 from rgpu.migrate.scheduling.placing import Place
 from rgpu.migrate.scheduling.plans.consolidating import consolidate
@@ -144,7 +145,8 @@ class Rebalancing:
         snapshot, stuck = await self.records.snapshot(), {name: why for name, (_, why) in self._stuck.items()}
         # In a thread: the first look at ten thousand sessions takes a third of a second.
         return await asyncio.to_thread(
-            lambda: self._views.view(snapshot, {**kept_together(snapshot.sessions), **stuck}))
+            lambda: self._views.view(snapshot, {
+                **bound(snapshot.sessions), **kept_together(snapshot.sessions), **stuck}))
 
     def _plan(self, seen: View, head: Entry | None, moves: dict[str, dict[str, Any]]) -> Plan | None:
         """``moves``: those under way."""

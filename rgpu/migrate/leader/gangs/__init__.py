@@ -1,0 +1,1 @@
+"""Gangs at the leader: all members made together, their generation, their deadlines, their end."""
