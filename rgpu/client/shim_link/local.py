@@ -21,9 +21,12 @@ from rgpu.link.messages.shim import (
     ANSWER,
     ANSWER_HEAD_LAYOUT,
     AREA_MAPPED,
+    CHOOSE,
     GOODBYE,
     HELLO,
     HELLO_HEAD_LAYOUT,
+    LIST,
+    LISTED,
     MESSAGE_HEAD_LAYOUT,
     OBSERVE,
     OBSERVED,
@@ -95,6 +98,18 @@ class Observe:
 
 
 @dataclass(frozen=True, slots=True)
+class ListDevices:
+    """Asks for the devices of a gang's run; makes no session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """The device of a gang's list that the process behind this connection makes its first context on."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
 class UsagePage:
     """The shim's page of bytes used; ``fd`` belongs to the receiver of this. Nothing about it is checked yet."""
 
@@ -115,7 +130,7 @@ class AreaMapped:
     number: int
 
 
-Message = Hello | NewSegment | Goodbye | Observe | UsagePage | Unsupported | AreaMapped
+Message = Hello | NewSegment | Goodbye | Observe | ListDevices | Choose | UsagePage | Unsupported | AreaMapped
 
 
 class LocalPeer:
@@ -211,6 +226,11 @@ class LocalPeer:
         if kind == OBSERVE and len(body) == 4:
             _check_protocol(int.from_bytes(body, "little"))
             return Observe()
+        if kind == LIST and len(body) == 4:
+            _check_protocol(int.from_bytes(body, "little"))
+            return ListDevices()
+        if kind == CHOOSE and len(body) == 4:
+            return Choose(int.from_bytes(body, "little"))
         if kind == USAGE and not body:
             return UsagePage(self._fds.popleft())
         if kind == UNSUPPORTED and _FUNCTION.fullmatch(body):
@@ -265,6 +285,10 @@ class LocalPeer:
     def send_welcome(self, facts: bytes, page: int) -> None:
         """Answer HELLO with the session's facts and the agent's page (a descriptor)."""
         self.send(WELCOME, facts, fd=page)
+
+    def send_list(self, facts: bytes) -> None:
+        """Answer LIST with the devices of the run, as session facts carry them."""
+        self.send(LISTED, facts)
 
     def observed(self, observation: bytes) -> None:
         """Answer a process that only looks."""

@@ -25,6 +25,10 @@ USAGE = 5
 UNSUPPORTED = 6
 #: The shim has mapped the area that it was given.
 AREA_MAPPED = 7
+#: First and only message of its connection, of a gang: asks for the run's devices.
+LIST = 8
+#: Before HELLO, in a gang: the device of the list that a context is made on.
+CHOOSE = 9
 
 # agent → shim
 #: Accepts a program: the session's facts.
@@ -47,6 +51,8 @@ TEXT = 39
 ANSWER_AT = 40
 #: Gives the worker's memory for long answers.
 AREA = 41
+#: Answers LIST: all devices of the run, with no session.
+LISTED = 42
 
 #: HELLO: the shim reads answers from a ring
 WANTS_RING = 1

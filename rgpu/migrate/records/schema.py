@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from rgpu.session.devices import MAX_GPUS, parts
+from rgpu.session.devices import MAX_GPUS, MAX_RANKS, parts
 from rgpu.session.errors import Corrupt, UsageError, VersionMismatch
 
 SCHEMA = 1
@@ -23,7 +23,6 @@ MAX_DEVICES = 64
 MAX_TEXT = 4096
 MAX_OLDER = 4
 MAX_PRIORITY = 1000
-MAX_RANKS = 30  #: of one gang: they are made in one transaction, and etcd allows 128 comparisons
 
 #: Subjects of history that are no session; no session may have such a name.
 OF_HOST, OF_POOL = "@host/", "@pool"

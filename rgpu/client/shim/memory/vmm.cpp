@@ -328,6 +328,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CU
   if (!ptr || !whole_granules(size) || (alignment & (alignment - 1)) || flags) return CUDA_ERROR_INVALID_VALUE;
   Context* context = current_context();
   const int device = context ? session_device(context->device) : 0;
+  if (static_cast<std::size_t>(device) >= facts().devices.size()) return CUDA_ERROR_INVALID_CONTEXT;  // in a gang
   Virtual& v = virtual_memory();
   std::unique_lock guard(v.lock);
   const auto found = room(v, device, size, std::max<std::uint64_t>(alignment, kGranule), addr);
@@ -356,6 +357,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CU
   if (CUresult r = require(); r) return r;
   if (!handle || !prop || flags || !whole_granules(size)) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = check_prop(*prop); r) return r;
+  if (CUresult r = use_device(prop->location.id); r) return r;
   auto made = std::make_unique<Physical>();
   made->prop = *prop;
   made->size = size;

@@ -20,6 +20,8 @@ enum Message : uint32_t {
     kUsage = 5,  // shim → agent: Gives the page of bytes in use; once, behind HELLO.
     kUnsupported = 6,  // shim → agent: Names a driver function that the program called and the shim refuses; once each.
     kAreaMapped = 7,  // shim → agent: The shim has mapped the area that it was given.
+    kList = 8,  // shim → agent: First and only message of its connection, of a gang: asks for the run's devices.
+    kChoose = 9,  // shim → agent: Before HELLO, in a gang: the device of the list that a context is made on.
     kWelcome = 32,  // agent → shim: Accepts a program: the session's facts.
     kAnswer = 33,  // agent → shim: Answers an awaited call. In the ring the body is u8 more and a piece of this.
     kWatermark = 34,  // agent → shim: Tells what is complete; on the socket or in the ring.
@@ -30,6 +32,7 @@ enum Message : uint32_t {
     kText = 39,  // agent → shim: Brings text that kernels printed; on the socket or in the ring.
     kAnswerAt = 40,  // agent → shim: A piece of an answer whose last bytes stand in the area; in the ring only.
     kArea = 41,  // agent → shim: Gives the worker's memory for long answers.
+    kListed = 42,  // agent → shim: Answers LIST: all devices of the run, with no session.
 };
 
 inline constexpr uint32_t kWantsRing = 1;  // HELLO: the shim reads answers from a ring

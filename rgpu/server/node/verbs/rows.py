@@ -17,6 +17,7 @@ def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]], user: str
             "awaited_calls": None, "pid": record.program.pid, "worker_pid": None, "command": record.program.command,
             "position": line.get("position"), "priority": record.wants.priority, "quota": record.quota,
             "reason": str(line.get("reason") or record.reason), "note": _in_line(line) or record.reason,
+            "gang": record.gang.name if record.gang else None, "rank": None,
             "labels": record.wants.labels, "created": record.arrived, "age_s": max(0.0, time.time() - record.arrived)}
 
 
@@ -66,6 +67,7 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "catch_ups": catch_up.get("catch_ups"), "catch_up_stalls": catch_up.get("stalls"),
             "priority": record.wants.priority, "position": line.get("position") if line else None,
             "box": _names(view.get("box")), "silent_since": since or None, "ends_at": ends or None,
+            "gang": record.gang or None, "rank": record.rank if record.gang else None,
             "labels": record.wants.labels, "created": record.created, **_end(record),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
 
