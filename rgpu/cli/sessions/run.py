@@ -36,8 +36,8 @@ from rgpu.session.errors import RgpuError, UsageError
               "machines that name the same gang are placed together, once they have brought --of ranks in all.")
 @click.option("--of", type=click.IntRange(1, MAX_RANKS), metavar="M",
               help="With --gang: ranks of all runs together (default: this run's alone).")
-@click.option("--gang-deadline", metavar="AGE", help="With --ranks: how long the gang's other runs may take to come, and "
-              "its processes to use their devices after the first did (default 10m).")
+@click.option("--gang-deadline", metavar="AGE", help="With --ranks: how long the gang's other runs may take to come, "
+              "and its processes to use their devices after the first did (default 10m).")
 @click.option("--compute", type=click.IntRange(1, 100), metavar="PERCENT",
               help="Another share of the GPU's compute than --gpus says.")
 @click.option("--gpu-model", "models", multiple=True, metavar="NAME",

@@ -50,10 +50,12 @@ def test_all_members_and_the_gang_are_one_transaction() -> None:
 
 def test_the_largest_gang_fits_one_transaction() -> None:
     def on(rank: int) -> ownership.Decision:
-        return ownership.create(None, name=f"train.{rank}", node=Node(node(f"h{rank}", 10), 3), device="cpu:0", quota=1,
-                                agent="k", program=Program(), recover=True, leader=Leader("a", 5), now=1.0, reason="")
+        return ownership.create(
+            None, name=f"train.{rank}", node=Node(node(f"h{rank}", 10), 3), device="cpu:0", quota=1, agent="k",
+            program=Program(), recover=True, leader=Leader("a", 5), now=1.0, reason="")
 
-    found = form(None, name="train", user="", ranks=MAX_RANKS, spread=False, runs=[], members=[on(n) for n in range(MAX_RANKS)],
+    found = form(None, name="train", user="", ranks=MAX_RANKS, spread=False, runs=[],
+                 members=[on(n) for n in range(MAX_RANKS)],
                  queued={f"job-{n}": n for n in range(1, MAX_RANKS + 1)}, now=1.0, reason="")
     check_txn(found.compares, found.operations[:-1])
 
@@ -66,7 +68,7 @@ def test_a_generation_is_its_members_at_their_epochs() -> None:
     assert moved.reason == "generation 2: train.1 is on a at epoch 2"
     over = advance(held, [member(0), member(1, state="ended", reason="its program ended")], 2.0)
     assert over is not None and over.reason == "generation 2: train.1 is over (its program ended)"
-    done = advance(held, [member(0, state="ended", reason="it ended"), member(1, state="ended", reason="it ended")], 2.0)
+    done = advance(held, [member(rank, state="ended", reason="it ended") for rank in range(2)], 2.0)
     assert done is not None and done.record.state == "ended" and done.reason == "no member is left (it ended)"
     assert advance(HeldGang(done.record, 5), [], 3.0) is None
     starting = member(1).replace(state="recovering")
