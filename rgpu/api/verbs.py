@@ -50,6 +50,16 @@ def describe(client: ControlClient, session: str) -> Row:
     return dict(client.call("session.describe", {"session": session}))
 
 
+def gangs(client: ControlClient, *, everything: bool = False, all_users: bool = False) -> list[Row]:
+    """Return the rows of `rgpu ps --gangs`, each with its members; ``everything``: also those that ended."""
+    return list(client.call("gang.list", {"all": everything, "all_users": all_users})["gangs"])
+
+
+def describe_gang(client: ControlClient, gang: str) -> Row:
+    """Return what the pool knows about one gang and its members. Raises :class:`NotFound`."""
+    return dict(client.call("gang.describe", {"session": gang}))
+
+
 def migrate(client: ControlClient, session: str, host: str, options: Row, on_progress: Progress | None = None) -> Row:
     """Move a session, or plan it with ``options["dry_run"]``. Raises :class:`Refused`, :class:`MoveFailed`."""
     timeout = PLAN_SECONDS if options.get("dry_run") else MOVE_SECONDS

@@ -132,8 +132,11 @@ class Agent:
             self.observer.placed(self._gang.facts, str(reply["members"][0].get("driver_release") or ""))
             return
         facts, *_ = self._read(reply)
-        self._announce(reply)
         self._placed = PlacedSession(self.desk, args, reply)
+        if "gang" in args["options"]:
+            raise VersionMismatch("the pool's coordinator is of a version that knows no gangs, and made one session: "
+                                  "update it, or run without --ranks, --spread and --gang")
+        self._announce(reply)
         self.observer.placed(facts, str(reply.get("driver_release") or ""))
 
     def child_started(self, pid: int) -> None:
@@ -317,6 +320,7 @@ class Agent:
         program = {"pid": peer.pid, "command": hello.executable, "host": socket.gethostname()}
         order = self._order(gang.further_name(member), program)
         order["options"] = {key: value for key, value in order["options"].items() if key != "gang"}
+        order["options"]["member"] = {"gang": gang.name, "rank": member.first}
         reply = create_session(self.desk, order, tell=self._complain, given_up=self._wanted_by(peer))
         return number, reply, peer.pid
 

@@ -3,7 +3,7 @@
 All of the run's members are made before the program starts. A process sees the whole list; the device that it makes its
 first context on says which member it uses: the session that waits there, or, where another process has taken that, a
 further one which shares its devices (NAME.RANK/2 and so on). When the first process has come, the others have the
-gang's deadline to follow.
+gang's deadline to follow; not with ``--spread``, where there are no ranks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class GangRun:
         if asked.get("spread"):
             for member in self.members:
                 member.ranks = len(member.facts.devices)
-        self.deadline = float(asked.get("deadline") or 0.0)
+        #: s; none for a list of devices, of which a program uses what it likes
+        self.deadline = 0.0 if asked.get("spread") else float(asked.get("deadline") or 0.0)
         self.facts = list_of(self.name, [member.facts for member in self.members])
 
     def line(self) -> str:

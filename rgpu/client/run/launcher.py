@@ -67,6 +67,7 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     ``several``: the session asks for more than one GPU.
     """
     result = dict(base)
+    result.pop(LIST, None)  # of a gang that this run is started within
     library = loadable(library, agent.parent)
     driver = str(library / DRIVER)
     first = driver
@@ -207,10 +208,10 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
             environ |= {SESSION: name, POOL: str(files.root.resolve())}
             status = _run_child(command, environ, agent, lambda pid: started(name, pid), limit or TimeLimit(), standby)
         agent.child_exited(status if status >= 0 else 128 - status)
-        if agent.missing:
-            raise RanksMissing(agent.missing)
         if standby is not None:
             standby.exited(status if status >= 0 else 128 - status, agent.why or _how(status))
+        if agent.missing:
+            raise RanksMissing(agent.missing)
     finally:
         agent.close()
         if standby is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -52,7 +52,7 @@ class Order:
 
 def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
     """The order of a ``session.create``: {name, memory, recover, program, options: {host, gpus, compute, models,
-    priority, anti_affinity, client_grace, labels, gang}}.
+    priority, anti_affinity, client_grace, labels, gang, member: {gang, rank}}}.
 
     Raises :class:`UsageError` for what makes no sense, :class:`Refused` for more GPUs than a session can have.
     """
@@ -66,7 +66,23 @@ def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
     host = options.get("host")
     return Order(str(args.get("name", "")), agent, memory or None, share, program_of(args.get("program")),
                  args.get("recover") is not False, str(host) if host else None, wants=wants, user=user,
-                 ask=read_gang(options.get("gang")))
+                 ask=read_gang(options.get("gang")), **_member(options.get("member")))
+
+
+def _member(asked: Any) -> dict[str, Any]:
+    """Of which rank a session is for a further process: {gang, rank}. Raises :class:`UsageError`."""
+    if asked is None:
+        return {}
+    try:
+        member = msgspec.convert(asked, _Member)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the member of a gang cannot be read: {error}") from error
+    return {"gang": check_gang_name(member.gang), "rank": member.rank}
+
+
+class _Member(msgspec.Struct, frozen=True):
+    gang: str
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
 
 
 def read_gang(asked: Any) -> GangAsk | None:

@@ -6,13 +6,18 @@ epochs, belong together. A member that moved, was recovered or ended has another
 what is not so any more, and :func:`advance` raises the generation by compare-and-swap. What joins a generation shows
 its epoch: a worker of an older epoch is in no newer generation.
 
-========  ================================  =======================================================
-decision  from                              to
-========  ================================  =======================================================
-form      no record, or ended               running, generation + 1: with all members, in one transaction
-advance   running, members at other epochs  running, generation + 1
-end       running, no member lives          ended
-========  ================================  =======================================================
+========  ====================================  =======================================================
+decision  from                                  to
+========  ====================================  =======================================================
+form      no record, or ended                   running, generation + 1: with all members, in one transaction
+admit     running, further sessions of members  running, with them; the generation stays
+advance   running, members at other epochs      running, generation + 1
+end       running, no member lives              ended
+resume    ended, a member lives                 running, generation + 1: its run began further processes
+========  ====================================  =======================================================
+
+A member's first session is NAME.RANK. Further processes of that rank (a data loader, a rank that torchrun started
+again) have sessions of their own, NAME.RANK/2 and so on, which are members too.
 """
 
 from __future__ import annotations
@@ -43,6 +48,7 @@ from rgpu.migrate.registry.base import Compare, Delete, Operation, Put, unchange
 from rgpu.session.errors import AlreadyExists, UsageError
 
 GangState = Literal["running", "ended"]
+MAX_MEMBERS = 4 * MAX_RANKS  #: with the further sessions of ranks; those beyond it are not named in the record
 
 
 class GangRun(Record, frozen=True, kw_only=True):
@@ -58,7 +64,7 @@ class GangRun(Record, frozen=True, kw_only=True):
 class GangRecord(Record, frozen=True, kw_only=True):
     """``gangs/NAME``. ``epochs``: the members of this generation, each at its epoch; ``generation``: from 1 on.
 
-    ``changed``, ``created``, ``ended``: Unix time, s.
+    ``changed``, ``created`` (no member is older), ``ended``: Unix time, s.
     """
 
     v: int = SCHEMA
@@ -66,7 +72,7 @@ class GangRecord(Record, frozen=True, kw_only=True):
     state: GangState = "running"
     user: Text = ""
     generation: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
-    epochs: Annotated[dict[Name, U63], Meta(max_length=4 * MAX_RANKS)] = {}
+    epochs: Annotated[dict[Name, U63], Meta(max_length=MAX_MEMBERS)] = {}
     ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
     spread: bool = False
     runs: Annotated[list[GangRun], Meta(max_length=MAX_RANKS)] = []
@@ -125,8 +131,9 @@ def form(held: HeldGang | None, *, name: str, user: str, ranks: int, spread: boo
         raise AlreadyExists(f"there is a gang {name} already: choose another name with --gang or --name, or end it "
                             f"with `rgpu kill {name}`", gang=name)
     record = GangRecord(
-        name=name, user=user, ranks=ranks, spread=spread, runs=list(runs), created=now, changed=now,
-        reason=reason[:MAX_TEXT], epochs={member.record.name: member.record.epoch for member in members},
+        name=name, user=user, ranks=ranks, spread=spread, runs=list(runs), changed=now,
+        created=min([now, *(member.record.created for member in members)]), reason=reason[:MAX_TEXT],
+        epochs={member.record.name: member.record.epoch for member in members},
         generation=held.record.generation + 1 if held else 1)
     compares = [one for member in members for one in member.compares if one.key != LEADER]
     compares += [unchanged(queue_key(one), at) for one, at in {name: 0, **queued}.items()]
@@ -142,10 +149,15 @@ def advance(held: HeldGang, sessions: Iterable[SessionRecord], now: float) -> Ga
     changes nothing yet: the generation follows the epochs, which change when an owner does.
     """
     old = held.record
+    mine = [one for one in sessions if one.gang == old.name and one.created >= old.created]
+    epochs = _members_now(old, mine)
     if old.state == "ended":
-        return None
-    mine = [one for one in sessions if one.gang == old.name and one.name in old.epochs]
-    epochs = {one.name: one.epoch for one in mine if one.live or one.parked is not None}
+        if not epochs:
+            return None
+        why = f"generation {old.generation + 1}: its run began again ({', '.join(sorted(epochs))})"
+        record = old.replace(state="running", ended=0.0, generation=old.generation + 1, epochs=epochs, changed=now,
+                             reason=why[:MAX_TEXT])
+        return _decide("resume", held, record, why)
     if not epochs:
         ends = sorted({one.reason for one in mine if one.reason})
         why = f"no member is left ({ends[0]})" if len(ends) == 1 else "no member is left"
@@ -153,15 +165,25 @@ def advance(held: HeldGang, sessions: Iterable[SessionRecord], now: float) -> Ga
         return _decide("end", held, record, why)
     if epochs == old.epochs:
         return None
+    if {name: epochs.get(name) for name in old.epochs} == old.epochs:
+        why = f"further sessions of its ranks: {', '.join(sorted(epochs.keys() - old.epochs.keys()))}"
+        return _decide("admit", held, old.replace(epochs=epochs, changed=now, reason=why[:MAX_TEXT]), why)
     why = f"generation {old.generation + 1}: {'; '.join(_differences(old.epochs, epochs, mine))}"
     record = old.replace(generation=old.generation + 1, epochs=epochs, changed=now, reason=why[:MAX_TEXT])
     return _decide("advance", held, record, why)
 
 
+def _members_now(old: GangRecord, sessions: Sequence[SessionRecord]) -> dict[str, int]:
+    """Each member that lives or is parked, at its epoch: those on record first, then the oldest."""
+    here = [one for one in sessions if one.live or one.parked is not None]
+    here.sort(key=lambda one: (one.name not in old.epochs, one.created, one.name))
+    return {one.name: one.epoch for one in here[:MAX_MEMBERS]}
+
+
 def _differences(before: dict[str, int], after: dict[str, int], sessions: Sequence[SessionRecord]) -> list[str]:
     said = {one.name: one for one in sessions}
-    found = [f"{name} is on {said[name].owner} at epoch {epoch}" for name, epoch in sorted(after.items())
-             if before.get(name) != epoch]
+    found = [f"{name} is on {said[name].owner} at epoch {epoch}" if name in before else f"{name} has come"
+             for name, epoch in sorted(after.items()) if before.get(name) != epoch]
     return found + [f"{name} is over ({said[name].reason if name in said else 'its record is gone'})"
                     for name in sorted(before) if name not in after]
 

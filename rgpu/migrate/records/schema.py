@@ -280,14 +280,14 @@ class GangAsk(Record, frozen=True, kw_only=True):
     """What a run brings to a gang: ``ranks`` of the ``of`` that the gang has in all.
 
     ``spread``: each rank is one device of one list over several hosts; a member has all of them on its host.
-    ``deadline``: seconds that the gang's other runs may take to come.
+    ``deadline``: seconds that the gang's other runs may take to come, above 0.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=56)]
     ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
     of: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
     spread: bool = False
-    deadline: Seconds = 600.0
+    deadline: Annotated[float, Meta(gt=0.0, le=1e12)] = 600.0
 
 
 class QueueRecord(Record, frozen=True, kw_only=True):

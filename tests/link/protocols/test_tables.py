@@ -134,7 +134,7 @@ def test_recorded_bodies_are_what_the_tables_say(protocol: Protocol, one: Messag
 
 
 def test_every_message_was_recorded() -> None:
-    """OBSERVE stands apart, whole; ANSWER_AT only in ``ring``; those of gangs in tests/client/shim/link/test_list.py."""
+    """OBSERVE stands apart, whole; ANSWER_AT only in ``ring``; gangs' are in tests/client/shim/link/test_list.py."""
     seen = {(protocol.name, one.name) for protocol, one, _ in (case.values for case in _golden())}
     seen |= {("shim", "OBSERVE"), ("shim", "ANSWER_AT"), ("shim", "LIST"), ("shim", "CHOOSE"), ("shim", "LISTED")}
     assert seen == {(protocol.name, one.name) for protocol in (SHIM, DATA, PAGES) for one in protocol.messages}

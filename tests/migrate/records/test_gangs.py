@@ -71,8 +71,22 @@ def test_a_generation_is_its_members_at_their_epochs() -> None:
     done = advance(held, [member(rank, state="ended", reason="it ended") for rank in range(2)], 2.0)
     assert done is not None and done.record.state == "ended" and done.reason == "no member is left (it ended)"
     assert advance(HeldGang(done.record, 5), [], 3.0) is None
+    again = advance(HeldGang(done.record, 5), [member(0, 2).replace(name="train.0/2")], 3.0)
+    assert again is not None and (again.record.state, again.record.generation) == ("running", 2)
     starting = member(1).replace(state="recovering")
     assert advance(held, [member(0), starting], 2.0) is None, "lost, at its epoch still: no other owner yet"
+
+
+def test_further_sessions_of_a_rank_are_members_and_end_no_generation() -> None:
+    further = member(1).replace(name="train.1/2")
+    found = advance(HeldGang(GANG, 4), [member(0), member(1), further], 2.0)
+    assert found is not None and found.record.generation == 1 and found.record.epochs["train.1/2"] == 1
+    assert found.reason == "further sessions of its ranks: train.1/2"
+    held = HeldGang(found.record, 5)
+    left = advance(held, [member(0), member(1, state="ended", reason="over"), further], 3.0)
+    assert left is not None and left.record.state == "running" and left.record.generation == 2
+    old = further.replace(created=-1.0)
+    assert advance(HeldGang(GANG, 4), [member(0), member(1), old], 2.0) is None, "of a gang before, of the same name"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["move", "end", "nothing"])), max_size=12))

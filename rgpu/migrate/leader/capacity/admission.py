@@ -158,7 +158,7 @@ class Admission:
         if shared is not None:
             _within(quotas, order, Use(sessions=1))
             return shared
-        order = await self._with_default(order, snapshot)
+        order = await self._with_default(await self.gangs.rejoin(order) if order.gang else order, snapshot)
         request = order.request()
         if request.host is not None and snapshot.node(request.host) is None:
             known = ", ".join(sorted(node.host for node in snapshot.nodes)) or "none"

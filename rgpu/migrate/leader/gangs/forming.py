@@ -19,7 +19,7 @@ from rgpu.migrate.leader.endings import Endings
 from rgpu.migrate.leader.gangs.waiting import check_together, in_turn, missing, order_of
 from rgpu.migrate.leader.hosts import Hosts
 from rgpu.migrate.leader.quotas import UserQuotas
-from rgpu.migrate.leader.request_queue import Queued, RequestQueue
+from rgpu.migrate.leader.request_queue import CLIENT_GRACE, Queued, RequestQueue
 from rgpu.migrate.leader.requests import Order
 from rgpu.migrate.leader.starting import Starting
 from rgpu.migrate.leader.term.decisions import Term
@@ -33,13 +33,14 @@ from rgpu.migrate.records.quota_decision import Use
 from rgpu.migrate.records.schema import Program, SessionRecord, decode
 from rgpu.migrate.registry.base import Registry
 from rgpu.migrate.scheduling.gangs.placing import Bandwidth, Member, Wish, gang_never_fits
-from rgpu.migrate.scheduling.placement import Snapshot
+from rgpu.migrate.scheduling.placement import Snapshot, run_of
 from rgpu.migrate.scheduling.waiting import Entry, Waiting, serve
 from rgpu.session.errors import (
     AlreadyExists,
     Conflict,
     LimitReached,
     NotFound,
+    NotPermitted,
     RanksMissing,
     Refused,
     RgpuError,
@@ -71,6 +72,7 @@ class Gangs:
         self.starting, self.endings, self.hosts, self.quotas = starting, endings, hosts, quotas
         self.bandwidth = bandwidth
         self._over: dict[tuple[str, int, str], str] = {}  #: requests that were given up, by run and program: why
+        self._given: dict[str, tuple[GangRun, float]] = {}  #: formed for runs that did not fetch it yet: when
 
     # -- the records --------------------------------------------------------------
     async def find(self, name: str) -> HeldGang | None:
@@ -156,14 +158,15 @@ class Gangs:
             return None
         mine = range(run.first, run.first + run.ranks)
         members = [one.record for one in await self.records.sessions()
-                   if one.record.gang == held.record.name and one.record.name in held.record.epochs
-                   and one.record.rank in mine]
+                   if one.record.name in held.record.epochs and one.record.rank in mine
+                   and one.record.name == member_name(held.record.name, one.record.rank)]
         if not all(one.state in ("running", "moving") for one in members):
             over = [one for one in members if not one.live]
             if over:
                 raise Refused(f"{over[0].name} is {over[0].state}: {over[0].reason}", session=over[0].name)
             raise UnknownOutcome(f"gang {held.record.name} was made, and not all of its ranks run yet")
         self.queue.seen.pop(order.name, None)
+        self._given.pop(order.name, None)
         return sorted(members, key=lambda one: one.rank)
 
     async def _answer(self, order: Order, known: str, wait: float) -> list[SessionRecord] | Waiting:
@@ -224,13 +227,16 @@ class Gangs:
             if isinstance(none.error, LimitReached):
                 self.queue.put_off(name, none.error.message)
             return False
-        except (Refused, LimitReached) as error:  # it could not be started: it waits on, in its old place
+        except (Refused, LimitReached, AlreadyExists) as error:  # not to be started now: it waits on, in its old place
             for one, order in zip(found, orders, strict=True):
                 if await self.queue.find(order.name) is None:
                     await self._enqueue(order, error.message, one.record.arrived)
             self.queue.put_off(name, error.message)
             return False
         self.queue.served(name)
+        held = await self.find(name)
+        for run in held.record.runs if held else ():
+            self._given[run.name] = run, self.term.clock.monotonic()
         return True
 
     async def _form(self, name: str, orders: Sequence[Order], queued: dict[str, int]) -> None:
@@ -329,6 +335,7 @@ class Gangs:
         """Have each gang's record say what is, and give up those whose ranks did not come."""
         for held in await self.all():
             await self._advance(held, sessions)
+        await self._drop_unfetched()
         now = self.term.clock.wall()
         gathering = {one.record.gang.name for one in await self.queue.requests() if one.record.gang}
         for name in sorted(gathering):
@@ -339,6 +346,31 @@ class Gangs:
                 while len(self._over) > MOST_OVER:
                     del self._over[next(iter(self._over))]
                 await self.queue.leave(one.record.name, why)
+
+    async def _drop_unfetched(self) -> None:
+        """Ranks that were made for a run whose client then went away."""
+        now = self.term.clock.monotonic()
+        for name, (run, since) in list(self._given.items()):
+            if now - since > CLIENT_GRACE:
+                del self._given[name]
+                await self.withdraw(name, agent=run.agent, program=run.program,
+                                    reason="its client went away while it waited for a place")
+
+    async def rejoin(self, order: Order) -> Order:
+        """A further process of a rank none of whose sessions is left: what the rank was given.
+
+        Raises :class:`NotFound` without such a gang, :class:`NotPermitted` for another user's.
+        """
+        held = await self.find(order.gang)
+        rank = member_name(order.gang, order.rank)
+        if held is None or run_of(order.name) != rank or order.name == rank:
+            raise NotFound(f"{order.name} is no session of a gang {order.gang} on record", session=order.name)
+        if held.record.user != order.user:
+            raise NotPermitted(f"gang {order.gang} is another user's", gang=order.gang)
+        first = await self.records.find(rank)
+        if first is None or first.record.gang != order.gang:
+            return order
+        return replace(order, quota=first.record.quota, wants=first.record.wants.replace(kind=first.record.needs.kind))
 
     async def advance(self, name: str) -> None:
         """Have its record say what is, now: what follows a member's move need not wait for the next look."""

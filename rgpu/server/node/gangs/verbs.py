@@ -34,8 +34,9 @@ class GangVerbs:
         return {"gangs": [row for row in rows if request.args.get("all") or row["state"] != "ended"]}
 
     async def _describe(self, request: Request) -> Any:
-        name = str(request.args["session"])
-        found = [row for row in await self._rows() if row["gang"] == name]
+        name, actor = str(request.args["session"]), request.actor
+        found = [row for row in await self._rows() if row["gang"] == name
+                 and (actor.role in ("node", "operator") or row["user"] == actor.user)]
         if not found:
             raise NotFound(f"no session and no gang is called {name}; `rgpu ps` and `rgpu ps --gangs` list them",
                            session=name)

@@ -122,9 +122,13 @@ class LeaderVerbs:
         return {"session": args["session"], "reason": reason}
 
     async def _ends_gang(self, name: str, reason: str) -> bool:
-        """Whether a gang is called so, and no live session: then all of its members were ended."""
+        """Whether a gang is called so, and no session or request: then all of its members were ended."""
         held = await self._coordinator.records.find(name)
-        return (held is None or not held.record.live) and await self._coordinator.gangs.end(name, reason)
+        request = await self._coordinator.admission.queue.find(name)
+        if held is not None and held.record.state != "ended" or (
+                request is not None and (request.record.gang is None or request.record.gang.name != name)):
+            return False
+        return await self._coordinator.gangs.end(name, reason)
 
     async def _withdraw(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         reason = str(args.get("reason") or "its client waits no more")
