@@ -10,8 +10,7 @@ from rgpu.api import verbs
 from rgpu.cli import common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
-from rgpu.cli.runs import gangs
-from rgpu.session.errors import NotFound
+from rgpu.cli.sessions import gangs
 
 
 @click.command("describe")
@@ -26,10 +25,7 @@ def command(session: str, operator: bool, pool: str | None, output: str) -> None
     Or a gang of that name: its ranks, where they are, the last collective of each, who waits for whom.
     """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
-        try:
-            value = verbs.describe(client, session)
-        except NotFound:
-            value = verbs.describe_gang(client, session)
+        value = verbs.describe_any(client, session)
     common.emit(value, output, gangs.show if "members" in value else _show)
 
 

@@ -11,7 +11,6 @@ from rgpu.cli import asking, common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
 from rgpu.link.control.control_client import ControlClient
-from rgpu.session.errors import NotFound
 
 
 @click.command("kill")
@@ -33,10 +32,9 @@ def command(session: str, operator: bool, yes: bool, pool: str | None, output: s
 
 
 def _ends(client: ControlClient, name: str) -> str:
-    try:
-        return _what_ends(verbs.describe(client, name))
-    except NotFound:
-        found = verbs.describe_gang(client, name)
+    found = verbs.describe_any(client, name)
+    if "members" not in found:
+        return _what_ends(found)
     hosts = f" on {', '.join(found['hosts'])}" if found.get("hosts") else ""
     return f"gang {found['gang']}, {found['ranks']} ranks, {found['state']}{hosts}: all of them end"
 

@@ -10,8 +10,9 @@ from rgpu.api import verbs
 from rgpu.cli import common, selecting
 from rgpu.cli.common import age, moment, size
 from rgpu.cli.pool import connect, pool_files
-from rgpu.cli.runs import finding, gangs
+from rgpu.cli.runs import finding
 from rgpu.cli.runs import listing as running
+from rgpu.cli.sessions import gangs
 from rgpu.cli.tables import Column, Listing, list_options
 from rgpu.session.errors import UsageError
 

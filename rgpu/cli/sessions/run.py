@@ -14,8 +14,9 @@ from rgpu.api.report import Report
 from rgpu.api.settings import Settings
 from rgpu.cli import common
 from rgpu.cli.pool import pool_files, require_pool
-from rgpu.cli.runs import detaching, gangs, limits
+from rgpu.cli.runs import detaching, limits
 from rgpu.cli.selecting import read_labels
+from rgpu.cli.sessions import gangs
 from rgpu.session.devices import MAX_GPUS, MAX_RANKS
 from rgpu.session.errors import RgpuError, UsageError
 

@@ -112,7 +112,8 @@ TABLE: tuple[Verb, ...] = (
          "{number, mark} → {secret}: a secret of the pool, for a node that lacks it.", changes=True),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options: {host, gpus, compute, models, "
-         "priority, anti_affinity, queue, gang: {name, ranks, of, spread, deadline}}, versions, wait, known} → "
+         "priority, anti_affinity, queue, gang: {name, ranks, of, spread, deadline}, member: {gang, rank}}, versions, "
+         "wait, known} → "
          "{session, owner, address, ticket, secret, expires, "
          "epoch, facts, driver_release, versions, endpoints, given: {host, device, kind, gpus, "
          "compute, memory_bytes, device_bytes}}; with `queue`, where there is no place, within `wait` s, "

@@ -18,6 +18,12 @@ from cuda.bindings import driver
 SIZE, PATIENCE = 1 << 16, 300.0
 
 
+def say(line: str) -> None:
+    """In one piece: several processes write to one pipe."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def rank(number: int, other: int | None, folder: Path) -> None:
     check(driver.cuInit(0))
     count = check(driver.cuDeviceGetCount())
@@ -26,10 +32,10 @@ def rank(number: int, other: int | None, folder: Path) -> None:
     context = check(driver.cuDevicePrimaryCtxRetain(number))
     check(driver.cuCtxSetCurrent(context))
     if other is not None:
-        print(f"rank {number} device {other}: {int(driver.cuDevicePrimaryCtxRetain(other)[0])}", flush=True)
+        say(f"rank {number} device {other}: {int(driver.cuDevicePrimaryCtxRetain(other)[0])}")
     memory = check(driver.cuMemAlloc(SIZE))
     digest = hashlib.sha256()
-    print(f"rank {number} began", flush=True)
+    say(f"rank {number} began")
     began, turn = time.monotonic(), 0
     while turn < 8 or not (folder / "release").exists():
         assert time.monotonic() - began < PATIENCE, "nobody released the program"
@@ -42,7 +48,7 @@ def rank(number: int, other: int | None, folder: Path) -> None:
             digest.update(back)
         turn += 1
         time.sleep(0.02)
-    print(f"rank {number} of {count} devices: {digest.hexdigest()[:16]}", flush=True)
+    say(f"rank {number} of {count} devices: {digest.hexdigest()[:16]}")
 
 
 if "LOCAL_RANK" in os.environ:

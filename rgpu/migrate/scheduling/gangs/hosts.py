@@ -1,4 +1,4 @@
-"""Which hosts a gang goes to: one if it has room, else the fewest, near each other. Pure, over counts only.
+"""The choice of a gang's hosts: one if it has room, else the fewest, near each other. Pure, over counts only.
 
 Used by the leader for sessions on record (:mod:`rgpu.migrate.scheduling.gangs.placing`) and by the simulator for tasks
 of a trace.
@@ -22,7 +22,7 @@ class Allotment:
 
 def allot(room: Mapping[str, int], ranks: int,
           bandwidth: Mapping[frozenset[str], float] | None = None) -> Allotment | None:
-    """Which hosts take ``ranks`` together; None: they have not room for all of them.
+    """Choose the hosts that take ``ranks`` together; None: they have not room for all of them.
 
     ``room``: ranks that each host could take. ``bandwidth``: bytes/s between two hosts, where it was measured.
     The tightest single host that has room; else the fewest hosts, and of those whose slowest measured link is fastest.

@@ -1,4 +1,4 @@
-"""Who waits for whom in a gang, from the last collective of each rank. Pure.
+"""The sentences about who waits for whom in a gang, from the last collective of each rank. Pure.
 
 A session's figures may have ``collectives``: {number: of the last one that it began, kind, bytes, communicator,
 since_s: how long ago}. Where they have none, nothing is said of that rank.
