@@ -68,7 +68,7 @@ MEMBERS = (Column("RANK", lambda m: m["rank"]), Column("SESSION", lambda m: m["s
            Column("DEVICE", lambda m: m["device"]), Column("EPOCH", lambda m: m["epoch"]),
            Column("CALLS", lambda m: m["calls"]), Column("MEMORY", lambda m: m["memory_bytes"], size),
            Column("LAST COLLECTIVE", lambda m: m["collective"], _collective),
-           Column("NOTE", lambda m: "" if m["came"] else "no process yet"))
+           Column("NOTE", lambda m: "no process yet" if m["came"] is False else ""))
 
 
 def follow(settings: Settings, everything: bool, all_users: bool, output: str, sort: str | None,

@@ -14,11 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rgpu.client.run.placing import PlacedSession
+import structlog
+
+from rgpu.client.run.placing import ASK_TIMEOUT, PlacedSession
 from rgpu.client.run.pool_desk import Desk
 from rgpu.client.run.run_memory import RunMemory
-from rgpu.session.errors import Corrupt
+from rgpu.session.errors import Corrupt, RgpuError
 from rgpu.session.facts import MAX_DEVICES, MEMBER, MEMBER_DEVICE, DeviceInfo, SessionFacts
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -54,6 +58,8 @@ class GangRun:
         self.name = str(reply.get("gang"))
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
+        self._over = False  #: the program has ended
+        self._desk = desk
         self.members: list[GangMember] = []
         given = reply.get("members")
         if not isinstance(given, list) or not given:
@@ -64,11 +70,13 @@ class GangRun:
                 number, str(one["session"]), int(one.get("rank") or 0), 1, facts, str(one.get("owner") or ""),
                 PlacedSession(desk, args, one), RunMemory(folder, f"memory.{number}")))
         asked = args["options"]["gang"]
-        if asked.get("spread"):
+        self.spread = bool(asked.get("spread"))
+        self._others = int(asked.get("of") or 0) > int(asked.get("ranks") or 0)  #: ranks of other runs
+        if self.spread:
             for member in self.members:
                 member.ranks = len(member.facts.devices)
         #: s; none for a list of devices, of which a program uses what it likes
-        self.deadline = 0.0 if asked.get("spread") else float(asked.get("deadline") or 0.0)
+        self.deadline = 0.0 if self.spread else float(asked.get("deadline") or 0.0)
         self.facts = list_of(self.name, [member.facts for member in self.members])
 
     def line(self) -> str:
@@ -78,8 +86,7 @@ class GangRun:
             hosts[member.host] = hosts.get(member.host, 0) + member.ranks
         ranks = sum(hosts.values())
         where = ", ".join(f"{host} ({count})" if len(hosts) > 1 else host for host, count in hosts.items())
-        spread = any(member.ranks > 1 for member in self.members)
-        what = "device" if spread else "rank"
+        what = "device" if self.spread else "rank"
         return f"rgpu: gang {self.name}: {ranks} {what}{'s' if ranks > 1 else ''} on {where}"
 
     def member_of(self, device: int) -> GangMember:
@@ -97,11 +104,11 @@ class GangRun:
             if member.came:
                 return None
             member.came = True
-            if self._timer is None and self.deadline and len(self.members) > 1:
+            if self._timer is None and self.deadline and (len(self.members) > 1 or self._others):
                 self._timer = threading.Timer(self.deadline, self._look, (missing,))
                 self._timer.daemon = True
                 self._timer.start()
-            if self._timer is not None and all(one.came for one in self.members):
+            if self._timer is not None and not self._others and all(one.came for one in self.members):
                 self._timer.cancel()
             return member.placed
 
@@ -113,15 +120,29 @@ class GangRun:
 
     def _look(self, missing: Callable[[str], None]) -> None:
         with self._lock:
-            absent = [member for member in self.members if not member.came]
-        if absent:
-            missing(late(absent, len(self.members), self.deadline))
+            absent = [member.label for member in self.members if not member.came]
+        said = len(self.members)
+        if not absent and self._others:
+            said, absent = self._elsewhere()
+        if absent and not self._over:
+            missing(late(absent, said, self.deadline))
+
+    def _elsewhere(self) -> tuple[int, list[str]]:
+        """How many ranks there are in all, and those of other runs whose workers say that no process came."""
+        try:
+            row = self._desk.call("gang.describe", {"session": self.name}, ASK_TIMEOUT)
+        except RgpuError as error:
+            log.warning("whether the gang's other ranks came is not known", gang=self.name, reason=error.message)
+            return 0, []
+        return int(row["ranks"]), [f"rank {one['rank']} ({one['session']} on {one['host']})" for one in row["members"]
+                                   if one["came"] is False]
 
     def give_up(self, exit_code: int | None, why: str) -> None:
         """End the members that no process used."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
+            self._over = True
             left = [member for member in self.members if not member.came]
             for member in left:
                 member.came = True
@@ -134,10 +155,10 @@ class GangRun:
             member.memory.ended(number)
 
 
-def late(absent: Sequence[GangMember], members: int, deadline: float) -> str:
+def late(absent: Sequence[str], members: int, deadline: float) -> str:
     """The sentence for ranks that no process came for."""
     return (f"{len(absent)} of {members} ranks did not come within {deadline:.0f} s of the first: no process has used "
-            f"{', '.join(member.label for member in absent)}; the run is ended")
+            f"{', '.join(absent)}; the run is ended")
 
 
 def list_of(name: str, members: Sequence[SessionFacts]) -> SessionFacts:

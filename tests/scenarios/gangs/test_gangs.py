@@ -135,6 +135,13 @@ def test_a_gang_of_two_runs_and_ranks_that_do_not_come(pool: LocalPool, start: S
     assert "2 of 3 ranks did not come within 2 s of the first: no process has used rank 1 (late.1 on " in \
         late.errors[-1] and "rank 2 (late.2 on " in late.errors[-1]
     assert "ranks 1 to 2 of 3 did not come within 1 s; asked for: rank 0 by lonely on " in lonely.errors[-1]
+    half = ("--gang", "half", "--ranks", "1", "--of", "2", "--gpus", "0.25")
+    idle = pool.run("sleep", "60", name="idle", options=half)
+    eager = start("eager", "0", options=(*half, "--gang-deadline", "2s"))
+    assert results(eager, 36) == []
+    assert "1 of 2 ranks did not come within 2 s of the first: no process has used rank " in eager.errors[-1]
+    assert idle.process.poll() is None, "another run's end is not its own"
+    idle.stop()
     release.touch()
     assert results(first) == right(0, of=1) and results(second) == right(0, of=1)
 

@@ -54,13 +54,14 @@ def test_what_a_worker_says_is_shown_without_what_a_terminal_obeys() -> None:
 
 def test_a_gang_and_its_ranks() -> None:
     views = {"train.0": {"attached": True, "calls": 5, "collectives": {"number": 4, "kind": "all_reduce", "bytes": 64}},
-             "train.1": {"stats": {"calls": 9, "collectives": {"number": 3, "kind": "broadcast", "bytes": 8}}}}
+             "train.1": {"stats": {"calls": 9, "collectives": {"number": 3, "kind": "broadcast", "bytes": 8}}},
+             "train.2": {"attached": False, "calls": 0}}
     sessions = [member(1, epoch=2), member(0), member(2, epoch=3), session("other", "a", 1),
                 member(0).replace(name="train.0/2"), member(1).replace(created=1.0, name="train.1/9")]
     row = gang_row(GANG, sessions, views, 15.0)
     assert [one["session"] for one in row["members"]] == ["train.0", "train.0/2", "train.1", "train.2"]
     assert [one["in_generation"] for one in row["members"]] == [True, False, True, False]
-    assert [one["came"] for one in row["members"]] == [True, False, True, False]
+    assert [one["came"] for one in row["members"]] == [True, None, True, False]
     assert (row["user"], row["age_s"], row["hosts"], row["generation"]) == ("ann", 10.0, ["a", "b"], 2)
     assert row["runs"] == [{"run": "job", "client": "laptop", "pid": 7, "first": 0, "ranks": 3}]
     assert row["members"][0]["collective"] == {"number": 4, "kind": "all_reduce", "bytes": 64, "communicator": None,

@@ -71,6 +71,7 @@ const Facts& facts();    // only after initialise() succeeded
 // which has the device (a number in program_devices()). CUDA_ERROR_INVALID_DEVICE for another member's after that.
 const std::vector<DeviceFacts>& program_devices();
 bool listed();  // this run is a gang's
+bool other_member(int number);  // this process uses another member than the one that has the device
 CUresult choose_device(int number);
 // 3 before cuInit, 802 once the agent is gone, the sticky error once there is one.
 CUresult require();

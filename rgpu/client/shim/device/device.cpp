@@ -170,6 +170,11 @@ const DeviceFacts* device_facts(CUdevice device) {
     return index < 0 ? nullptr : &program_devices()[static_cast<std::size_t>(index)];
 }
 
+int own_device(CUdevice device) {
+    const int index = program_device(device);
+    return index >= 0 && other_member(index) ? -1 : session_device(device);
+}
+
 CUresult use_device(CUdevice device) {
     const int index = program_device(device);
     return index < 0 ? CUDA_ERROR_INVALID_DEVICE : choose_device(index);

@@ -14,6 +14,9 @@ namespace rgpu {
 // published that names a device without a context.
 CUresult use_device(CUdevice device);
 
+// session_device(), or -1 for a device of another member of the gang than this process uses.
+int own_device(CUdevice device);
+
 // After initialise(): reads CUDA_VISIBLE_DEVICES. CUDA_ERROR_NO_DEVICE when
 // nothing is visible, CUDA_ERROR_INVALID_DEVICE when a device is named twice.
 CUresult apply_visibility();

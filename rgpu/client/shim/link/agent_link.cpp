@@ -382,7 +382,7 @@ CUresult fetch_list(Session& s) {
   }
   s.listed = std::move(told.devices);
   told.devices.clear();
-  s.facts = std::move(told);
+  s.list = std::move(told);
   s.listing = true;
   return CUDA_SUCCESS;
 }

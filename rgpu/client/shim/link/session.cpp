@@ -42,6 +42,7 @@ void stay_loaded() {
 // The session, but for the state: what cuInit does, and in a gang the first context.
 CUresult open_link(Session& s) {
   if (CUresult r = connect_agent(s); r) return r;
+  s.told = true;
   std::string why;
   if (!address_ranges_reserved(static_cast<unsigned>(s.facts.devices.size()), why)) {
     log_once("ranges", "%s", why.c_str());
@@ -90,13 +91,21 @@ bool initialised() {
   return !s.forked && s.state == Session::State::live;
 }
 
-const Facts& facts() { return session().facts; }
+const Facts& facts() {
+  Session& s = session();
+  return s.listing && !s.told ? s.list : s.facts;  // other threads read while a first context makes the session
+}
 
 bool listed() { return session().listing; }
 
 const std::vector<DeviceFacts>& program_devices() {
   Session& s = session();
   return s.listing ? s.listed : s.facts.devices;
+}
+
+bool other_member(int number) {
+  Session& s = session();
+  return s.listing && s.member >= 0 && s.member != s.listed[static_cast<std::size_t>(number)].attribute(kMemberAttribute);
 }
 
 CUresult choose_device(int number) {

@@ -46,9 +46,11 @@ struct Session {
   std::atomic<bool> forked{false};  // a child forked after cuInit: nothing works here
   CUresult failure = CUDA_SUCCESS;  // why it is `failed`
   pid_t pid = 0;
-  Facts facts;
-  bool listing = false;              // of a gang's run: the next three, set once, before the session is live
+  Facts facts;                       // the session's; in a gang only once `told`
+  bool listing = false;              // of a gang's run; this and the list are set once, before the session is live
+  Facts list;                        // of the run: what holds for all its devices, and none of them
   std::vector<DeviceFacts> listed;   // all devices of the run
+  std::atomic<bool> told{false};     // `facts` are there to be read
   std::atomic<int> member{-1};       // whose devices this process uses; -1: none yet, and nothing can be published
   int chosen = -1;                   // the device of the list that it was chosen by; guarded by life_lock
 

@@ -470,7 +470,7 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* des
   if (!desc || !count) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-    if (session_device(desc[i].location.id) < 0) return CUDA_ERROR_INVALID_DEVICE;
+    if (own_device(desc[i].location.id) < 0) return CUDA_ERROR_INVALID_DEVICE;
   }
   Virtual& v = virtual_memory();
   std::unique_lock guard(v.lock);

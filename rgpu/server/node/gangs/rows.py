@@ -21,7 +21,7 @@ def gang_row(record: GangRecord, sessions: Sequence[SessionRecord], views: Views
     last = [found for one in first if (found := _last(one, views)) is not None]
     members = [_member(record, one, views) for one in mine]
     waits = who_waits(last) if record.state == "running" else []
-    absent = [one["rank"] for one in members if not one["came"] and one["session"] in record.epochs]
+    absent = [one["rank"] for one in members if one["came"] is False and one["session"] in record.epochs]
     notes = [record.reason if record.state == "ended" else "", *waits]
     if absent and len(absent) < len(first):
         notes.append(f"no process uses rank {', '.join(map(str, absent))} yet")
@@ -45,11 +45,12 @@ def _member(gang: GangRecord, record: SessionRecord, views: Views) -> dict[str, 
     view, last = views.get(record.name, {}), _last(record, views)
     stats = dict(view.get("stats") or {})
     calls = stats.get("calls", view.get("position"))
+    # Of a live one whose node says nothing it is not known.
+    came = bool(view.get("attached") or calls) if view else None if record.live else True
     return {"rank": record.rank, "session": record.name, "state": record.state, "host": record.owner,
             "device": record.device, "epoch": record.epoch,
             "in_generation": gang.epochs.get(record.name) == record.epoch,
-            "came": bool(view.get("attached") or calls or not record.live), "pid": stats.get("pid"),
-            "memory_bytes": view.get("memory_bytes"), "calls": calls,
+            "came": came, "pid": stats.get("pid"), "memory_bytes": view.get("memory_bytes"), "calls": calls,
             "collective": last.as_dict() if last else None, "exit_code": record.exit_code, "reason": record.reason}
 
 

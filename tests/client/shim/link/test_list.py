@@ -65,6 +65,10 @@ def test_the_first_context_chooses_the_member(gang: FakeAgent, program: Any) -> 
         h2d(at, b"x" * 4096)
         tell([hex(at), d2h(at, 4096) == b"x" * 4096])
         tell([primary(1)[0], primary(0)[0], primary(3)[0], cu.cuCtxCreate_v2(c.byref(P()), 0, 3)])
+        ok(cu.cuMemAddressReserve(c.byref(address), SIZE(2 << 20), SIZE(0), U64(0), U64(0)))
+        class Access(c.Structure):
+            _fields_ = [("kind", c.c_int), ("device", c.c_int), ("flags", c.c_int)]
+        tell([cu.cuMemSetAccess(address, SIZE(2 << 20), c.byref(Access(1, n, 3)), SIZE(1)) for n in (0, 1, 2)])
         """, RGPU_LIST="1").end()
     assert told[0] == [4, ["a0", "b0", "b1", "c0"]]
     assert told[1] == [1, 1, 0, 0, 0], "none reaches another host's"
@@ -72,6 +76,7 @@ def test_the_first_context_chooses_the_member(gang: FakeAgent, program: Any) -> 
     assert told[3] == 0 and gang.chosen == 2
     assert int(told[4][0], 16) >> 43 == (0x2000_0000_0000 >> 43) + 1 and told[4][1], "device 1 of its own session"
     assert told[5] == [0, 101, 101, 101]
+    assert told[6] == [101, 1, 1], "nothing is mapped there, and another member's device cannot be"
     assert [call.device for call in gang.args("context_create")] == [1, 0]
 
 
