@@ -19,6 +19,7 @@ from rgpu.session.errors import (
     UnknownOutcome,
     UsageError,
 )
+from tests.support.leader.happenings import Crash, Happening, interrupted, leader_crashes, leader_freezes
 from tests.support.leader.pool import GIB, Fault, World, run
 from tests.support.leader.queue_world import clock, look, waiting
 
@@ -208,6 +209,46 @@ def test_a_drain_moves_all_members_of_a_host_or_none(tmp_path: Path) -> None:
         assert (await gang(w)).epochs == {"train.0": 2, "train.1": 2}
 
     run(tmp_path, test, memory=4 * GIB)
+
+
+@pytest.mark.parametrize("happening", [leader_crashes, leader_freezes])
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_leader_interrupted_at_each_step_makes_a_gang_once(tmp_path: Path, side: str, happening: Happening) -> None:
+    """Whatever its client hears, it asks again: then all members run, each once, in the gang's record; none is left."""
+    async def test(w: World) -> None:
+        for step in range(40):
+            order = ranks(2, name=f"job{step}", gang=f"g{step}")
+            between = interrupted(w, step, side, happening)
+            try:
+                await ask(w, order)
+            except (Crash, RgpuError):
+                pass
+            between.times = 0  # from here on nothing happens
+            if happening is leader_crashes and between.happened:
+                await w.take_over()
+            found: list[SessionRecord] = []
+            for _ in range(10):
+                await w.coordinator.tasks.idle()
+                try:
+                    found = await made(w, order)
+                    break
+                except RgpuError:
+                    await w.coordinator.resuming.tick(await w.coordinator.records.sessions())
+            assert [one.name for one in found] == [f"g{step}.0", f"g{step}.1"], f"step {step}"
+            for one in found:
+                await w.pool.owned_once(one.name)
+            await tick(w)
+            record = await gang(w, f"g{step}")
+            assert record.state == "running" and record.epochs == {one.name: one.epoch for one in found}
+            assert await w.coordinator.gangs.end(f"g{step}", "over")
+            assert (await gang(w, f"g{step}")).state == "ended"
+            assert not any(node.workers for node in w.pool.nodes.values())
+            if not between.happened:
+                assert step == 5, "one transaction, and two starts, each on record"
+                return
+        raise AssertionError("it never ended")
+
+    run(tmp_path, test)
 
 
 def test_a_leader_that_dies_while_members_start_leaves_a_gang_or_none(tmp_path: Path) -> None:

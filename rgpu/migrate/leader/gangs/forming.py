@@ -162,7 +162,10 @@ class Gangs:
                    and one.record.name == member_name(held.record.name, one.record.rank)]
         if not all(one.state in ("running", "moving") for one in members):
             over = [one for one in members if not one.live]
-            if over:
+            if over:  # whoever asks has used none of them yet: the gang is made whole or not at all
+                why = f"gang {held.record.name} could not be made whole: {over[0].name} is {over[0].state}"
+                await asyncio.gather(*(self.endings.end(one.name, why) for one in members if one.state != "ended"))
+                await self.advance(held.record.name)
                 raise Refused(f"{over[0].name} is {over[0].state}: {over[0].reason}", session=over[0].name)
             raise UnknownOutcome(f"gang {held.record.name} was made, and not all of its ranks run yet")
         self.queue.seen.pop(order.name, None)
