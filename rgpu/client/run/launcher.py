@@ -209,7 +209,8 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
             status = _run_child(command, environ, agent, lambda pid: started(name, pid), limit or TimeLimit(), standby)
         agent.child_exited(status if status >= 0 else 128 - status)
         if standby is not None:
-            standby.exited(status if status >= 0 else 128 - status, agent.why or _how(status))
+            code = RanksMissing.exit_code if agent.missing else status if status >= 0 else 128 - status
+            standby.exited(code, agent.why or _how(status))
         if agent.missing:
             raise RanksMissing(agent.missing)
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.pools import verbs
 from tests.support.pools.pool import LocalPool, Program
 
 RANKS = Path(__file__).parents[1] / "programs" / "ranks.py"
@@ -157,3 +158,13 @@ def test_processes_that_begin_again_are_members_again(pool: LocalPool, start: St
     assert sorted(one["session"] for one in rows) == ["again.0", "again.0/2", "again.0/3", "again.0/4", "again.1",
                                                       "again.1/2"]
     eventually(lambda: gang(pool, "again")["state"] == "ended", "the gang goes on")
+
+
+@pytest.mark.slow
+def test_a_detached_run_says_that_ranks_did_not_come(pool: LocalPool, tmp_path: Path) -> None:
+    words = ("run", "--detach", "--name", "late", "--ranks", "2", "--gang-deadline", "1s", "--gpus", "0.5", "--",
+             sys.executable, "-W", "ignore", str(RANKS), str(tmp_path), "0")
+    assert verbs.run(words, pool.environment, 60).returncode == 0
+    assert verbs.run(("wait", "late"), pool.environment, 60).returncode == 36
+    (row,) = [one for one in pool.rgpu("ps", "--detached", "--all") if one["session"] == "late"]
+    assert row["exit_code"] == 36 and "no process has used rank 1 (late.1 on " in row["reason"]

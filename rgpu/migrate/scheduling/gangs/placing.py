@@ -197,5 +197,5 @@ def gang_never_fits(snapshot: Snapshot, request: Request, wish: Wish) -> str | N
     each = f"{request.gpus} devices with {mebibytes(request.quota)} each" if request.gpus > 1 else \
         mebibytes(request.quota)
     what = "devices" if wish.spread else "ranks"
-    return (f"{request.session} can never fit: it wants {wish.ranks} {what} of {each}, and the pool, were it empty, "
-            f"has room for {best}")
+    return (f"{request.session} can never fit: it wants {wish.ranks} {what} of {each}, and "
+            f"{request.host or 'the pool'}, were it empty, has room for {best}")
