@@ -116,7 +116,7 @@ class CudaDevice:
         self._module_homes: dict[int, int] = {}
         self._unloaded: list[tuple[int, modules.Module]] = []  #: by the program, not yet by the driver; on which GPU
         self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._failed)
-        self._arrays = Arrays(self._use_context)
+        self._arrays = Arrays(self._use_context, lambda context: self.gpus[self._homes.get(context, 0)].handles)
         self._graphs = Graphs(self._use_context, self._kernel, self._graph_made, self.engine.remove_graph)
         self._clock_offset = -time.monotonic_ns()
         for gpu in reversed(self.gpus):
@@ -421,6 +421,9 @@ class CudaDevice:
 
     def spread_arrays(self) -> None:
         self._arrays.spread()
+
+    def reserve_handles(self, context: int, reserved: bool) -> None:
+        self._arrays.reserve_handles(context, reserved)
 
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
                        view: bytes) -> int:
