@@ -107,10 +107,17 @@ class Served:
 
     @property
     def head(self) -> Waiting | None:
-        """The first that waits for room, and not for a device that the pool has not; no gang, which room is not made
-        for."""
+        """The first that waits for room, and not for a device that the pool has not; gangs apart."""
+        return self._first(of_gangs=False)
+
+    @property
+    def head_gang(self) -> Waiting | None:
+        """The first gang that does."""
+        return self._first(of_gangs=True)
+
+    def _first(self, of_gangs: bool) -> Waiting | None:
         return next((waiting for waiting in self.waiting if not waiting.never and not waiting.entry.hold
-                     and waiting.entry.wish is None), None)
+                     and (waiting.entry.wish is not None) == of_gangs), None)
 
 
 def queued(record: QueueRecord, hold: str = "", user: str = "") -> Entry:

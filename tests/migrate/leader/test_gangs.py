@@ -21,7 +21,8 @@ from rgpu.session.errors import (
 )
 from tests.support.leader.happenings import Crash, Happening, interrupted, leader_crashes, leader_freezes
 from tests.support.leader.pool import GIB, Fault, World, run
-from tests.support.leader.queue_world import clock, look, waiting
+from tests.support.leader.queue_world import clock, filled, look, waiting
+from tests.support.leader.queue_world import order as order_of
 
 
 def ranks(count: int, of: int = 0, *, name: str = "job", gang: str = "train", gib: float = 1, pid: int = 7,
@@ -209,6 +210,35 @@ def test_a_drain_moves_all_members_of_a_host_or_none(tmp_path: Path) -> None:
         assert (await gang(w)).epochs == {"train.0": 2, "train.1": 2}
 
     run(tmp_path, test, memory=4 * GIB)
+
+
+def test_less_important_sessions_are_parked_for_all_of_a_gang_or_none(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        clock(w)
+        await filled(w, "low", "lower", "equal", gib=6)
+        for name, priority in (("low", -1), ("lower", -2)):
+            await w.coordinator.end(name)
+            await w.coordinator.admission.create(order_of(name, 6, priority=priority))
+        assert isinstance(await ask(w, ranks(3, gib=5), queue=True), Waiting)
+        await look(w, 3)
+        assert {(await w.pool.record(name)).state for name in ("low", "lower", "equal")} == {"running"}
+        await w.coordinator.gangs.withdraw("job", agent="key", program=Program(pid=7, host="client"), reason="over")
+        await w.coordinator.gangs.end("train", "over")
+        assert isinstance(await ask(w, ranks(2, gib=5, pid=8), queue=True), Waiting)
+        w.coordinator.rebalancing._looked = float("-inf")
+        await look(w, 3)
+        assert [(await w.pool.record(name)).state for name in ("low", "lower", "equal")] == [
+            "parked", "parked", "running"]
+        found = await made(w, ranks(2, gib=5, pid=8), queue=True)
+        for one in found:
+            await w.pool.owned_once(one.name)
+        assert w.coordinator.records.reserved == {} and not w.coordinator.rebalancing.doing
+        await w.coordinator.gangs.end("train", "over")
+        await look(w, 3)
+        for name in ("low", "lower"):
+            assert (await w.pool.owned_once(name)).state == "running", "it comes back by itself"
+
+    run(tmp_path, test)
 
 
 @pytest.mark.parametrize("happening", [leader_crashes, leader_freezes])

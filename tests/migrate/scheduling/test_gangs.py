@@ -14,13 +14,14 @@ from rgpu.migrate.records.schema import GangAsk, QueueRecord, SessionRecord, Wan
 from rgpu.migrate.scheduling.gangs.hosts import allot
 from rgpu.migrate.scheduling.gangs.moving import bound, members_of, places_elsewhere
 from rgpu.migrate.scheduling.gangs.placing import Wish, gang_never_fits, place_gang
+from rgpu.migrate.scheduling.gangs.preempting import claims_while_parking, preempt_for
 from rgpu.migrate.scheduling.placement import Request, Snapshot
 from rgpu.migrate.scheduling.waiting import Entry, gang_waits, queued, serve
 from rgpu.session.errors import Refused
 from rgpu.session.facts import PEERS
 from tests.support.leader.records import node, session
 
-RANK = Request("train", 100)
+RANK, RANK_60 = Request("train", 100), Request("train", 60)
 
 
 def member(rank: int, host: str, device: str = "cpu:0") -> SessionRecord:
@@ -159,6 +160,50 @@ def test_members_go_where_the_rest_of_the_gang_is() -> None:
     members = (member(0, "a"), member(1, "c"))
     pool = Snapshot((node("a", 100), node("b", 100), node("c", 300)), members)
     assert places_elsewhere(pool, members[:1], {"a"})["train.0"].host == "c"
+
+
+# -- parking for a gang -------------------------------------------------------------
+
+
+def low(name: str, host: str, priority: int = -1, quota: int = 60, **values: object) -> SessionRecord:
+    return session(name, host, quota).replace(wants=Wants(priority=priority), **values)
+
+
+def test_the_fewest_of_the_least_important_are_parked_for_a_gang() -> None:
+    pool = Snapshot((node("a", 100), node("b", 100), node("c", 100)), (
+        low("x", "a", -1), low("y", "b", -3), low("z", "c", -2), low("same", "c", 0, quota=10)))
+    found = preempt_for(pool, RANK_60, Wish(2), 0, ())
+    assert found is not None and set(found.park) == {("y", -3), ("z", -2)}
+    assert sorted(one.choice.host for one in found.placed.members) == ["b", "c"]
+    assert found.reason.startswith("all of gang train (priority 0) fits when ")
+    assert preempt_for(pool, RANK_60, Wish(2), 0, {"y", "z"}) is None, "not one of them for half a gang"
+    assert preempt_for(pool, RANK_60, Wish(2), -1, ()) is not None
+    assert preempt_for(pool, RANK_60, Wish(2), -2, ()) is None, "only less important ones"
+    kept = Snapshot(pool.nodes, tuple(one.replace(recover=False) for one in pool.sessions))
+    assert preempt_for(kept, RANK_60, Wish(2), 5, ()) is None, "nothing of them would be kept"
+    claims = claims_while_parking("train", found.placed, RANK_60)
+    held = Snapshot(pool.nodes, tuple(one for one in pool.sessions if one.name in ("x", "same")), claims)
+    assert {one.choice.host for one in place_gang(held, RANK_60, Wish(2)).members} == {"b", "c"}, "its own may have it"
+    with pytest.raises(Refused):
+        place_gang(held, replace(RANK_60, session="other"), Wish(2))
+
+
+@given(st.lists(st.tuples(st.integers(-3, 1), st.integers(1, 100)), min_size=3, max_size=9), st.integers(1, 4))
+def test_whoever_is_parked_for_a_gang_is_needed(sessions: list[tuple[int, int]], ranks: int) -> None:
+    there = tuple(low(f"s{n}", "abc"[n % 3], priority, quota // 3 + 1) for n, (priority, quota) in enumerate(sessions))
+    pool = Snapshot((node("a", 100), node("b", 100), node("c", 100)), there)
+    found = preempt_for(pool, RANK_60, Wish(ranks), 0, ())
+    if found is None:
+        return
+    names = [one.name for one in found.park]
+    assert names and all(one.wants.priority < 0 for one in there if one.name in names)
+    for spared in ([], *([name] for name in names[:-1])):
+        rest = Snapshot(pool.nodes, tuple(one for one in there if one.name not in names or one.name in spared))
+        if spared:
+            with pytest.raises(Refused):
+                place_gang(rest, RANK_60, Wish(ranks))
+        else:
+            assert len(place_gang(rest, RANK_60, Wish(ranks)).members) == ranks
 
 
 def test_members_are_not_moved_to_make_room() -> None:
