@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from rgpu.client.detached.standby import Standby
-from rgpu.client.detached.time_limit import Timekeeper, TimeLimit, clock
+from rgpu.client.detached.time_limit import Ending, Timekeeper, TimeLimit, clock
 from rgpu.client.run.agent import Agent, Options
 from rgpu.link import versions
 from rgpu.link.control import ControlClient
@@ -44,7 +44,6 @@ log = structlog.get_logger(__name__)
 DRIVER = "libcuda.so.1"
 COLLECTIVES = "libnccl.so.2"
 LIST = "RGPU_LIST"  #: set for programs of a gang: their devices are the run's list
-AT_ONCE = TimeLimit(0.001)  #: SIGTERM now, and SIGKILL after a while
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGQUIT)
 SPLITS = re.compile(r"[\s:;]")  #: what ends a path in LD_PRELOAD or LD_LIBRARY_PATH
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  #: exit codes, as shells have them
@@ -305,10 +304,12 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, st
             child.send_signal(number)
         timekeeper = Timekeeper(limit, child.pid, begun, agent.ends_by)
         timekeeper.start()
-        agent.end_program = lambda: Timekeeper(AT_ONCE, child.pid, clock(), lambda why: None).start()
+        ending = Ending(child.pid)
+        agent.end_program = ending.now
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its number is its own until it was waited for
         timekeeper.stop()
+        ending.stop()
         timekeeper.await_rest()  # a shell ends at once: what it runs may be writing its checkpoint
         return child.wait()
     finally:
