@@ -30,7 +30,7 @@ def digest(rank: int) -> str:
 
 def results(program: Program, code: int = 0) -> list[str]:
     """What the ranks of a program printed at their ends, once it has ended."""
-    assert program.process.wait(90) == code, program.errors[-20:]
+    assert program.process.wait(240) == code, program.errors[-20:]
     program.finish_reading()
     return sorted(line for line in program.lines if " devices: " in line)
 
@@ -51,12 +51,12 @@ def release(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(pool: LocalPool, release: Path) -> Iterator[Start]:
-    """Start a process for each of ``ranks`` under ``rgpu run``; they end with :func:`release`."""
+    """Start a process for each of ``ranks``, or ``command``, under ``rgpu run``; they end with :func:`release`."""
     begun: list[Program] = []
 
-    def run(name: str, *ranks: str, options: tuple[str, ...]) -> Program:
-        begun.append(pool.run(sys.executable, "-W", "ignore", str(RANKS), str(release.parent), *ranks, name=name,
-                              options=options))
+    def run(name: str, *ranks: str, options: tuple[str, ...], command: tuple[str, ...] = ()) -> Program:
+        command = command or (sys.executable, "-W", "ignore", str(RANKS), str(release.parent), *ranks)
+        begun.append(pool.run(*command, name=name, options=options))
         return begun[-1]
 
     yield run
@@ -137,7 +137,8 @@ def test_a_gang_of_two_runs_and_ranks_that_do_not_come(pool: LocalPool, start: S
         late.errors[-1] and "rank 2 (late.2 on " in late.errors[-1]
     assert "ranks 1 to 2 of 3 did not come within 1 s; asked for: rank 0 by lonely on " in lonely.errors[-1]
     half = ("--gang", "half", "--ranks", "1", "--of", "2", "--gpus", "0.25")
-    idle = pool.run("sleep", "60", name="idle", options=half)
+    idle = start("idle", options=half, command=("sleep", "600"))
+    eventually(lambda: any(row["gang"] == "half" for row in pool.rgpu("ps", "--gangs")), "it does not gather")
     eager = start("eager", "0", options=(*half, "--gang-deadline", "2s"))
     assert results(eager, 36) == []
     assert "1 of 2 ranks did not come within 2 s of the first: no process has used rank " in eager.errors[-1]
@@ -152,7 +153,7 @@ def test_processes_that_begin_again_are_members_again(pool: LocalPool, start: St
     """A rank's further processes share its devices, or get what it was given again, in the same gang."""
     release.touch()
     turn = f"{sys.executable} -W ignore {RANKS} {release.parent} 0 0 1"
-    program = pool.run("sh", "-c", f"{turn} && {turn}", name="again", options=("--ranks", "2", "--gpus", "0.5"))
+    program = start("again", options=("--ranks", "2", "--gpus", "0.5"), command=("sh", "-c", f"{turn} && {turn}"))
     assert results(program) == sorted(2 * right(0, 0, 1, of=2))
     rows = [one for one in pool.rgpu("ps", "--all") if one["gang"] == "again"]
     assert sorted(one["session"] for one in rows) == ["again.0", "again.0/2", "again.0/3", "again.0/4", "again.1",
