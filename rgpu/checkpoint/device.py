@@ -193,7 +193,7 @@ class Device(Protocol):
     def reserve_handles(self, context: int, reserved: bool) -> None:
         """Keep the handles of textures that the program may know from other use, until they were made again.
 
-        Called before an array or a texture is made: True in a rebuild or a replay. Raises :class:`DeviceError`.
+        Called before an array or a texture is made: True in a recovery or a replay. Raises :class:`DeviceError`.
         """
 
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
