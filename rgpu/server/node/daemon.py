@@ -67,6 +67,7 @@ from rgpu.server.node.ports.port_watch import PortWatch
 from rgpu.server.node.ports.web_page import Told, WebPage
 from rgpu.server.node.rotation.following import SecretsFollower
 from rgpu.server.node.rotation.verbs import SecretVerbs
+from rgpu.server.node.sessions.agents import SessionAgents
 from rgpu.server.node.sessions.deadline import Deadline
 from rgpu.server.node.sessions.device_room import DeviceRoom
 from rgpu.server.node.sessions.held import HeldSessions
@@ -217,8 +218,10 @@ class Daemon:
     def _make_commands(self) -> None:
         """What the leader commands of this node, and this node of others while it leads."""
         options, host = self.options, self.identity.host
+        self.agents = SessionAgents(self.memory.recall, self.records.find, self.authorized,
+                                    asyncio.get_running_loop(), self.background.spawn)
         self.port = DataPort((options.listen, options.data_port), self.secrets, self.held, self.deadline,
-                             self.budget, options.advertised)
+                             self.budget, self.identity.keys, self.agents, options.advertised)
         self.watch = PortWatch(self.port, lambda: self.control.bound, self._reached)
         self.adopting = AdoptCommands(self.identity, self.held, self.memory, self.trust, self.fence,
                                       self._believed_again)

@@ -146,7 +146,7 @@ class Admission:
                 held, name=name, node=node, device=choice.device, quota=order.quota or 0, agent=order.agent,
                 program=order.program, recover=order.recover, leader=self.term.leader, now=self.term.clock.wall(),
                 reason=choice.reason, wants=order.wants, queued=waited.revision if waited else 0, user=order.user,
-                run=run_of(name)))
+                run=run_of(name), proves_key=order.proves_key))
 
     async def _choose(self, order: Order, arrived: float, failed: list[str]) -> tuple[Order, Choice]:
         """The place, if it is this one's turn and its user's quota has room for it.
@@ -432,4 +432,4 @@ def _same(record: SessionRecord | QueueRecord, order: Order) -> bool:
 
 def _order(record: QueueRecord) -> Order:
     return Order(record.name, record.agent, record.quota, program=record.program, recover=record.recover,
-                 host=record.host or None, wants=record.wants, user=record.user)
+                 host=record.host or None, wants=record.wants, user=record.user, proves_key=record.proves_key)
