@@ -19,8 +19,8 @@ from rgpu.link.data.frames import (
     read_exact,
     send_exact,
 )
+from rgpu.link.data.tickets import BY_AGENT, Ticket, verify, version_of
 from rgpu.link.data.tickets import LIMIT as TICKET_LIMIT
-from rgpu.link.data.tickets import PROVEN, Ticket, verify, version_of
 from rgpu.link.keys import KeyPair
 from rgpu.link.messages.data import (
     CLIENT_HEAD_LAYOUT,
@@ -95,7 +95,7 @@ class Opening:
             return verify(self._secrets, data, purpose)
         if purpose == "pages":
             return verify([proofs.own_secret(self._node)], data, purpose)
-        if version_of(data) == PROVEN:
+        if version_of(data) == BY_AGENT:
             return proofs.check(self._node, data, purpose)
         return verify(self._secrets, data, purpose)
 

@@ -18,7 +18,7 @@ import blake3
 import zmq.utils.z85
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from rgpu.link.data.tickets import PROVEN, Granted, Ticket, claimed_agent, issue, verify
+from rgpu.link.data.tickets import BY_AGENT, Granted, Ticket, claimed_agent, issue, verify
 from rgpu.link.keys import KeyPair, check_public
 from rgpu.session.errors import AuthenticationFailed, Corrupt
 
@@ -34,7 +34,7 @@ def prove(agent: KeyPair, node: str, session: str) -> Granted:
     Raises :class:`AuthenticationFailed` for what is no key.
     """
     key = _pair_key(agent, node, agent.public, node)
-    return issue(key, session, agent.public, "calls", lifetime=SECONDS, version=PROVEN)
+    return issue(key, session, agent.public, "calls", lifetime=SECONDS, version=BY_AGENT)
 
 
 def check(node: KeyPair, data: bytes, purpose: str) -> Ticket:
@@ -43,7 +43,7 @@ def check(node: KeyPair, data: bytes, purpose: str) -> Ticket:
     Whether that agent is the session's, its record says.
     """
     agent = claimed_agent(data)
-    return verify([_pair_key(node, agent, agent, node.public)], data, purpose, version=PROVEN)
+    return verify([_pair_key(node, agent, agent, node.public)], data, purpose, version=BY_AGENT)
 
 
 def own_secret(node: KeyPair) -> bytes:

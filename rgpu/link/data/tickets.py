@@ -33,7 +33,7 @@ MAC_BYTES = 32
 LIMIT = 1024  #: longest ticket, bytes
 PURPOSES = ("calls", "pages")
 LIFETIME = 3600.0  #: seconds; agents renew at half of it
-ISSUED, PROVEN = 1, 2  #: versions: made by a node with a secret; by the agent that it names, with its own key
+BY_NODE, BY_AGENT = 1, 2  #: versions: made by a node with a secret; by the agent that it names, with its own key
 LEEWAY = 30.0  #: seconds that clocks of two hosts may differ
 
 
@@ -69,7 +69,7 @@ class Granted:
 
 
 def issue(pool_secret: bytes, session: str, agent: str, purpose: str, *, lifetime: float = LIFETIME,
-          now: float | None = None, version: int = ISSUED) -> Granted:
+          now: float | None = None, version: int = BY_NODE) -> Granted:
     """A ticket for one session and purpose (``calls`` or ``pages``), and its secret."""
     if purpose not in PURPOSES:
         raise ValueError(f"purpose {purpose!r}")
@@ -81,7 +81,7 @@ def issue(pool_secret: bytes, session: str, agent: str, purpose: str, *, lifetim
 
 
 def verify(pool_secrets: Sequence[bytes], data: bytes, purpose: str, *, now: float | None = None,
-           version: int = ISSUED) -> Ticket:
+           version: int = BY_NODE) -> Ticket:
     """The ticket with its secret, if one of ``pool_secrets`` made it, it is not expired, and for ``purpose``.
 
     Raises :class:`AuthenticationFailed`. The MAC is checked, in constant time,
@@ -102,7 +102,7 @@ def verify(pool_secrets: Sequence[bytes], data: bytes, purpose: str, *, now: flo
     if not found.expires + LEEWAY > (time.time() if now is None else now):
         raise AuthenticationFailed("the ticket has expired: renew it", reason="expired")
     return Ticket(found.session, found.agent, found.purpose, found.expires, found.id,
-                  _mac(maker[0], b"secret", body), version == PROVEN)
+                  _mac(maker[0], b"secret", body), version == BY_AGENT)
 
 
 def version_of(data: bytes) -> int:

@@ -30,9 +30,9 @@ def test_both_ends_compute_the_same_secret() -> None:
     (lambda: proofs.prove(AGENT, SECOND.public, "s"), "mac"),  # for another node
     (lambda: proofs.prove(replace(OTHER, public=AGENT.public), NODE.public, "s"), "mac"),  # in the agent's name
     (lambda: proofs.prove(replace(SECOND, public=AGENT.public), NODE.public, "s"), "mac"),  # by another node's key
-    (lambda: tickets.issue(POOL, "s", AGENT.public, "calls", version=tickets.PROVEN), "mac"),  # by the pool's secret
-    (lambda: tickets.issue(POOL, "s", "no key", "calls", version=tickets.PROVEN), "key"),
-    (lambda: tickets.issue(POOL, "s", "0" * 40, "calls", version=tickets.PROVEN), "key"),  # a point of low order
+    (lambda: tickets.issue(POOL, "s", AGENT.public, "calls", version=tickets.BY_AGENT), "mac"),  # by the pool's secret
+    (lambda: tickets.issue(POOL, "s", "no key", "calls", version=tickets.BY_AGENT), "key"),
+    (lambda: tickets.issue(POOL, "s", "0" * 40, "calls", version=tickets.BY_AGENT), "key"),  # a point of low order
 ], ids=["another node", "another user", "another node's key", "the pool's secret", "no key", "low order"])
 def test_nobody_else_makes_one(ticket: object, reason: str) -> None:
     with pytest.raises(AuthenticationFailed) as refused:

@@ -7,7 +7,6 @@ in :mod:`.modules`. See :class:`rgpu.checkpoint.device.Device` for the contract.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import threading
 import time
@@ -263,8 +262,7 @@ class CpuDevice:
         """Checks a launch; returns what executes it. ``conditions``: those of its graph, by handle; it may set them."""
         module, kernel = self._modules.check_launch(launch)
         parameters = bytes(launch.parameters[:kernel.parameter_bytes])
-        with contextlib.suppress(Exception):  # if it cannot be, its execution says so
-            module.linked.compile(kernel.name)  # here, as a driver loads a kernel at its first launch
+        self._modules.compile(module, kernel)  # here, as a driver loads a kernel at its first launch
 
         def run() -> None:
             if fault("cpu.launch") == "ecc":
