@@ -152,7 +152,8 @@ class Daemon:
                                    store=self._store_folder())
         self.warm = WarmWorkers(
             directory, options.spares, spawn=self.boxes.spawn, release=self.boxes.release, room=self.devices.free,
-            options=handles.common_options(directory, options.log_level, options.module_cache_size))
+            options=handles.common_options(directory, options.log_level, options.module_cache_size,
+                                           self.boxes.memory))
         self.shares = CheckpointShares(options.checkpoint_bandwidth, self.devices.free)
         self.room = DeviceRoom(self.devices, self.held.leaving, self.shares)
         self.progress = MoveProgress()

@@ -101,6 +101,10 @@ class CpuDevice:
         self._memory.resize(memory)
         self.facts = replace(self.facts, total_memory=memory)
 
+    def limit_host(self, size: int) -> None:
+        """Bytes that pinned memory may take; 0: no bound."""
+        self._memory.pinned_total = size
+
     # -- memory ---------------------------------------------------------------------
     def map(self, address: int, size: int) -> None:
         self._memory.map(address, size)
