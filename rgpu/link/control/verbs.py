@@ -62,12 +62,14 @@ TABLE: tuple[Verb, ...] = (
     Verb("pool.status", EVERYBODY, ANY, True,
          "{} → {version, cluster, revision, leader, leader_revision, paused, paused_reason, nodes, sessions: {state: "
          "count}, moves: {session: how far}, queue: [{name, kind, position, priority, memory_bytes, compute, waited_s, "
-         "reason}], default_gpus: as set or empty, rebalance: as set or null, rebalancing: the plan under way, "
+         "reason}], default_gpus: as set or empty, max_kernel_seconds: 0: no limit, "
+         "rebalance: as set or null, rebalancing: the plan under way, "
          "away: hosts that something was decided about and that are not there, lost: {host: since when}}",
          on=On.LIST, web=True),
     Verb("pool.pause", OPERATOR, LEADER, True, "{paused, reason} → {paused, reason}: automation stops, or goes on.",
          changes=True),
-    Verb("pool.set", OPERATOR, LEADER, True, "{name: default-gpus, value: as --gpus, or empty} → {default_gpus}: a "
+    Verb("pool.set", OPERATOR, LEADER, True, "{name: default-gpus, value: as --gpus, or empty; or name: "
+         "max-kernel-seconds, value: seconds, or empty} → {default_gpus} or {max_kernel_seconds}: a "
          "setting of the pool.", changes=True),
     Verb("pool.adopt", OPERATOR, ANY, False,
          "{yes, keep: {session: host}, without: [host], forget: [session], endpoints} → {went_back, steps, problems, "

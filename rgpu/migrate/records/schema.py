@@ -23,6 +23,7 @@ MAX_DEVICES = 64
 MAX_TEXT = 4096
 MAX_OLDER = 4
 MAX_PRIORITY = 1000
+MOST_KERNEL_SECONDS = 10_000_000
 
 #: Subjects of history that are no session; no session may have such a name.
 OF_HOST, OF_POOL = "@host/", "@pool"
@@ -333,6 +334,7 @@ class PoolRecord(Record, frozen=True, kw_only=True):
     paused: bool = False
     rebalance: bool | None = None
     default_gpus: Annotated[str, Meta(max_length=16)] = ""
+    max_kernel_seconds: Annotated[int, Meta(ge=0, le=MOST_KERNEL_SECONDS)] = 0  #: a session is ended for more; 0: none
     reason: Text = ""
     changed: Seconds = 0.0
 

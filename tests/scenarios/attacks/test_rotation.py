@@ -180,6 +180,30 @@ def test_sessions_notice_nothing_and_the_old_secret_opens_nothing(rotated: Rotat
     assert '"verb": "pool.secret", "outcome": "ok"' in logged, "who was given it stands in the audit log"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_none_of_twenty_sessions_notices(tmp_path: Path) -> None:
+    with LocalPool(tmp_path, nodes=2, lease=30.0) as pool:
+        files, count = PoolFiles(tmp_path / "pool"), 20
+        over, ticks = tmp_path / "over", ROOT / "tests/scenarios/programs/ticks.py"
+        programs = {f"s{number}": pool.run(sys.executable, str(ticks), str(over), "0.5", name=f"s{number}",
+                                           options=("--memory", "16MiB")) for number in range(count)}
+        before = {name: pool.wait_state(name, "running", 600) for name in programs}
+        assert pool.rgpu("keys", "rotate", "--overlap", "5s", timeout=180)["secret"] == 2
+        eventually(lambda: dict(pool.rgpu("keys", "rotate", "--status"))["phase"] == "settled", within=300)
+        eventually(lambda: list(PoolSecrets(files).marks()) == [2], within=120)
+        for name in programs:
+            now = pool.session(name)
+            assert (now["epoch"], now["worker_pid"]) == (before[name]["epoch"], before[name]["worker_pid"]), name
+        other = "node-b" if before["s0"]["host"] == "node-a" else "node-a"
+        pool.rgpu("migrate", "s0", other, timeout=180)  # attaches anew, with the old secret gone
+        over.touch()
+        for name, program in programs.items():
+            program.process.wait(300)
+            said = dict(line.split() for line in program.lines if line.startswith(("mirror ", "digest ")))
+            assert len(said) == 2 and said["mirror"] == said["digest"], (name, program.lines, program.errors[-5:])
+
+
 @pytest.mark.timeout(900)
 def test_hosts_that_were_down_get_it_and_hosts_that_left_do_not(rotated: Rotated) -> None:
     pool = rotated.pool
