@@ -17,7 +17,7 @@ import structlog
 from rgpu.checkpoint.device import Device
 from rgpu.server.apply_path import ApplyPath, Came, Fed
 from rgpu.server.position_page import Nowhere, Place
-from rgpu.server.worker.apply import session_limits
+from rgpu.server.worker import session_limits
 from rgpu.server.worker.apply.boundary import Boundary
 from rgpu.server.worker.apply.executor import Executor
 from rgpu.server.worker.apply.journal_tap import JournalTap

@@ -18,8 +18,8 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from rgpu.server import derived_format
-from rgpu.server.device.cpu.ptx import compiling
 from rgpu.server.device.cpu.ptx.errors import CompileLimit
+from rgpu.server.device.cpu.ptx.machine import compiling
 
 # Calls pass whole 32-lane registers; both sides must agree that 512-bit
 # vectors are legal, or they would disagree about where arguments go.

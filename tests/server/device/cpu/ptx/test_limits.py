@@ -8,8 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rgpu.server.device.cpu.ptx import compiling, control, flow, module, parse_module
+from rgpu.server.device.cpu.ptx import control, flow, module, parse_module
 from rgpu.server.device.cpu.ptx.errors import CompileLimit
+from rgpu.server.device.cpu.ptx.machine import compiling
 from rgpu.server.device.cpu.ptx.syntax.parser import parse
 from tests.support.cpu.ptx import HEADER, launch, ptx
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rgpu.server.device.spec import make_device
-from rgpu.server.worker.apply import session_limits
+from rgpu.server.worker import session_limits
 from rgpu.server.worker.apply.runtime import SessionRuntime
-from rgpu.server.worker.apply.session_limits import ANSWERS_FREE, MOST_OBJECTS, above
+from rgpu.server.worker.session_limits import ANSWERS_FREE, MOST_OBJECTS, above
 from rgpu.session.addresses import PINNED_FIRST
 from rgpu.session.answers import MAX_ANSWERS
 from rgpu.session.calls import decoders

@@ -7,7 +7,7 @@ IR, bytes          where               how                                      
 ≤ 1 Mi             another one         optimised                                  the optimiser's time grows with the
                                                                                   square of blocks and instructions
 more               another one         as it stands: time grows with the size     so the largest takes half a minute
-a million lines    nowhere             refused (:mod:`.control`)
+a million lines    nowhere             refused (:mod:`rgpu.server.device.cpu.ptx.control`)
 =================  ==================  =========================================  ==================================
 
 The other process has bounds of memory and processor time. What comes to them, or would need more stack than a thread
