@@ -288,13 +288,13 @@ class Agent:
         """The arguments of session.create."""
         return {"name": name, "memory": self.options.memory, "recover": self.options.recover,
                 "parent": self.options.name if name != self.options.name else None, "program": program,
-                "options": self.options.extra, "versions": versions.ours()}
+                "options": self.options.extra, "versions": versions.ours(), "proves_key": True}
 
     def _read(self, reply: dict[str, Any]) -> tuple[SessionFacts, Owner, Grant]:
         """Raises :class:`Corrupt`, and :class:`VersionMismatch` for a node that knows nothing of ours."""
         try:
             self._check_versions(str(reply["session"]), reply)
-            return SessionFacts.from_dict(reply["facts"]), desks.owner(reply), desks.grant(reply)
+            return SessionFacts.from_dict(reply["facts"]), desks.owner(reply), self.desk.grant(reply)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(f"the pool's reply to session.create cannot be read: {error!r}", reason="reply") from error
 

@@ -74,7 +74,7 @@ class RequestQueue:
         record = QueueRecord(name=order.name, quota=order.quota or 0, wants=order.wants, host=order.host or "",
                              agent=order.agent, program=order.program, recover=order.recover,
                              arrived=now if arrived is None else arrived, reason=why[:MAX_TEXT],
-                             user=order.user)
+                             user=order.user, proves_key=order.proves_key)
         held = await self.records.find(order.name)
         story = HistoryRecord(when=now, session=order.name, decision="queue", reason=why[:MAX_TEXT], user=order.user,
                               **self.term.signature())

@@ -52,6 +52,7 @@ from rgpu.server.worker.handed_over import adopt
 from rgpu.server.worker.limiter import Limiter
 from rgpu.server.worker.pulse import Pulse
 from rgpu.server.worker.tasks import Tasks
+from rgpu.session.devices import parts
 from rgpu.session.effects import Kind
 from rgpu.session.errors import Fenced, LinkError, Refused, RgpuError
 
@@ -92,6 +93,7 @@ class Worker:
         found = getattr(device, "derived", None)
         self.derived: Derived = found if found is not None else Derived()
         self.spec, self.quota = spec, quota
+        self.runtime.loop.memory = quota * max(1, len(parts(spec)))
         self.state = state  #: empty | incoming | running | paused | over
         self.channel: Channel | None = None
         self.link: AgentLink | None = None
@@ -430,6 +432,7 @@ def main() -> None:
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--device", required=True)
     parser.add_argument("--quota", type=int, default=0)
+    parser.add_argument("--host-memory", type=int, default=0)
     parser.add_argument("--spare", metavar="ROOM", help="wait for a session; ROOM is overwritten with its name")
     parser.add_argument("--host", default="")
     parser.add_argument("--socket", type=Path, required=True, help="where the daemon connects to")
@@ -452,6 +455,9 @@ def main() -> None:
     listener = listen(options.home / SOCKET if options.home else options.socket)
     began = time.monotonic()
     device = make_device(options.device, options.quota, options.host, own_stdout=True)
+    limit_host = getattr(device, "limit_host", None)
+    if limit_host is not None:
+        limit_host(options.host_memory)
     device_ms = round((time.monotonic() - began) * 1000)
     keep_prompt()
     if options.spare:

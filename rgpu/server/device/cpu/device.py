@@ -7,7 +7,6 @@ in :mod:`.modules`. See :class:`rgpu.checkpoint.device.Device` for the contract.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import threading
 import time
@@ -101,6 +100,10 @@ class CpuDevice:
         """Another quota for mappings and globals; only while nothing is mapped (a warm worker's device)."""
         self._memory.resize(memory)
         self.facts = replace(self.facts, total_memory=memory)
+
+    def limit_host(self, size: int) -> None:
+        """Bytes that pinned memory may take; 0: no bound."""
+        self._memory.pinned_total = size
 
     # -- memory ---------------------------------------------------------------------
     def map(self, address: int, size: int) -> None:
@@ -266,8 +269,7 @@ class CpuDevice:
         """Checks a launch; returns what executes it. ``conditions``: those of its graph, by handle; it may set them."""
         module, kernel = self._modules.check_launch(launch)
         parameters = bytes(launch.parameters[:kernel.parameter_bytes])
-        with contextlib.suppress(Exception):  # if it cannot be, its execution says so
-            module.linked.compile(kernel.name)  # here, as a driver loads a kernel at its first launch
+        self._modules.compile(module, kernel)  # here, as a driver loads a kernel at its first launch
 
         def run() -> None:
             if fault("cpu.launch") == "ecc":

@@ -21,6 +21,7 @@ import numpy as np
 from rgpu.checkpoint.device import Region
 from rgpu.server.device.cpu import addressspace
 from rgpu.server.device.cpu.ranges import RangeTable
+from rgpu.server.device.host_memory import check_pinned
 from rgpu.session import addresses
 from rgpu.session.errors import DeviceError
 
@@ -65,7 +66,8 @@ class Memory:
         self.total = round_up(total, addresses.GRANULE)
         self._first = index
         self._used = [0] * count
-        self._globals_used = 0
+        self._globals_used = self._pinned_used = 0
+        self.pinned_total = 0  #: bytes of pinned mirrors; 0: no limit
         self._bases = [addresses.device_base(index + number) for number in range(count)]
         self._devices: list[addressspace.Reservation] = []
         try:
@@ -173,6 +175,7 @@ class Memory:
         if size <= 0 or address < low or address + size > high:
             raise DeviceError(f"pinned range {address:#x}+{size:#x} is outside the pinned range", INVALID_VALUE)
         with self._lock:
+            check_pinned(self._pinned_used, size, self.pinned_total)
             if self.valid.overlaps(address, size):
                 raise DeviceError(f"pinned range {address:#x}+{size:#x} overlaps another", INVALID_VALUE)
             begin, end = self._own_pages(address, size)
@@ -182,6 +185,7 @@ class Memory:
                 self._pinned_edges[edge] += 1
             addressspace.view(address, size)[:] = 0
             self._pinned[address] = size
+            self._pinned_used += size
             self.valid = self.valid.added(address, size)
 
     def host_free(self, address: int) -> None:
@@ -190,6 +194,7 @@ class Memory:
             size = self._pinned.pop(address, None)
             if size is None:
                 raise DeviceError(f"{address:#x} is not the start of a pinned range", INVALID_VALUE)
+            self._pinned_used -= size
             self.valid = self.valid.removed(address, size)
             for edge in _edges(address, size):
                 self._pinned_edges[edge] -= 1

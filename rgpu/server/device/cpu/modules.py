@@ -22,7 +22,7 @@ from rgpu.session.errors import DeviceError
 
 log = structlog.get_logger(__name__)
 
-INVALID_VALUE, INVALID_HANDLE, NOT_SUPPORTED = 1, 400, 801
+INVALID_VALUE, OUT_OF_MEMORY, INVALID_HANDLE, NOT_SUPPORTED = 1, 2, 400, 801
 INVALID_PTX, UNSUPPORTED_PTX_VERSION, NO_BINARY_FOR_GPU = 218, 222, 209
 OUT_OF_RESOURCES, COOPERATIVE_TOO_LARGE = 701, 720
 MAX_TARGET = facts.COMPUTE_CAPABILITY[0] * 10 + facts.COMPUTE_CAPABILITY[1]
@@ -109,7 +109,7 @@ class Modules:
             line = getattr(error, "line", None)
             reason = f"{'' if line is None else f'line {line}: '}{getattr(error, 'reason', error)}"
             log.warning("PTX was refused", module=handle, reason=reason)
-            raise DeviceError(reason, INVALID_PTX) from error
+            raise DeviceError(reason, OUT_OF_MEMORY if getattr(error, "limit", False) else INVALID_PTX) from error
         self._modules[handle] = module
         return table, ""
 
@@ -227,6 +227,18 @@ class Modules:
                               COOPERATIVE_TOO_LARGE)
         _check_launch_attributes(kernel.name, launch.attributes)
         return module, kernel
+
+
+    def compile(self, module: Module, kernel: Kernel) -> None:
+        """Compile a kernel, unless it is. Raises DeviceError(2) for one that comes to the compiler's limits."""
+        try:
+            module.linked.compile(kernel.name)
+        except self._engine.PtxError as error:
+            reason = f"{kernel.name}: {getattr(error, 'reason', error)}"
+            log.warning("a kernel was not compiled", reason=reason)
+            raise DeviceError(reason, OUT_OF_MEMORY) from error
+        except Exception as error:  # noqa: BLE001 - its execution says so
+            log.info("a kernel was not compiled yet", kernel=kernel.name, reason=str(error)[:500])
 
 
 def _described(linked: Any, placed: tuple[PlacedGlobal, ...], parsed: Any) -> tuple[Module, ModuleTable]:

@@ -48,7 +48,8 @@ class Registration:
         record = NodeRecord(
             host=self._identity.host, incarnation=self._identity.incarnation, control=control,
             data=f"{data[0]}:{data[1]}", public_key=self._identity.keys.public, devices=self._devices(), state="ready",
-            version=__version__, started=time.time(), store=self._store, secret=secret)
+            version=__version__, started=time.time(), store=self._store, secret=secret,
+            checks_agents=True)
         self.membership = Membership(registry, self.keeper, record, self._lease, take_over=True, on_return=on_return)
         await self.membership.start()
         self.joined = True

@@ -64,8 +64,7 @@ class Reader:
         """A debug directive: to the end of its line, and its braces if it has any."""
         first = self.next()
         if first.text == ".section":
-            while not self.accept("{"):
-                self.next()
+            self.skip_to("{")
             while not self.accept("}"):
                 if self.next().kind == "end":
                     raise PtxError("unfinished .section", first.line)
