@@ -1,7 +1,7 @@
 """What several verbs print one after the other in one process: each stands behind a line with its name.
 
-``python -m tests.support.shown JSON``: a list of {name, verb, environment} and of {name, show: MODULE:FUNCTION, value}: what a verb
-prints of a value, where the value itself differs from run to run (ports, processes, times).
+``python -m tests.support.shown JSON``: a list of {name, verb, environment} and of {name, show: MODULE:FUNCTION, value}:
+what a verb prints of a value, where the value itself differs from run to run (ports, processes, times).
 """
 
 from __future__ import annotations
