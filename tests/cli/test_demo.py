@@ -38,7 +38,7 @@ def test_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_of_an_installed_package(tmp_path: Path) -> None:
-    """Of a package that lies as a wheel installs it, outside of any checkout: what it says before it starts anything."""
+    """What it says before it starts anything, of a package that lies as a wheel installs it."""
     shutil.copytree(ROOT / "rgpu", tmp_path / "site" / "rgpu",
                     ignore=lambda folder, names: {name for name in names if Path(name).suffix not in ("", ".py")
                                                   or name in ("lib", "native", "__pycache__")})

@@ -53,9 +53,9 @@ def test_a_node_that_is_started_otherwise_than_before_says_which_pool_it_belongs
     files.add_node("node-a")
     belonging.remember(files, belonging.look(files, "node-a"), ADDRESS, "data-1")
     before = sorted(path for path in files.root.rglob("*"))
-    done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "server", "--host", "node-a", "--registry", "embedded"],
-                          env={**os.environ, "RGPU_POOL": str(files.root), "RGPU_CONFIG": ""}, capture_output=True,
-                          text=True, timeout=60)
+    verb = ("server", "--host", "node-a", "--registry", "embedded")
+    done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", *verb], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "RGPU_POOL": str(files.root), "RGPU_CONFIG": ""})
     assert done.returncode == Refused.exit_code, done.stderr
     assert f"node-a belongs to pool {pool.id}, whose registry is {ADDRESS}" in done.stderr
     assert sorted(path for path in files.root.rglob("*")) == before
