@@ -12,13 +12,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pages.machines import TOKEN, Machines
 from tests.support.pages.page import Block, blocks
 from tests.support.pools.hosts import Network, unavailable
@@ -84,13 +84,12 @@ def nodes(machines: Machines, name: str) -> set[str]:
 
 
 def wait_nodes(machines: Machines, name: str, hosts: set[str], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
+    def seen() -> bool:
         with contextlib.suppress(AssertionError):
-            if nodes(machines, name) == hosts:
-                return
-        assert time.monotonic() < deadline, f"{name} sees {nodes(machines, name)}, not {hosts}"
-        time.sleep(0.5)
+            return nodes(machines, name) == hosts
+        return False
+
+    eventually(seen, lambda: f"{name} sees {nodes(machines, name)}, not {hosts}", seconds, every=0.5)
 
 
 def every_verb(machines: Machines, name: str, others: tuple[str, str], operator: bool) -> None:
