@@ -132,6 +132,9 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.list", USER, ANY, True,
          "{all, all_users} → {sessions: […], queue: requests that wait}: one's own; `all_users`: everybody's, for an "
          "operator.", on=On.LIST, web=True),
+    Verb("session.page", USER, ANY, True,
+         "{all, all_users, state, host, user, q, page} → {rows, page, pages, total, states}: of both the page of that "
+         "number, in the order of names; `q`: in name, command or labels.", on=On.LIST, web=True),
     Verb("session.describe", USER, ANY, True, "{session} → the record and what its worker reports", on=On.SESSION,
          web=True),
     Verb("session.logs", USER, ANY, True, "{session, lines} → {lines: […]}", on=On.SESSION),

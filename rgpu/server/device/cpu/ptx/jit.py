@@ -53,6 +53,11 @@ class Helper:
     needs: tuple[Helper, ...] = ()
 
 
+def private(result: str, name: str, args: str, body: str, inline: str = "alwaysinline") -> str:
+    """Return the IR of a function that only the helper which it is defined with calls."""
+    return f"define internal {result} @{name}({args}) {inline} #0 {{\n{body}\n}}\n"
+
+
 _compiled: dict[str, Helper] = {}
 
 
