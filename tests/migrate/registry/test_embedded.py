@@ -244,7 +244,7 @@ def test_old_changes_are_forgotten_by_themselves(tmp_path: Path, monkeypatch: py
 
 def test_commits_of_other_processes_are_told_and_an_idle_registry_is_left_alone(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the kernel: with looks an hour apart, watches hear of commits, of a committer's death and of leases that end."""
+    """With looks an hour apart, watches hear of commits, of a committer's death and of leases that end."""
     monkeypatch.setattr(embedded, "LOOK_SECONDS", 3600.0)
 
     async def test() -> None:

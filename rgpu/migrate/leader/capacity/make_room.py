@@ -22,6 +22,7 @@ from rgpu.migrate.leader.hosts import Hosts
 from rgpu.migrate.leader.moving.moves import Moves
 from rgpu.migrate.leader.request_queue import RequestQueue
 from rgpu.migrate.leader.term.decisions import Term
+from rgpu.migrate.leader.term.pace import Pace
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.scheduling.adapter import View
@@ -41,7 +42,7 @@ log = structlog.get_logger(__name__)
 PATIENCE = 1.0  #: seconds that the head of the queue waits before anything is moved or parked for it
 STUCK_SECONDS = 60.0  #: a session that could not be moved or parked is left out of plans for so long
 PAUSE_SECONDS = 5.0  #: after a plan that failed
-LOOK_AGAIN_SECONDS = 1.0  #: between two looks at the queue, at most
+AGAIN_SECONDS = 1.0  #: after a look at the queue that failed
 LOOK_SECONDS = 10.0  #: between two looks at the pool's fragmentation
 
 
@@ -65,10 +66,11 @@ class Rebalancing:
     """See the module docstring. :meth:`run` is one of the leader's loops."""
 
     def __init__(self, term: Term, records: PoolRecords, tasks: TermTasks, hosts: Hosts, queue: RequestQueue,
-                 moves: Moves, admission: Admission, parking: Parking, by_default: bool) -> None:
+                 moves: Moves, admission: Admission, parking: Parking, pace: Pace, by_default: bool) -> None:
         """``by_default``: sessions are moved without being asked for where no operator has said otherwise."""
         self.term, self.records, self.tasks, self.hosts, self.queue = term, records, tasks, hosts, queue
         self.moves, self.admission, self.parking, self._by_default = moves, admission, parking, by_default
+        self.pace = pace
         self.limits, self.costs = Limits(), Costs()
         self.patience = PATIENCE
         self.alarm = Alarm()
@@ -80,15 +82,19 @@ class Rebalancing:
 
     async def run(self) -> None:
         """Let in what waits whenever there is a place; where there is none, make room if that is worth it."""
+        waiting = True
         while True:
-            await self.queue.woken(LOOK_AGAIN_SECONDS)
+            await self.pace.pause(waiting)
+            waiting = True
             try:
-                await self.tick(await self.admission.tick())
+                served = await self.admission.tick()
+                await self.tick(served)
+                waiting = bool(served.waiting or served.placed or self.doing or self.queue.any_parked)
             except Fenced:
                 raise
             except RgpuError as error:
                 log.info("nobody was let in", reason=error.message)
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def auto(self) -> bool:
         """Whether sessions are moved without being asked for: as set, or by default."""
