@@ -48,8 +48,8 @@ class WorkerLogs:
     def rotate(self) -> dict[Path, int]:
         """Where a log is over :data:`LOG_LIMIT`, its newest end goes to ``worker.log.1``, and it begins anew.
 
-        Gives the logs' sizes. A worker has the file open for appending, so that what it writes next stands at the new beginning; a line
-        written in between can be lost.
+        Gives the logs' sizes. A worker has the file open for appending, so that what it writes next stands at the new
+        beginning; a line written in between can be lost.
         """
         sizes = {}
         for path in (self.directory / "workers").glob("*/worker.log"):
