@@ -207,7 +207,9 @@ class Shipper:
         # The shim reads `sleeping` after it published; we look after we said that we sleep.
         with self._loop.fence:
             more = not self.journal.stalled and has_more()
-        ready = poll(0 if more else self._longest(now))
+        seconds = 0 if more else self._longest(now)
+        self.shipping.rests(seconds)
+        ready = poll(seconds)
         self.page.set_sleeping(False)
         return ready
 

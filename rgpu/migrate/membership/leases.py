@@ -18,7 +18,7 @@ from rgpu.migrate.registry.clock import NANOSECOND, boot_time_ns
 #: Slots by what they are for.
 NODE_SLOT, LEADER_SLOT = 0, 1
 SIGN_SECONDS = 1.0  #: between two signs of life; less where the keeper's patience is short
-LOOK_SECONDS = 2.0  #: between two looks at a deadline: timers stand still while the host is suspended, it does not
+LOOK_SECONDS = 5.0  #: between two looks at a deadline: timers stand still while the host is suspended, it does not
 
 
 @dataclass(frozen=True, slots=True)

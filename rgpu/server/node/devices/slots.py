@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from rgpu.checkpoint.device import DeviceFacts
 from rgpu.migrate.scheduling.placement import mebibytes, run_of
@@ -21,6 +21,7 @@ class DeviceSlot:
     facts: DeviceFacts
     memory: int  #: bytes that sessions may use in all
     health: Health = Health()
+    described: dict[str, Any] = field(default_factory=dict)  #: what the node's record says of the facts, once it did
 
     @property
     def healthy(self) -> bool:

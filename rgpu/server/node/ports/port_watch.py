@@ -20,7 +20,7 @@ from rgpu.session.errors import LinkError, RgpuError, TimedOut
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 10.0
+LOOK_SECONDS = 15.0
 AGAIN_SECONDS = 3.0  #: after a look that failed, or while a port cannot be reached
 ANSWER_SECONDS = 4.0  #: a port that takes longer than that for its own daemon cannot be reached
 ZMTP_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"

@@ -27,7 +27,7 @@ from rgpu.session.errors import Refused, RgpuError
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 0.5  #: between two looks at whether somebody came or went
+LOOK_SECONDS = 1.0  #: between two looks at whether somebody came or went
 ASK_SECONDS = 5.0
 WHOLE = 100
 LEAST = 5  #: per cent that those who were promised nothing have between them in any case
