@@ -170,7 +170,7 @@ class Store:
 
     @property
     def sign_path(self) -> Path:
-        """The file that is written to after each commit, and closed by whoever dies before that."""
+        """Path of the file that is written to after each commit, and closed by a writer that dies before that."""
         return Path(f"{self.path}.lock")
 
     def data_version(self) -> int:

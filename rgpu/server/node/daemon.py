@@ -153,7 +153,7 @@ class Daemon:
             directory, options.spares, spawn=self.boxes.spawn, release=self.boxes.release, room=self.devices.free,
             options=handles.common_options(directory, options.log_level, options.module_cache_size))
         self.shares = CheckpointShares(options.checkpoint_bandwidth, self.devices.free)
-        self.room = DeviceRoom(self.devices, self.held.leaving, self.shares)
+        self.room = DeviceRoom(self.devices, self.held.leaving, self.shares, self.warm.give_way)
         self.progress = MoveProgress()
         self.logs = WorkerLogs(host, directory)
 

@@ -42,7 +42,7 @@ class DeviceSlots:
     def __init__(self, host: str, slots: dict[str, DeviceSlot], occupants: Callable[[], Sequence[Occupant]],
                  kept: Callable[[str], int] = lambda spec: 0) -> None:
         self.slots = slots
-        self._host, self._occupants, self._kept = host, occupants, kept
+        self._host, self._occupants, self.kept = host, occupants, kept
 
     def free(self, spec: str, session: str = "") -> int:
         """Bytes of the device that no session here was promised, but those of the run of ``session``."""
@@ -55,7 +55,7 @@ class DeviceSlots:
             if not session or name == session or run_of(name) != run_of(session):  # its own worker of before counts
                 runs[run_of(name)] = max(runs.get(run_of(name), 0), quota)
         used = sum(runs.values())
-        return self.slots[spec].memory - used - self._kept(spec)
+        return self.slots[spec].memory - used - self.kept(spec)
 
     def choose(self, device: str | None, quota: int, session: str = "") -> str:
         """A healthy device with room, or all that ``device`` names. Raises :class:`Refused` with the reason."""
