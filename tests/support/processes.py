@@ -52,12 +52,19 @@ class Use:
         return Use((self.share - before.share) / seconds, (self.wakes - before.wakes) / seconds)
 
 
-def use(pid: int) -> Use:
-    """What a living process used so far: processor seconds, and how often its threads went to sleep."""
-    spent = wakes = 0
+def threads(pid: int) -> dict[int, Use]:
+    """What each thread of a living process used so far: processor seconds, and how often it went to sleep."""
+    found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that ended
-            spent += int((task / "schedstat").read_text().split()[0])
+        with contextlib.suppress(OSError, IndexError):  # a thread that ended
+            spent = int((task / "schedstat").read_text().split()[0])
             status = (task / "status").read_text()
-            wakes += int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
-    return Use(spent / 1e9, wakes)
+            found[int(task.name)] = Use(spent / 1e9, float(
+                status.partition("\nvoluntary_ctxt_switches:")[2].split()[0]))
+    return found
+
+
+def use(pid: int) -> Use:
+    """The same of all its threads together."""
+    found = threads(pid).values()
+    return Use(sum(one.share for one in found), sum(one.wakes for one in found))
