@@ -11,7 +11,7 @@ from rgpu.migrate.registry.base import Delete, Registry, created
 
 KEEP_HISTORY = 2000
 KEEP_ENDED = 500
-PRUNE_TICKS = 60
+PRUNE_SECONDS = 60.0
 
 
 class Housekeeping:
@@ -19,13 +19,15 @@ class Housekeeping:
 
     def __init__(self, registry: Registry, term: Term, records: PoolRecords, members: Members) -> None:
         self._registry, self.term, self.records, self.members = registry, term, records, members
-        self._ticks = 0
+        self._pruned = term.clock.monotonic()
 
-    async def tick(self, sessions: list[Held]) -> None:
-        """:meth:`prune`, with each :data:`PRUNE_TICKS`-th call."""
-        self._ticks += 1
-        if self._ticks % PRUNE_TICKS == 0:
+    async def tick(self, sessions: list[Held]) -> bool:
+        """:meth:`prune`, every :data:`PRUNE_SECONDS`; nothing waits for it."""
+        now = self.term.clock.monotonic()
+        if now - self._pruned >= PRUNE_SECONDS:
+            self._pruned = now
             await self.prune()
+        return False
 
     async def prune(self) -> None:
         """Forget the oldest history, the records of long ended sessions, and invitations that have expired."""

@@ -157,7 +157,7 @@ class Daemon:
             options=handles.common_options(directory, options.log_level, options.module_cache_size,
                                            self.boxes.memory))
         self.shares = CheckpointShares(options.checkpoint_bandwidth, self.devices.free)
-        self.room = DeviceRoom(self.devices, self.held.leaving, self.shares)
+        self.room = DeviceRoom(self.devices, self.held.leaving, self.shares, self.warm.give_way)
         self.progress = MoveProgress()
         self.logs = WorkerLogs(host, directory)
 

@@ -60,8 +60,10 @@ class Registration:
 
     async def tell_devices(self) -> None:
         """The pool is told now that a device is not what it was. What it does not hear is told with the next look."""
-        with contextlib.suppress(RgpuError):
-            await self.membership.update(devices=self._devices())
+        devices = self._devices()
+        if devices != self.membership.record.devices:
+            with contextlib.suppress(RgpuError):
+                await self.membership.update(devices=devices)
 
     async def tell_secret(self, secret: str) -> None:
         """Have the record say which of the pool's secrets is held here; told again with the next look if that fails."""

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from rgpu.server.node.workers import handles as workers
+from rgpu.server.node.workers import warm_workers
 from rgpu.server.node.workers.boxes import basic
-from rgpu.server.node.workers.warm_workers import CONTEXT_MEMORY, WarmWorkers
+from rgpu.server.node.workers.warm_stock import CONTEXT_MEMORY
+from rgpu.server.node.workers.warm_workers import WarmWorkers
 from rgpu.server.worker import warm_worker
 from rgpu.server.worker.warm_worker import ROOM
 from tests.support.eventually import eventually_async
@@ -121,6 +123,37 @@ def test_nobody_waits_for_one_that_does_not_start(tmp_path: Path) -> None:
         assert await asyncio.wait_for(warm.become("cpu:0", assignment, tmp_path / "x.sock"), 5.0) is None
         assert warm.missed == 1
         warm.close()
+
+    run(work)
+
+
+def test_nobody_waits_long_for_one_that_is_slow_and_those_beyond_the_first_give_way(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        warm = make(tmp_path, 2)
+        monkeypatch.setattr(warm_workers, "SOON_SECONDS", 0.2)
+        never = asyncio.Event()
+
+        async def hangs(device: str) -> Any:
+            await never.wait()
+
+        warm._make = hangs  # type: ignore[method-assign]
+        warm.start(["cpu:0"])
+        await until(lambda: warm._begun.get("cpu:0"))
+        assignment: Any = None
+        assert await asyncio.wait_for(warm.become("cpu:0", assignment, tmp_path / "x.sock"), 5.0) is None
+        warm.close()
+        warm = make(tmp_path, 2)
+        monkeypatch.setattr(warm_workers.warm_stock, "IDLE", -1.0)
+        warm.start(["cpu:0"])
+        try:
+            await until(lambda: warm.ready("cpu:0") == 2)
+            first, second = warm.pids()
+            await warm.give_way("cpu:0", 1 << 40)
+            assert warm.pids() == [first], "the next session's own stays"
+            assert not Path(f"/proc/{second}").exists()
+        finally:
+            warm.close()
 
     run(work)
 
