@@ -51,6 +51,7 @@ class GlobalInfo:
     align: int
     space: str
     data: bytes
+    managed: bool = False
 
 
 class PtxModule:
@@ -68,7 +69,7 @@ class PtxModule:
             var = program.variables[name]
             if not var.extern:
                 data = self._image(var, lambda *_: 0)
-                self.globals[name] = GlobalInfo(name, var.size, var.align, var.space, data)
+                self.globals[name] = GlobalInfo(name, var.size, var.align, var.space, data, var.managed)
         for fn in program.functions.values():
             if fn.entry and fn.body is not None:
                 self._code[fn.name] = generate(program, fn, self._index)
