@@ -23,6 +23,8 @@ DISTURBED: dict[str, list[tuple[str, str]]] = {
     "modules": [("7", "move"), ("12", "kill"), ("17", "checkpoint")],
     "graphs": [("3", "move"), ("6", "kill"), ("9", "checkpoint")],
     "textures": [("1", "move"), ("2", "kill"), ("3", "checkpoint"), ("4", "move"), ("5", "kill")],
+    "managed": [("host", "move"), ("device", "kill"), ("both", "checkpoint"), ("busy", "copy"), ("list", "replay"),
+                ("variable", "kill"), ("attached", "move")],
     "conditions": [("3", "copy"), ("5", "replay"), ("7", "kill"), ("9", "checkpoint")],
     "virtual": [("kept", "move"), ("overtaken", "kill"), ("both", "checkpoint")],
     "churn": [("80", "kill"), ("140", "move"), ("200", "kill")],
