@@ -101,6 +101,12 @@ def test_table_counts_that_cannot_be(data: bytes) -> None:
     assert "offset" in caught.value.detail
 
 
+def test_a_managed_variable_is_told_by_a_bit_of_its_size() -> None:
+    variables = (GlobalVariable("m", 4096, 12, True), GlobalVariable("p", 8192, 1 << 40))
+    back = module_table.decode(module_table.encode(ModuleTable((), variables))).globals
+    assert [(v.name, v.address, v.size, v.managed) for v in back] == [("m", 4096, 12, True), ("p", 8192, 1 << 40, False)]
+
+
 def test_table_values_that_do_not_fit() -> None:
     for table in (ModuleTable((FunctionInfo("f", (), (1,) * 15),), ()), ModuleTable((), (GlobalVariable("g", -1, 1),)),
                   ModuleTable((), (GlobalVariable("g" * 70000, 1, 1),))):

@@ -169,6 +169,7 @@ class Upkeep:
         shipper, journal = self._shipper, self._shipper.journal
         if shipper.link is not None:
             self._same_host = shipper.link.host.state
+        faults, waiting = shipper.usage.managed() if shipper.usage is not None else (0, 0)
         return {"calls": journal.last_seq, "awaited_calls": shipper.awaited, "bytes": journal.total_bytes,
                 "pid": shipper.identity.pid, "asked_pid": shipper.identity.asked_pid,
                 "command": shipper.identity.command, "journal_bytes": journal.kept_bytes,
@@ -178,6 +179,7 @@ class Upkeep:
                 "unsupported_calls": list(shipper.unsupported), **shipper.modules.statistics(),
                 "shared_bytes_to_device": shipper.bulk.named_bytes,
                 "shared_bytes_from_device": shipper.returns.areas.bytes,
+                "managed_faults": faults, "managed_waiting": waiting,
                 "same_host": self._same_host}
 
     def tell_anew(self) -> None:

@@ -143,10 +143,31 @@ CUresult open_all(Managed& m, ManagedRegion& region) {
   return open(region, 0, region.units.size(), Newest::host) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// An error that sticks: nothing comes from the device any more, and what the CPU had last is all there is.
+// A kernel of the program's own failed: the session is there, but its context is lost.
+bool kernel_failed(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Nothing comes from the device any more. After an error of its own kernels a program finds undefined bytes in managed
+// memory, which is what the CPU had last; one that lost its session must not take those for a result.
 Touch give_up(ManagedRegion& region, CUresult result) {
-  if (session().gone || session().state != Session::State::live) {
-    log_once("managed lost", "the session is lost, and with it managed memory that the program is using (error %d)",
+  if (!kernel_failed(result)) {
+    log_once("managed lost", "managed memory at %#llx cannot be brought back, the session is lost (error %d): the touch "
+                             "is a fault of the program", static_cast<unsigned long long>(region.base),
              static_cast<int>(result));
     return Touch::lost;
   }
@@ -155,12 +176,18 @@ Touch give_up(ManagedRegion& region, CUresult result) {
   return open(region, 0, region.units.size(), Newest::host) ? Touch::present : Touch::lost;
 }
 
-// One step: true when all units from `unit` on are as wanted.
+struct Waiting {  // counted while it is
+  Waiting() { report_managed(1); }
+  ~Waiting() { report_managed(-1); }
+};
+
+// Units that are touched, one after the other until all are as wanted.
 struct Toucher {
   Managed& m;
   ManagedRegion& region;
   const std::size_t from, to;
   const bool write, waits;
+  std::optional<Waiting> waiting{};
 
   bool fine(std::size_t unit) const {
     return region.units[unit] == Newest::host || (!write && region.units[unit] == Newest::both);
@@ -180,6 +207,7 @@ struct Toucher {
           if (CUresult r = open_all(m, region); r) return give_up(region, r);
         continue;
       }
+      if (!waiting) waiting.emplace();
       if (waits && m.giving) {
         m.given.wait(guard);
         continue;

@@ -15,6 +15,7 @@
 namespace rgpu {
 namespace {
 
+constexpr std::size_t kMostUses = 256;
 constexpr std::size_t kMostUnits = (4u << 20) / kUnit;  // of one call: its payload's segment is soon free again
 
 // Copies what of the units is managed. Lock held.
@@ -156,6 +157,8 @@ void ManagedUse::given(std::uint64_t seq) {
     last = std::max(last, seq);
   };
   if (everything_) raise(m.uses);
+  if (m.uses.size() > kMostUses)  // streams come and go, and nobody touches
+    std::erase_if(m.uses, [](auto& use) { return complete_on(use.first, use.second) && !observed(use.second); });
   for (const Part& part : parts_) {
     const bool named = !everything_ || part.region->attached == CU_MEM_ATTACH_HOST ||
                        (part.region->attached == CU_MEM_ATTACH_SINGLE && part.region->stream != stream_.number);

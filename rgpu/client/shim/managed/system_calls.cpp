@@ -123,6 +123,7 @@ const char* install() {
   const int failed = ::pthread_create(&thread, nullptr, run, nullptr);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (failed) return "no thread";
+  ::pthread_atfork(nullptr, nullptr, [] { ::close(listener); });  // without listeners such a call of a child's fails
   ::pthread_detach(thread);
   return nullptr;
 }

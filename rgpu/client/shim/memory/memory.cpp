@@ -276,10 +276,13 @@ CUresult allocate_device(Context& context, std::uint64_t size, std::uint64_t& ad
 
 bool hide_device(std::uint64_t address) {
   Memory& m = memory();
-  std::unique_lock guard(m.lock);
-  auto it = m.allocated.find(address);
-  if (it == m.allocated.end() || it->second.hidden) return false;
-  it->second.hidden = true;
+  {
+    std::unique_lock guard(m.lock);
+    auto it = m.allocated.find(address);
+    if (it == m.allocated.end() || it->second.hidden) return false;
+    it->second.hidden = true;
+  }
+  forget_managed(address);
   return true;
 }
 
@@ -290,7 +293,6 @@ CUresult free_hidden(std::uint64_t address) {
 
 CUresult free_device(std::uint64_t address) {
   if (!hide_device(address)) return CUDA_ERROR_INVALID_VALUE;
-  forget_managed(address);
   bool done = false;
   {
     Section section;
