@@ -62,6 +62,8 @@ def encode(table: ModuleTable) -> bytes:
             parts.append(_ATTRIBUTES.pack(*function.attributes))
         parts.append(U32.pack(len(table.globals)))
         for variable in table.globals:
+            if variable.size >= _MANAGED:
+                raise ValueError(f"module table: variable {variable.name} of {variable.size} bytes")
             parts += (pack_name(variable.name), _PLACE.pack(variable.address, variable.size | variable.managed * _MANAGED))
     except StructError as error:
         raise ValueError(f"module table: {error}") from None

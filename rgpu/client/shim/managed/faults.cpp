@@ -8,9 +8,11 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 
 #include "managed.hpp"
 #include "session.hpp"
@@ -19,8 +21,14 @@ namespace rgpu {
 namespace {
 
 constexpr std::size_t kMostHandlers = 16;
-constexpr std::size_t kStack = 256 << 10;        // what a fetch runs on where the program's signal stack is a small one
-constexpr unsigned kMostRepeats = 1000;          // of a fault whose handler returns without doing anything about it
+constexpr std::size_t kStack = 256 << 10;  // what a fetch runs on where the program's signal stack is a small one
+// A handler that returns, and the same fault comes at once: after so many times it is taken to leave it to the next one
+// (crash reporters put back what they found, which is ours).
+constexpr unsigned kPatience = 3;
+constexpr std::int64_t kAtOnceNs = 100'000;
+// In siginfo's si_errno, which no fault uses: handed on, and by how many handlers. One that hands it on to what it found
+// (ours) does so with the same siginfo; the kernel's next fault has another.
+constexpr int kHandedOn = 0x52470000, kDepth = 0xFF;
 
 struct Chain {
   std::mutex lock;  // of those who add
@@ -33,14 +41,19 @@ Chain& chain() {
   return *c;
 }
 
-// What this thread is handing on.
-struct Handing {
-  std::size_t depth = 0;        // handlers that it is in
-  std::uintptr_t frame = 0;     // of the innermost
+// The last fault that this thread handed on.
+struct Last {
   std::uint64_t address = 0, instruction = 0;
+  std::int64_t returned = 0;  // when its handler did, in ns
   unsigned repeats = 0;
 };
-thread_local Handing handing;
+thread_local Last last;
+
+std::int64_t now_ns() {
+  timespec time;
+  ::clock_gettime(CLOCK_MONOTONIC, &time);
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
 
 // As the kernel would: the default ends the process when the instruction faults again, or here for a signal that was
 // sent.
@@ -56,36 +69,34 @@ void end_by_default(int signal, bool comes_again) {
   ::raise(signal);
 }
 
+// Handlers that have had the fault already.
+std::size_t handed(const siginfo_t* info, const void* raw) {
+  if ((info->si_errno & ~kDepth) == kHandedOn) return static_cast<std::size_t>(info->si_errno & kDepth);
+  const auto address = reinterpret_cast<std::uint64_t>(info->si_addr);
+  const auto instruction = static_cast<std::uint64_t>(static_cast<const ucontext_t*>(raw)->uc_mcontext.gregs[REG_RIP]);
+  const bool again = last.address == address && last.instruction == instruction && now_ns() - last.returned < kAtOnceNs;
+  last = {address, instruction, 0, again ? last.repeats + 1 : 0};
+  return last.repeats < kPatience ? 0 : last.repeats - kPatience + 1;
+}
+
 void hand_on(int signal, siginfo_t* info, void* raw) {
   Chain& c = chain();
-  Handing& h = handing;
   const bool sent_by_somebody = info->si_code <= 0;
-  const auto frame = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
-  if (h.depth && frame >= h.frame) h.depth = 0;  // a handler left by a long jump
-  const auto address = reinterpret_cast<std::uint64_t>(info->si_addr);
-  const auto instruction = static_cast<std::uint64_t>(static_cast<ucontext_t*>(raw)->uc_mcontext.gregs[REG_RIP]);
-  const bool again = !h.depth && h.address == address && h.instruction == instruction;
-  if (!h.depth) h.repeats = again ? h.repeats + 1 : 0;
-  h.address = address;
-  h.instruction = instruction;
-  const std::size_t count = c.count.load(std::memory_order_acquire);
-  if (h.depth >= count || h.repeats > kMostRepeats) return end_by_default(signal, !sent_by_somebody);
-  const struct sigaction& next = c.handlers[count - 1 - h.depth];
+  const std::size_t depth = sent_by_somebody ? 0 : handed(info, raw), count = c.count.load(std::memory_order_acquire);
+  if (depth >= count) return end_by_default(signal, !sent_by_somebody);
+  const struct sigaction& next = c.handlers[count - 1 - depth];
   if (!(next.sa_flags & SA_SIGINFO) && next.sa_handler == SIG_IGN && sent_by_somebody) return;
   if (!(next.sa_flags & SA_SIGINFO) && (next.sa_handler == SIG_DFL || next.sa_handler == SIG_IGN))
     return end_by_default(signal, !sent_by_somebody);  // a fault cannot be ignored
   sigset_t mask = next.sa_mask, before;
   if (!(next.sa_flags & SA_NODEFER)) ::sigaddset(&mask, signal);
   ::pthread_sigmask(SIG_BLOCK, &mask, &before);
-  const Handing outer = h;
-  ++h.depth;
-  h.frame = frame;
+  if (!sent_by_somebody) info->si_errno = kHandedOn | static_cast<int>(std::min<std::size_t>(depth + 1, kDepth));
   if (next.sa_flags & SA_SIGINFO)
     next.sa_sigaction(signal, info, raw);
   else
     next.sa_handler(signal);
-  h.depth = outer.depth;
-  h.frame = outer.frame;
+  last.returned = now_ns();
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -128,7 +139,7 @@ void on_fault(int signal, siginfo_t* info, void* raw) {
   const int before = errno;
   const auto address = reinterpret_cast<std::uint64_t>(info->si_addr);
   Managed& m = managed();
-  const bool may_be_ours = info->si_code == SEGV_ACCERR && address >= m.lowest.load(std::memory_order_relaxed) &&
+  const bool may_be_ours = info->si_code == SEGV_ACCERR && !info->si_errno && address >= m.lowest.load(std::memory_order_relaxed) &&
                            address < m.highest.load(std::memory_order_relaxed) && initialised();
   if (may_be_ours) {
     constexpr long kWrite = 2;  // of a page fault's error code (Intel SDM 3A, 4.7)

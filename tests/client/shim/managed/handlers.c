@@ -53,9 +53,9 @@ static volatile unsigned char* wanted;
 static volatile int seen;
 static void touch(int signal) { seen = *wanted; }
 
-// Touches memory in a handler of its own that runs on a signal stack of 8 KiB.
+// Touches memory in a handler of its own that runs on a signal stack of 24 KiB: two frames of wide registers.
 int look_on_small_stack(unsigned char* at) {
-  stack_t small = {.ss_sp = malloc(8192), .ss_size = 8192}, before;
+  stack_t small = {.ss_sp = malloc(24576), .ss_size = 24576}, before;
   struct sigaction action = {0};
   wanted = at;
   seen = -1;
