@@ -76,12 +76,11 @@ rt.cudaStreamAttachMemAsync(stream, at, size(0), 4)
 rt.cudaMemset(at, 0, size(N * 4))
 rt.cudaDeviceSynchronize()
 assert not a.any()
-wrong = {"no bytes": rt.lib.cudaMallocManaged(ctypes.byref(P()), size(0), 1),
-         "flags": rt.lib.cudaMallocManaged(ctypes.byref(P()), size(4), 4),
+wrong = {"flags": rt.lib.cudaMallocManaged(ctypes.byref(P()), size(4), 4),
          "too much": rt.lib.cudaMallocManaged(ctypes.byref(P()), size(1 << 40), 1),
          "not managed": rt.lib.cudaStreamAttachMemAsync(stream, a.ctypes.data + 4, size(0), 1),
          "no stream": rt.lib.cudaStreamAttachMemAsync(None, at, size(0), 4)}
 rt.lib.cudaGetLastError()
 rt.cudaFree(at)
 print("wrong", wrong)
-print("digest", "0" * 64)
+print("ok")

@@ -360,9 +360,15 @@ CUresult cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary handle, 
 CUresult cuLibraryGetManaged(CUdeviceptr* dptr, size_t* bytes, CUlibrary handle, const char* name) {
     CUdeviceptr address = 0;
     size_t size = 0;
+    LoadedLibrary* library = nullptr;
+    Module* module = nullptr;
     if (CUresult r = require(); r) return r;
-    if (dptr == nullptr && bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult r = cuLibraryGetGlobal(&address, &size, handle, name); r) return r;
+    if (CUresult r = look_up(handle, library); r) return r;
+    if (name == nullptr || (dptr == nullptr && bytes == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+    Context* context = nullptr;  // the caller needs none
+    if (CUresult r = context_for(*library, context); r) return r;
+    if (CUresult r = instance_in(*library, *context, module); r) return r;
+    if (CUresult r = find_global(*module, name, &address, &size); r) return r;
     if (!place_of(address).managed) return CUDA_ERROR_NOT_FOUND;
     if (dptr != nullptr) *dptr = address;
     if (bytes != nullptr) *bytes = size;
