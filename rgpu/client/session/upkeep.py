@@ -13,6 +13,7 @@ from rgpu.client.journal.spill import SpillFile, SpillJob, write_segment
 from rgpu.client.run.pool_desk import Grant
 from rgpu.client.session.parts import Parts
 from rgpu.client.shim_link.local import LocalPeer
+from rgpu.client.shim_link.observe import Usage
 from rgpu.link.messages.data import STATS
 from rgpu.link.messages.shim import JOURNAL_FULL, RUNNING, UNPROTECTED
 from rgpu.session.errors import LinkError, RgpuError
@@ -32,6 +33,7 @@ class Session(Parts, Protocol):
     grant: Grant
     peer: LocalPeer
     awaited: int
+    usage: Usage | None
     unsupported: dict[str, None]
 
     def post(self, function: Callable[..., None], *args: Any) -> None:

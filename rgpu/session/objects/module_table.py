@@ -64,7 +64,8 @@ def encode(table: ModuleTable) -> bytes:
         for variable in table.globals:
             if variable.size >= _MANAGED:
                 raise ValueError(f"module table: variable {variable.name} of {variable.size} bytes")
-            parts += (pack_name(variable.name), _PLACE.pack(variable.address, variable.size | variable.managed * _MANAGED))
+            size = variable.size | variable.managed * _MANAGED
+            parts += (pack_name(variable.name), _PLACE.pack(variable.address, size))
     except StructError as error:
         raise ValueError(f"module table: {error}") from None
     return b"".join(parts)

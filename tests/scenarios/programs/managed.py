@@ -33,7 +33,7 @@ extern "C" __global__ void busy(unsigned* a, int turns) {
 extern "C" __global__ void walk(Link* first) { for (Link* at = first; at; at = at->next) at->value += 3 + plain; }
 extern "C" __global__ void count(void) { visits[threadIdx.x] += threadIdx.x; visits[2999]++; }
 """, "step", "busy", "walk", "count")
-P, I, U = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
+PTR, INT, UINT = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32
 
 
 def managed(size, flags=GLOBAL):
@@ -55,7 +55,7 @@ def through_a_pipe(a, model):
     part = memoryview(a).cast("B")[4096:36864]
     assert os.write(writes, part) == len(part)
     assert os.read(reads, len(part)) == memoryview(model).cast("B")[4096:36864]
-    launch(step, (at, 9, N), (P, U, I))
+    launch(step, (at, 9, N), (PTR, UINT, INT))
     check(driver.cuCtxSynchronize())
     new = np.arange(len(part) // 4, dtype=np.uint32)
     os.write(writes, new.tobytes())
@@ -75,7 +75,7 @@ for number in range(ROUNDS):
     model[number::61] += np.uint32(number)
     if number == 3:
         gate("host")  # what the CPU changed was not sent
-    launch(step, (at, number, N), (P, U, I), (0, stream, own)[number % 3])
+    launch(step, (at, number, N), (PTR, UINT, INT), (0, stream, own)[number % 3])
     model[:] = model * np.uint32(5) + np.uint32(number)
     if number == 5:
         gate("device")  # what the kernel changed was not fetched
@@ -89,7 +89,7 @@ same(a, model, "rounds")
 
 # Work that nobody waits for: the touch does.
 TURNS = 3_000_000
-launch(busy, (at, TURNS), (P, I), stream, blocks=1)
+launch(busy, (at, TURNS), (PTR, INT), stream, blocks=1)
 gate("busy")
 multiplier, addend, by, plus = 1, 0, 1664525, 1013904223
 while TURNS:  # the generator's power: by squaring
@@ -103,9 +103,9 @@ same(a, model, "a touch waits for the work before it")
 links, words = managed(16 * 100)
 pairs = words.view(np.uint64).reshape(-1, 2)
 pairs[:-1, 0] = links + 16 * np.arange(1, 100)
-launch(walk, (links,), (P,), own, blocks=1, threads=1)
+launch(walk, (links,), (PTR,), own, blocks=1, threads=1)
 gate("list")
-launch(walk, (links,), (P,), own, blocks=1, threads=1)
+launch(walk, (links,), (PTR,), own, blocks=1, threads=1)
 check(driver.cuStreamSynchronize(own))
 assert pairs[:, 1].tolist() == [8] * 100
 visits_at, size = check(driver.cuModuleGetGlobal(module, b"visits"))
@@ -132,12 +132,12 @@ model[2000:2100] = back[:100]
 place = driver.CUmemLocation()
 place.type, place.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
 check(driver.cuMemPrefetchAsync(at, N * 4, place, 0, stream))
-launch(step, (at, 1, N), (P, U, I), stream)
+launch(step, (at, 1, N), (PTR, UINT, INT), stream)
 model[:] = model * np.uint32(5) + np.uint32(1)
 mine_at, mine = managed(1 << 16, HOST)
 check(driver.cuStreamAttachMemAsync(own, mine_at, 0, SINGLE))
 mine[:] = 3
-launch(step, (mine_at, 4, 1 << 14), (P, U, I), own)
+launch(step, (mine_at, 4, 1 << 14), (PTR, UINT, INT), own)
 results = []
 threads = [threading.Thread(target=lambda k=k: results.append(int(a[k::4].sum(dtype=np.uint32)))) for k in range(4)]
 for each in threads:
@@ -147,7 +147,7 @@ for each in threads:
 assert sorted(results) == sorted(int(model[k::4].sum(dtype=np.uint32)) for k in range(4))
 assert (mine == 19).all()
 check(driver.cuStreamAttachMemAsync(own, mine_at, 0, HOST))
-launch(busy, (at, 300_000), (P, I), stream, blocks=1)
+launch(busy, (at, 300_000), (PTR, INT), stream, blocks=1)
 mine[:] = 8  # while the kernel runs
 gate("attached")
 same(a[64:], model[64:], "the end")

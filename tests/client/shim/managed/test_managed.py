@@ -214,7 +214,8 @@ def test_threads_touch_at_once(agent, program):
         threads = [threading.Thread(target=add, args=(k,)) for k in range(8)]
         for each in threads: each.start()
         for each in threads: each.join()
-        expected = [sum((bytes(range(256)) * (64 * UNIT // 256))[k * 8 * UNIT:(k + 1) * 8 * UNIT:127]) for k in range(8)]
+        whole = bytes(range(256)) * (64 * UNIT // 256)
+        expected = [sum(whole[k * 8 * UNIT:(k + 1) * 8 * UNIT:127]) for k in range(8)]
         tell([sorted(sums) == sorted(expected), list(a[:9])])
         """)).end()
     assert told == [[True, [1] * 8 + [8]]]
@@ -278,7 +279,7 @@ def test_wrong_arguments_have_the_drivers_codes(agent, program):
         at = U64()
         before = cu.cuMemAllocManaged(c.byref(at), SIZE(4), GLOBAL)
         context()
-        allocate = lambda size, flags, out=at: cu.cuMemAllocManaged(c.byref(out) if out is not None else None, SIZE(size), flags)
+        allocate = lambda size, flags, out=c.byref(at): cu.cuMemAllocManaged(out, SIZE(size), flags)
         steps = [before, allocate(0, 1), allocate(4, 0), allocate(4, 3), allocate(4, 4), allocate(4, 1, None),
                  allocate(1 << 40, 1), allocate(300, 1)]
         out = alloc(4096)
