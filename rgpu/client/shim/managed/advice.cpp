@@ -234,9 +234,12 @@ CUresult cuMemRangeGetAttributes(void** data, size_t* dataSizes, CUmem_range_att
   if (!data || !dataSizes || !attributes || !numAttributes) return CUDA_ERROR_INVALID_VALUE;
   auto region = region_holding(devPtr, count);
   if (!region) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard guard(managed().lock);
   for (std::size_t i = 0; i < numAttributes; ++i) {
     if (!data[i]) return CUDA_ERROR_INVALID_VALUE;
+    ready_to_write(data[i], dataSizes[i]);  // the answer may go to managed memory
+  }
+  std::lock_guard guard(managed().lock);
+  for (std::size_t i = 0; i < numAttributes; ++i) {
     if (CUresult r = range_attribute(*region, data[i], dataSizes[i], attributes[i], devPtr, count); r) return r;
   }
   return CUDA_SUCCESS;

@@ -266,4 +266,8 @@ void ready_to_read(const void* data, std::size_t size) {
   if (size && any_managed()) touch_managed(reinterpret_cast<std::uint64_t>(data), size, false, !in_host_function());
 }
 
+void ready_to_write(void* data, std::size_t size) {
+  if (size && any_managed()) touch_managed(reinterpret_cast<std::uint64_t>(data), size, true, !in_host_function());
+}
+
 }  // namespace rgpu

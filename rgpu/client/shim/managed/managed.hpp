@@ -141,6 +141,7 @@ Touch touch_managed(std::uint64_t address, std::uint64_t size, bool write, bool 
 bool managed_is_present(std::uint64_t address, std::uint64_t size, bool write);
 // The shim is about to read the program's memory where it may not wait.
 void ready_to_read(const void* data, std::size_t size);
+void ready_to_write(void* data, std::size_t size);  // … to write it
 
 void watch_faults();         // our handler is the process's, in front of what was there
 void watch_system_calls();   // read(), write() and their like on managed memory work

@@ -337,3 +337,24 @@ def test_what_a_managed_pointer_is(agent, program):
               size.value, at % 4096])
         """)).end()
     assert told == [[[1, 2, 3, 4, 0], [0, 1], [0, 2], True, True, True, 5000, 0]]
+
+
+def test_calls_that_write_their_answers_to_managed_memory(agent, program):
+    """An object in managed memory holds the pointers to what it allocates."""
+    told = program(agent, code("""
+        context()
+        f = kernel()
+        at, a = managed(UNIT)
+        def away():
+            ok(launch(f, at, 1)); wait()
+            return U64.from_address(at + 64)
+        steps = [cu.cuMemHostAlloc(P(at + 64), SIZE(64), 0), away().value > 0]
+        away()
+        steps += [cu.cuMemAllocManaged(P(at + 64), SIZE(64), 1), U64.from_address(at + 64).value > at]
+        away()
+        steps += [cu.cuMemRangeGetAttribute(P(at + 64), SIZE(4), 2, U64(at), SIZE(8)), c.c_int.from_address(at + 64).value]
+        away()
+        steps += [cu.cuModuleLoadData(P(at + 64), P(at + 128))]  # no image: what stands there is read all the same
+        tell(steps)
+        """)).end()
+    assert told == [[0, True, 0, True, 0, -2, 200]]
