@@ -352,7 +352,8 @@ def test_calls_that_write_their_answers_to_managed_memory(agent, program):
         away()
         steps += [cu.cuMemAllocManaged(P(at + 64), SIZE(64), 1), U64.from_address(at + 64).value > at]
         away()
-        steps += [cu.cuMemRangeGetAttribute(P(at + 64), SIZE(4), 2, U64(at), SIZE(8)), c.c_int.from_address(at + 64).value]
+        steps += [cu.cuMemRangeGetAttribute(P(at + 64), SIZE(4), 2, U64(at), SIZE(8))]
+        steps += [c.c_int.from_address(at + 64).value]
         away()
         steps += [cu.cuModuleLoadData(P(at + 64), P(at + 128))]  # no image: what stands there is read all the same
         tell(steps)
