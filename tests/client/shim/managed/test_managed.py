@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import textwrap
-import time
 from pathlib import Path
+
+from tests.support.eventually import eventually
 
 MANAGED = """
 import threading
@@ -244,12 +245,12 @@ def test_attached_memory_waits_for_its_stream_only(agent, program):
         tell(g[0])
         """))
     assert run.hear() == [1, 1, 1, 1, 400, 1, 0]
-    agent.held.add(agent.args("stream_create")[1].stream)
+    held = agent.args("stream_create")[1].stream
+    agent.held.add(held)
     run.tell()
     assert run.hear() == [3, 2]
     run.tell()
-    time.sleep(0.2)
-    agent.held.clear()
+    eventually(lambda: held in [wait.stream for wait in agent.args("stream_synchronize")])
     agent.close_connection()
     assert run.process.wait(20) == -signal.SIGSEGV
 
@@ -359,3 +360,37 @@ def test_calls_that_write_their_answers_to_managed_memory(agent, program):
         tell(steps)
         """)).end()
     assert told == [[0, True, 0, True, 0, -2, 200]]
+
+
+def test_a_prefetch_in_a_capture_is_refused(agent, program):
+    told = program(agent, code("""
+        context()
+        f, s = kernel(), stream()
+        at, a = managed(2 * UNIT)
+        ok(cu.cuStreamBeginCapture_v2(P(s), 2))
+        ok(launch(f, at, 3, s))
+        refused = cu.cuMemPrefetchAsync(U64(at), SIZE(8), 0, P(s))
+        tell(refused != 0)
+        """)).end()
+    assert told == [True]
+
+
+def test_launches_of_a_graph_use_managed_memory(agent, program):
+    told = program(agent, code("""
+        context()
+        f, s = kernel(), stream()
+        at, a = managed(2 * UNIT)
+        graph, made = P(), P()
+        ok(cu.cuStreamBeginCapture_v2(P(s), 2))
+        ok(launch(f, at, 3, s))
+        ok(cu.cuStreamEndCapture(P(s), c.byref(graph)))
+        ok(cu.cuGraphInstantiateWithFlags(c.byref(made), graph, U64(0)))
+        steps = [a[0]]
+        for _ in range(2):
+            a[1] += 10
+            ok(cu.cuGraphLaunch(made, P(s)))
+            ok(cu.cuStreamSynchronize(P(s)))
+            steps.append(list(a[:3]))
+        tell(steps)
+        """)).end()
+    assert told == [[0, [3, 13, 3], [6, 26, 6]]]
