@@ -245,6 +245,7 @@ def test_attached_memory_waits_for_its_stream_only(agent, program):
         tell(g[0])
         """))
     assert run.hear() == [1, 1, 1, 1, 400, 1, 0]
+    agent.wait_for("stream_create", 2)
     held = agent.args("stream_create")[1].stream
     agent.held.add(held)
     run.tell()
