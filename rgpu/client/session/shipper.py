@@ -92,6 +92,7 @@ class Shipper:
         if self.effects is not None:
             self.deliveries.given = lambda seq: self.effect(Kind.ACCEPTED, seq)
         self.awaited = 0
+        self.usage: Usage | None = None  #: what the shim counts, once it gave that page
         self.over = ""  #: why the loop ends
         self._lost = False
         self._end, self._counts = end, counts
@@ -256,7 +257,8 @@ class Shipper:
             elif isinstance(message, local.Goodbye):
                 self.over = PROGRAM_ENDED
             elif isinstance(message, local.UsagePage):
-                self._counts(Usage(message.fd))
+                self.usage = Usage(message.fd)
+                self._counts(self.usage)
             elif isinstance(message, local.Unsupported):
                 self._unsupported(message.name)
             elif isinstance(message, local.Observe):

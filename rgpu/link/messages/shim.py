@@ -118,6 +118,8 @@ USAGE_MAGIC = b"RGPUUSE1"
 USAGE_PAGE_SIZE = 4096
 #: of a u64 for each device: bytes that the program holds
 USAGE_OFFSET = 64
+#: of two u64: touches of managed memory by the CPU that needed the device; of them, those that wait now
+USAGE_MANAGED_OFFSET = 1024
 
 #: Begins each message of the socket. 8 bytes: length, type.
 MESSAGE_HEAD_LAYOUT = struct.Struct("<II")

@@ -34,6 +34,8 @@ DATA = Protocol(
         message(4, "PING", TO, "Asks how far the worker is, and says how far the program is.", "*Ping"),
         message(5, "STATS", TO, "Figures of the session's client, about once a second.", "int calls?",
                 "int awaited_calls?", "int bytes?", "int pid?", "str command?", "int journal_bytes?",
+                "int managed_faults?: touches of managed memory by the CPU that needed the device",
+                "int managed_waiting?: of them, those that wait now",
                 "str blocked_reason?", "list unsupported_calls?: names, 256 at most", form=MAP),
         message(6, "CALLS_REF", TO, "The next bytes of the stream are those with this BLAKE3 hash.", "*Reference"),
         message(7, "HAVE", TO, "Asks which contents the node has.", "bytes32(*) digests: 1 to 4096 BLAKE3 hashes"),

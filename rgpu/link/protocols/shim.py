@@ -135,4 +135,6 @@ SHIM = Protocol(
         Constant("USAGE_MAGIC", b"RGPUUSE1", "begins the usage page"),
         Constant("USAGE_PAGE_SIZE", 4096, "bytes of the usage page", "size_t"),
         Constant("USAGE_OFFSET", 64, "of a u64 for each device: bytes that the program holds", "size_t"),
+        Constant("USAGE_MANAGED_OFFSET", 1024, "of two u64: touches of managed memory by the CPU that needed the "
+                 "device; of them, those that wait now", "size_t"),
     ))

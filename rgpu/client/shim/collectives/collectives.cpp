@@ -2,8 +2,10 @@
 #include "collectives.hpp"
 
 #include <algorithm>
+#include <deque>
 
 #include "capturing.hpp"
+#include "managed.hpp"
 #include "memory.hpp"
 
 namespace rgpu {
@@ -63,6 +65,12 @@ CUresult group(const CollectiveOperation* operations, const CUcontext* contexts,
       return CUDA_ERROR_NOT_SUPPORTED;
     }
   }
+  std::deque<ManagedUse> managed;
+  for (const StreamRef& stream : streams) {
+    ManagedUse& use = managed.emplace_back(stream);
+    for (std::size_t i = 0; i < range_count; ++i) use.range(ranges[i].address, ranges[i].size);
+    if (CUresult r = use.upload(); r) return r;
+  }
   wire::CollectiveGroup call{};
   call.stream = given[0].stream;
   call.operations = {given.data(), static_cast<std::uint32_t>(given.size() * sizeof given[0])};
@@ -70,6 +78,7 @@ CUresult group(const CollectiveOperation* operations, const CUcontext* contexts,
   std::uint64_t seq = 0;
   if (CUresult r = section.publish(call, &seq); r) return r;
   for (const StreamRef& stream : streams) note_work(stream, seq);
+  for (ManagedUse& use : managed) use.given(seq);
   return CUDA_SUCCESS;
 }
 

@@ -64,6 +64,7 @@ inline constexpr uint32_t kRingSkip = 0;  // type of what fills the ring's end
 inline constexpr char kUsageMagic[9] = "RGPUUSE1";  // begins the usage page
 inline constexpr size_t kUsagePageSize = 4096;  // bytes of the usage page
 inline constexpr size_t kUsageOffset = 64;  // of a u64 for each device: bytes that the program holds
+inline constexpr size_t kUsageManagedOffset = 1024;  // of two u64: touches of managed memory by the CPU that needed the device; of them, those that wait now
 
 // Begins each message of the socket.
 struct MessageHead {

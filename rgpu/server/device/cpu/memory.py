@@ -27,6 +27,7 @@ from rgpu.session.errors import DeviceError
 
 INVALID_VALUE, OUT_OF_MEMORY = 1, 2
 GLOBAL_ALIGNMENT = 256
+SYSTEM_PAGE = 4096  #: of the client
 ALLOCATION_UNIT = 512  #: where a driver lets allocations begin
 GLOBALS_LIMIT = 4 << 30  #: bytes of module globals of one session, whatever its quota …
 GLOBALS_FREE = 64 << 20  #: … and what each may have, however small that is; else as much as its quota
@@ -41,6 +42,7 @@ class PlacedGlobal:
     address: int
     size: int
     module: int
+    managed: bool = False
 
 
 def round_up(value: int, unit: int) -> int:
@@ -212,14 +214,21 @@ class Memory:
         return begin, end
 
     # -- module globals -----------------------------------------------------------
-    def plan_globals(self, module: int, sizes: list[tuple[str, int, int]], device: int = 0) -> tuple[PlacedGlobal, ...]:
-        """Where (name, size, alignment) … of the device's next module go; changes nothing. Raises DeviceError(2)."""
+    def plan_globals(self, module: int, sizes: list[tuple[str, int, int]], device: int = 0,
+                     managed: frozenset[str] = frozenset()) -> tuple[PlacedGlobal, ...]:
+        """Where (name, size, alignment) … of the device's next module go; changes nothing. Raises DeviceError(2).
+
+        Those of ``managed`` come last, in system pages of their own: the client protects whole pages.
+        """
         base = at = self._next_global[device - self._first]
         placed = []
-        for name, size, alignment in sizes:
-            at = round_up(at, max(alignment, GLOBAL_ALIGNMENT))
-            placed.append(PlacedGlobal(name, at, size, module))
-            at += size
+        for shared in (False, True):
+            at = round_up(at, SYSTEM_PAGE) if shared and managed else at
+            for name, size, alignment in sizes:
+                if (name in managed) is shared:
+                    at = round_up(at, max(alignment, GLOBAL_ALIGNMENT))
+                    placed.append(PlacedGlobal(name, at, size, module, shared))
+                    at += size
         if at > self._bases[device - self._first] + addresses.DEVICE_STRIDE:
             raise DeviceError(f"module globals of {at - base} bytes do not fit", OUT_OF_MEMORY)
         self._check_globals(at - base)  # before their contents are made

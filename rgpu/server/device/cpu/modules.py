@@ -125,7 +125,8 @@ class Modules:
         """Give the module's variables their places and first values; returns the linked module and the variables."""
         wanted = [(name, info.size, info.align) for name, info in parsed.globals.items()
                   if info.space in ("global", "const")]
-        placed = self._memory.plan_globals(handle, wanted, device)
+        managed = frozenset(name for name, info in parsed.globals.items() if info.managed)
+        placed = self._memory.plan_globals(handle, wanted, device, managed)
         addresses = {variable.name: variable.address for variable in placed}
         binaries = parsed.initial_image(addresses)
         linked = parsed.link(addresses)
@@ -245,7 +246,7 @@ def _described(linked: Any, placed: tuple[PlacedGlobal, ...], parsed: Any) -> tu
     kernels = [_kernel(name, info) for name, info in parsed.kernels.items()]
     table = ModuleTable(
         tuple(FunctionInfo(k.name, tuple((p.offset, p.size) for p in k.info.params), _attributes(k)) for k in kernels),
-        tuple(GlobalVariable(v.name, v.address, v.size) for v in placed))
+        tuple(GlobalVariable(v.name, v.address, v.size, v.managed) for v in placed))
     return Module(linked, kernels, placed, table), table
 
 

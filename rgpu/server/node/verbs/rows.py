@@ -46,7 +46,7 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
     notes = [record.reason if record.state not in ("running",) else "", _in_line(line), silent,
              str(stats.get("blocked_reason") or ""),
              f"diverged: {stats['divergence']}" if stats.get("divergence") else "",
-             str(view.get("error_detail") or ""), _pinned(view.get("pins")),
+             str(view.get("error_detail") or ""), _pinned(view.get("pins")), _waiting(stats.get("managed_waiting")),
              f"catching up ({catch_up['state']}): {catch_up.get('reason')}"
              if catch_up.get("state") in ("ordered", "overlapping") else ""]
     return {"session": record.name, "user": user or None, "state": record.state, "host": record.owner,
@@ -58,6 +58,7 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "modules": view.get("modules"), "journal_bytes": stats.get("journal_bytes"), "reason": record.reason,
             "shared_bytes_to_device": stats.get("shared_bytes_to_device"),
             "shared_bytes_from_device": stats.get("shared_bytes_from_device"),
+            "managed_faults": stats.get("managed_faults"), "managed_waiting": stats.get("managed_waiting"),
             "same_host": str(stats.get("same_host") or "")[:300],
             "divergences": stats.get("divergences", 0), "exposure": stats.get("exposure"),
             "unsupported_calls": _names(stats.get("unsupported_calls")), "compute": record.wants.compute or None,
@@ -68,6 +69,11 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "box": _names(view.get("box")), "silent_since": since or None, "ends_at": ends or None,
             "labels": record.wants.labels, "created": record.created, **_end(record),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
+
+
+def _waiting(touches: Any) -> str:
+    """Who waits for managed memory; a touch lasts a moment, except while the session is paused or lost."""
+    return f"{touches} of its threads wait for managed memory" if isinstance(touches, int) and touches > 0 else ""
 
 
 def _end(record: SessionRecord) -> dict[str, Any]:

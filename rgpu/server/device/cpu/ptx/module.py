@@ -54,6 +54,7 @@ class GlobalInfo:
     align: int
     space: str
     data: bytes
+    managed: bool = False
 
 
 class PtxModule:
@@ -71,7 +72,7 @@ class PtxModule:
             var = program.variables[name]
             if not var.extern:
                 data = self._image(var, lambda *_: 0)
-                self.globals[name] = GlobalInfo(name, var.size, var.align, var.space, data)
+                self.globals[name] = GlobalInfo(name, var.size, var.align, var.space, data, var.managed)
         room = MOST_IR
         for fn in program.functions.values():
             if fn.entry and fn.body is not None:
