@@ -47,7 +47,8 @@ class Session:
         return self.results.get(self.seq, 0)
 
     def create(self, number: int, rank: int, ranks: int = RANKS) -> int:
-        return self("communicator_create", communicator=number, context=16, ranks=ranks, rank=rank, unique=UNIQUE)
+        return self("communicator_create", communicator=number, context=16, ranks=ranks, rank=rank, unique=UNIQUE,
+                    members=b"")
 
     def group(self, *operations: Operation) -> None:
         self("collective_group", stream=operations[0].stream, operations=encode(operations))
