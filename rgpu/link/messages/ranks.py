@@ -17,6 +17,8 @@ VERSION = 2
 ASK = 32
 #: The asker asks for no collective below that number again.
 FLOOR = 33
+#: Asks for all that is kept of a communicator: the asker's own log was lost; KEPT.
+REFILL = 37
 
 # answerer → asker
 #: A piece of what the wanted ranks brought: rows of rank, kind, type, reduction, peer, count, scalar and data, as
@@ -26,9 +28,13 @@ CONTRIBUTIONS = 34
 HOLDS = 35
 #: What was asked for will not come.
 NEVER = 36
+#: A piece of what is kept of one collective, as CONTRIBUTIONS.
+KEPT = 38
 
 #: Names what is answered. 8 bytes: id.
 ASK_ID_LAYOUT = struct.Struct("<Q")
+#: Names the REFILL and the collective. 24 bytes: id, sender, receiver, number.
+KEPT_HEAD_LAYOUT = struct.Struct("<QiiQ")
 
 
 class Ask(msgspec.Struct):
@@ -47,6 +53,13 @@ class Floor(msgspec.Struct):
 
     unique: bytes
     number: int
+
+
+class Refill(msgspec.Struct):
+    """REFILL: Asks for all that is kept of a communicator: the asker's own log was lost; KEPT."""
+
+    id: int
+    unique: bytes
 
 
 class Never(msgspec.Struct):

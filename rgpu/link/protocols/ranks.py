@@ -24,9 +24,16 @@ RANKS = Protocol(
                 "bool now = False: with what is there now", form=MAP, struct="Ask"),
         message(33, "FLOOR", TO, "The asker asks for no collective below that number again.", "bytes unique",
                 "int number", form=MAP, struct="Floor"),
+        message(37, "REFILL", TO, "Asks for all that is kept of a communicator: the asker's own log was lost; KEPT.",
+                "int id", "bytes unique", form=MAP, struct="Refill"),
         message(34, "CONTRIBUTIONS", BACK, "A piece of what the wanted ranks brought: rows of rank, kind, type, "
                 "reduction, peer, count, scalar and data, as msgpack.", "*AskId", "u8 last", "bytes(*) piece"),
         message(35, "HOLDS", BACK, "What the asker's ranks brought is here.", "*AskId"),
         message(36, "NEVER", BACK, "What was asked for will not come.", "int id", "str why", form=MAP, struct="Never"),
+        message(38, "KEPT", BACK, "A piece of what is kept of one collective, as CONTRIBUTIONS.", "*KeptHead",
+                "u8 last", "bytes(*) piece"),
     ),
-    records=(record("AskId", "Names what is answered.", "u64 id"),))
+    records=(
+        record("AskId", "Names what is answered.", "u64 id"),
+        record("KeptHead", "Names the REFILL and the collective.", "u64 id", "i32 sender: or -1", "i32 receiver: or -1",
+               "u64 number")))

@@ -123,6 +123,11 @@ class Log:
             entry = self._entries.get((unique, key))
             return dict(entry.came) if entry is not None else {}
 
+    def keys(self, unique: Unique) -> list[Key]:
+        """Return what is kept of a communicator, the oldest first."""
+        with self.lock:
+            return [key for name, key in self._entries if name == unique]
+
     def passed(self, unique: Unique, seq: int) -> int:
         """Return the number below which this session needs no collective again that goes on behind call ``seq``."""
         with self.lock:

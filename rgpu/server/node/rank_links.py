@@ -32,14 +32,16 @@ class RankLinks:
         self._dialing: set[tuple[int, str]] = set()
 
     async def dial(self, session: str, values: dict[str, Any]) -> None:
-        """``values``: {pid: of the worker that asks, peer: the session}. The worker asks again for what failed."""
+        """``values``: {pid: of the worker that asks, peer: the session, linked: epoch of the worker that it is linked
+        to, or 0}. Nothing is done where that one still is the owner. The worker asks again for what failed.
+        """
         pid, peer = int(values["pid"]), str(values["peer"])
         handle, epoch = self._asker(session, pid)
         if handle is None or (pid, peer) in self._dialing:
             return
         self._dialing.add((pid, peer))
         try:
-            await self._link(handle, epoch, session, peer)
+            await self._link(handle, epoch, session, peer, int(values.get("linked") or 0))
         except RgpuError as error:
             log.info("no rank link yet", session=session, peer=peer, reason=error.message)
         finally:
@@ -55,7 +57,7 @@ class RankLinks:
             return incoming.handle, f"{incoming.epoch}+"
         return None, ""
 
-    async def _link(self, handle: WorkerHandle, epoch: str, session: str, peer: str) -> None:
+    async def _link(self, handle: WorkerHandle, epoch: str, session: str, peer: str, linked: int) -> None:
         mine, other = await self._records.find(session), await self._records.find(peer)
         if mine is None:
             return
@@ -64,6 +66,8 @@ class RankLinks:
             await handle.request("ranks_gone", peer=peer, reason=why)
             return
         assert other is not None
+        if linked and other.record.epoch <= linked:
+            return
         node = (await self._records.nodes()).get(other.record.owner or "")
         if node is None or not node.data:
             return

@@ -100,7 +100,8 @@ class Worker:
         self.link: AgentLink | None = None
         self.stats: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}  #: of a move under way, for whoever asks
-        self.ranks = Ranks(session, lambda peer: self.report("ranks_dial", pid=os.getpid(), peer=peer),
+        self.ranks = Ranks(session, lambda peer, linked: self.report(
+                               "ranks_dial", pid=os.getpid(), peer=peer, linked=linked),
                            lambda: self.state == "incoming")
         device.reach_ranks(self.ranks)
         self.tasks = Tasks(self)

@@ -11,7 +11,21 @@ import msgspec
 import structlog
 
 from rgpu.link.data.frames import SealedConnection
-from rgpu.link.messages.ranks import ASK, ASK_ID_LAYOUT, CONTRIBUTIONS, FLOOR, HOLDS, NEVER, Ask, Floor, Never
+from rgpu.link.messages.ranks import (
+    ASK,
+    ASK_ID_LAYOUT,
+    CONTRIBUTIONS,
+    FLOOR,
+    HOLDS,
+    KEPT,
+    KEPT_HEAD_LAYOUT,
+    NEVER,
+    REFILL,
+    Ask,
+    Floor,
+    Never,
+    Refill,
+)
 from rgpu.migrate.transfer.pieces import in_pieces
 from rgpu.server.collectives.contributions import Key, Log, Unique, encode
 from rgpu.server.collectives.exchange import Shared
@@ -128,6 +142,9 @@ class Answering:
             if shared is not None and client.asker.session in shared.members and not client.asker.replaying:
                 self._log.floor(told.unique, client.asker.session, told.number, shared.members)
             return
+        if kind == REFILL:
+            self._refill(client, msgspec.msgpack.decode(body, type=Refill))
+            return
         if kind != ASK:
             raise Corrupt(f"a message of type {kind} on a rank link", reason="message")
         ask = msgspec.msgpack.decode(body, type=Ask)
@@ -136,6 +153,17 @@ class Answering:
                 raise Corrupt(f"{MOST_PENDING} questions wait on one rank link", reason="questions")
             client.pending[ask.id] = ask
         self._answer(client, ask)
+
+    def _refill(self, client: _Client, asked: Refill) -> None:
+        """Give all that is kept; a communicator that is not here, or not the asker's, has nothing."""
+        with self._lock:
+            shared = self._shared.get(asked.unique)
+        if shared is None or client.asker.session not in shared.members:
+            return
+        for key in self._log.keys(asked.unique):
+            if here := self._log.get(asked.unique, key):
+                for last, piece in in_pieces(encode(here)):
+                    client.tell(KEPT, KEPT_HEAD_LAYOUT.pack(asked.id, *key) + last, piece)
 
     def _look_at(self, unique: Unique, key: Key) -> None:
         self._look(lambda ask: (ask.unique, ask.key) == (unique, key))

@@ -15,7 +15,21 @@ import msgspec
 import structlog
 
 from rgpu.link.data.frames import SealedConnection
-from rgpu.link.messages.ranks import ASK, ASK_ID_LAYOUT, CONTRIBUTIONS, FLOOR, HOLDS, NEVER, Ask, Floor, Never
+from rgpu.link.messages.ranks import (
+    ASK,
+    ASK_ID_LAYOUT,
+    CONTRIBUTIONS,
+    FLOOR,
+    HOLDS,
+    KEPT,
+    KEPT_HEAD_LAYOUT,
+    NEVER,
+    REFILL,
+    Ask,
+    Floor,
+    Never,
+    Refill,
+)
 from rgpu.migrate.transfer.pieces import Pieces
 from rgpu.server.collectives.contributions import Key, Log, Unique, decode
 from rgpu.server.collectives.exchange import Shared
@@ -28,18 +42,22 @@ FIRST_DIAL, LAST_DIAL = 0.05, 1.0  #: s between two requests for a connection
 #: s after which a session that cannot be reached counts as lost: its own recovery has had its time by then
 PATIENCE = 600.0
 TICK = 0.05
+#: s without an answer after which it is asked whether the one that is linked still owns the session: a worker that was
+#: cut off may not know that it does not
+DOUBT = 5.0
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Asking:
-    """See the module docstring. ``dial(session)``: asks the daemon for a connection to that session's worker.
+    """See the module docstring. ``dial(session, epoch)``: asks the daemon for a connection to that session's worker,
+    unless its owner is still that of ``epoch``.
 
     ``replaying()``: whether this worker only repeats what another one of the session did: then nobody has to have what
     its ranks brought, since that one saw to it.
     """
 
-    def __init__(self, session: str, contributions: Log, dial: Callable[[str], None],
+    def __init__(self, session: str, contributions: Log, dial: Callable[[str, int], None],
                  replaying: Callable[[], bool]) -> None:
         self._session, self._log, self._dial, self._replaying = session, contributions, dial, replaying
         self._lock = threading.RLock()
@@ -50,6 +68,8 @@ class Asking:
         self._epochs: dict[str, int] = {}
         self._next: dict[str, tuple[float, float]] = {}  #: when one is asked for again, and how much later then
         self._floors: dict[Unique, int] = {}
+        self._refills: dict[Unique, str] = {}  #: communicators of which the log may lack something, and who is asked
+        self._refilling: list[Unique] = []  #: by the id of the REFILL
         self._after: list[Callable[[], None]] = []  #: to be called without the lock
         self._thread: threading.Thread | None = None
 
@@ -58,6 +78,10 @@ class Asking:
         """Note who the ranks of a communicator are."""
         with self._lock:
             self._shared[unique] = shared
+            others = [session for session in shared.members if session != self._session]
+            after = [session for session in others if session > self._session]
+            self._refills[unique] = min(after or others)
+            self._begin()
 
     def ask(self, unique: Unique, key: Key, want: Sequence[int], own: Sequence[int]) -> None:
         """See :meth:`Exchange.ask`."""
@@ -103,16 +127,29 @@ class Asking:
             for unique, number in self._floors.items():
                 if session in self._shared[unique].members:
                     self._tell(session, FLOOR, _encode(Floor(unique, number)))
+            for unique in [unique for unique, asked in self._refills.items() if asked == session]:
+                self._refilling.append(unique)
+                self._tell(session, REFILL, _encode(Refill(len(self._refilling) - 1, unique)))
+                del self._refills[unique]
             self._send(self._questions.of(session))
         if old is not None:
             old.close()
         threading.Thread(target=self._read, args=(session, connection), name=f"ranks-{session}", daemon=True).start()
+
+    def newer(self, session: str, epoch: int) -> None:
+        """Note that a session is served at that epoch: a link to an older worker of it ends."""
+        with self._lock:
+            self._epochs[session] = max(self._epochs.get(session, 0), epoch)
+            old = self._links.get(session)
+        if old is not None and old.epoch < epoch:
+            old.close()
 
     def gone(self, session: str, why: str) -> None:
         """A session is over: what it brought is asked of others, and what they lack is lost."""
         with self._lock:
             if session not in self._questions.gone:
                 log.info("a session with ranks of a communicator is over", peer=session, reason=why)
+            self._refills = {unique: asked for unique, asked in self._refills.items() if asked != session}
             self._send(self._questions.is_gone(session, why))
         self._call()
 
@@ -133,23 +170,33 @@ class Asking:
         while True:
             with self._lock:
                 while not self._unreached():
-                    self._work.wait()
+                    if not self._questions.open:
+                        self._work.wait()
+                    elif self._questions.late(self._links, time.monotonic() - DOUBT):
+                        break
+                    else:
+                        self._work.wait(DOUBT / 2)
                 now, wanted = time.monotonic(), []
                 for session in self._unreached():
                     due, wait = self._next.get(session, (0.0, FIRST_DIAL))
                     if now >= due:
-                        wanted.append(session)
+                        wanted.append((session, 0))
                         self._next[session] = now + wait, min(2 * wait, LAST_DIAL)
+                for session in {one.session for one in self._questions.late(self._links, now - DOUBT)}:
+                    if now >= self._next.get(session, (0.0, DOUBT))[0]:
+                        wanted.append((session, self._links[session].epoch))
+                        self._next[session] = now + DOUBT, FIRST_DIAL
                 for question in self._questions.late(self._unreached(), now - PATIENCE):
                     self._send(self._questions.is_gone(question.session,
                                                        f"its worker was not reached for {PATIENCE:.0f} s"))
             self._call()
-            for session in wanted:
-                self._dial(session)
+            for session, epoch in wanted:
+                self._dial(session, epoch)
             time.sleep(TICK)
 
     def _unreached(self) -> set[str]:
-        return {question.session for question in self._questions.open.values()} - set(self._links)
+        asked = {question.session for question in self._questions.open.values()} | set(self._refills.values())
+        return asked - set(self._links)
 
     def _send(self, questions: Sequence[Question]) -> None:
         for one in questions:
@@ -188,6 +235,9 @@ class Asking:
             with self._lock:
                 self._send(self._questions.never(said.id, said.why))
             return
+        if kind == KEPT and len(body) > KEPT_HEAD_LAYOUT.size:
+            self._take_kept(body, pieces)
+            return
         if kind not in (CONTRIBUTIONS, HOLDS) or len(body) < ASK_ID_LAYOUT.size:
             raise Corrupt(f"a message of type {kind} with {len(body)} bytes on a rank link", reason="message")
         (number,) = ASK_ID_LAYOUT.unpack_from(body)
@@ -210,14 +260,25 @@ class Asking:
             self._questions.came(number)
         self._log.put(question.unique, question.key, came)
 
+    def _take_kept(self, body: memoryview, pieces: dict[int, Pieces]) -> None:
+        """Raises :class:`Corrupt`."""
+        number, sender, receiver, which = KEPT_HEAD_LAYOUT.unpack_from(body)
+        whole = pieces.setdefault(-1, Pieces("kept contributions")).take(body[KEPT_HEAD_LAYOUT.size:])
+        with self._lock:
+            if number >= len(self._refilling):
+                raise Corrupt(f"KEPT answers REFILL {number}, which was not asked", reason="id")
+            unique = self._refilling[number]
+        if whole is not None:
+            self._log.put(unique, (sender, receiver, which), decode(whole))
+
     # -- what questions decide, told without the lock ------------------------------------
     def _holds(self, question: Question) -> None:
         self._later(self._shared[question.unique].held, question.key, question.session, question.own)
 
     def _lost(self, question: Question, why: str) -> None:
-        ranks = ", ".join(map(str, question.want or question.own))
-        self._later(self._shared[question.unique].lost, question.key,
-                    f"rank {ranks} (session {question.session}): {why}")
+        ranks = question.want or question.own if question.key[0] < 0 else question.key[:2]
+        names = ", ".join(f"{rank} ({question.members[rank]})" for rank in ranks)
+        self._later(self._shared[question.unique].lost, question.key, f"rank {names} brings nothing to it: {why}")
 
     def _later(self, what: Callable[..., None], *args: Any) -> None:
         self._after.append(lambda: what(*args))

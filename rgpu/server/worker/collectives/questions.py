@@ -22,6 +22,7 @@ class Question:
     since: float  #: monotonic s
     now: bool = False  #: with what is there: the session is asked in another one's stead
     tried: set[str] = field(default_factory=set)
+    why: str = ""  #: why the session whose ranks they are does not answer
 
     @property
     def over(self) -> bool:
@@ -112,9 +113,9 @@ class Questions:
         for other in sorted(set(question.members) - tried - {self._session} - set(self.gone)):
             made = self._open(other, question.unique, question.key, question.members, question.want, (),
                               question.since)
-            made.now, made.tried = True, tried
+            made.now, made.tried, made.why = True, tried, question.why or why
             return [made]
-        self._lost(question, why)
+        self._lost(question, question.why or why)
         return []
 
     def _open(self, session: str, unique: Unique, key: Key, members: Sequence[str], want: tuple[int, ...],

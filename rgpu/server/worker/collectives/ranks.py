@@ -17,7 +17,7 @@ class Ranks:
     """Does what :class:`rgpu.server.collectives.exchange.Exchange` promises. ``dial``, ``replaying``: as for
     :class:`.asking.Asking`."""
 
-    def __init__(self, session: str, dial: Callable[[str], None], replaying: Callable[[], bool]) -> None:
+    def __init__(self, session: str, dial: Callable[[str, int], None], replaying: Callable[[], bool]) -> None:
         self.session, self.log = session, Log()
         self._asking = Asking(session, self.log, dial, replaying)
         self._answering = Answering(self.log)
@@ -68,6 +68,8 @@ class Ranks:
             connection.close()
             raise
         self._answering.serve(connection, asker)
+        if not asker.replaying:
+            self._asking.newer(asker.session, asker.epoch)
 
     def passed(self, position: int) -> None:
         """Note that the session never begins again ahead of this position of its journal."""
