@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -17,6 +18,7 @@ from rgpu.server.device.cpu.collectives.communicators import Communicators
 from rgpu.server.device.cpu.schedule import Op
 from rgpu.server.device.cpu.streams import Streams
 from rgpu.server.worker.collectives.ranks import Ranks
+from rgpu.session.errors import Fenced
 from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction
 
 UNIQUE = b"u" * 128
@@ -132,10 +134,11 @@ class Gang:
                 return
             near, far = socket.socketpair()
             keys = os.urandom(32), os.urandom(32)
-            other.ranks.serve(Handover(keys[0], keys[1], FROM_NODE, peer, other.epoch, "ranks").connection(far),
-                              f"{asker.name}@{asker.epoch}")
-            asker.ranks._asking.link(
-                peer, Handover(keys[1], keys[0], TO_NODE, peer, other.epoch, "ranks").connection(near))
+            answers = Handover(keys[0], keys[1], FROM_NODE, peer, other.epoch, "ranks").connection(far)
+            asks = Handover(keys[1], keys[0], TO_NODE, peer, other.epoch, "ranks").connection(near)
+            with contextlib.suppress(Fenced):  # its daemon logs it
+                other.ranks.serve(answers, f"{asker.name}@{asker.epoch}")
+                asker.ranks._asking.link(peer, asks)
 
     def lose(self, name: str) -> Member:
         """The worker of a session is lost."""

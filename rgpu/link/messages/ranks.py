@@ -21,7 +21,7 @@ FLOOR = 33
 REFILL = 37
 
 # answerer → asker
-#: A piece of what the wanted ranks brought: rows of rank, kind, type, reduction, peer, count, scalar and data, as
+#: A piece of what some wanted ranks brought: rows of rank, kind, type, reduction, peer, count, scalar and data, as
 #: msgpack.
 CONTRIBUTIONS = 34
 #: What the asker's ranks brought is here.

@@ -26,7 +26,7 @@ RANKS = Protocol(
                 "int number", form=MAP, struct="Floor"),
         message(37, "REFILL", TO, "Asks for all that is kept of a communicator: the asker's own log was lost; KEPT.",
                 "int id", "bytes unique", form=MAP, struct="Refill"),
-        message(34, "CONTRIBUTIONS", BACK, "A piece of what the wanted ranks brought: rows of rank, kind, type, "
+        message(34, "CONTRIBUTIONS", BACK, "A piece of what some wanted ranks brought: rows of rank, kind, type, "
                 "reduction, peer, count, scalar and data, as msgpack.", "*AskId", "u8 last", "bytes(*) piece"),
         message(35, "HOLDS", BACK, "What the asker's ranks brought is here.", "*AskId"),
         message(36, "NEVER", BACK, "What was asked for will not come.", "int id", "str why", form=MAP, struct="Never"),

@@ -182,10 +182,11 @@ class Answering:
             why = "" if client.asker.session in shared.members else \
                 f"session {client.asker.session} has no rank of that communicator"
             here = self._log.get(ask.unique, ask.key)
-            if ask.want and not why and all(rank in here for rank in ask.want):
-                for last, piece in in_pieces(encode({rank: here[rank] for rank in ask.want})):
+            came = {rank: here[rank] for rank in ask.want if rank in here}
+            if came and not why:  # at once: who waits for the others sees whether these came to the same call
+                for last, piece in in_pieces(encode(came)):
                     client.tell(CONTRIBUTIONS, ASK_ID_LAYOUT.pack(ask.id) + last, piece)
-                ask.want = []
+                ask.want = [rank for rank in ask.want if rank not in came]
             if ask.own and not why and (all(rank in here for rank in ask.own) or shared.taken(ask.key)):
                 client.tell(HOLDS, ASK_ID_LAYOUT.pack(ask.id))
                 ask.own = []

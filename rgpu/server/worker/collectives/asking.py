@@ -254,10 +254,10 @@ class Asking:
         if question is None:
             return
         came = decode(whole)
-        if set(came) != set(question.want):
+        if not set(came) <= set(question.want):
             raise Corrupt(f"contributions of ranks {sorted(came)} came instead of {question.want}", reason="rank")
         with self._lock:
-            self._questions.came(number)
+            self._questions.came(number, came)
         self._log.put(question.unique, question.key, came)
 
     def _take_kept(self, body: memoryview, pieces: dict[int, Pieces]) -> None:

@@ -60,10 +60,10 @@ class Questions:
             made += self.is_gone(session, self.gone[session])
         return [question for question in made if question.id in self.open]
 
-    def came(self, id: int) -> None:
-        """Note that what a question wanted is here."""
+    def came(self, id: int, ranks: Collection[int]) -> None:
+        """Note that what these ranks brought, which a question wanted, is here."""
         if (question := self.open.get(id)) is not None:
-            question.want = ()
+            question.want = tuple(rank for rank in question.want if rank not in ranks)
             self._close_if_over(question)
 
     def holds(self, id: int) -> None:
