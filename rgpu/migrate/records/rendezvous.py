@@ -1,7 +1,7 @@
 """``communicators/NAME``: which ranks of a communicator have come, and in which sessions they are. Pure.
 
 NAME is the hash of what the ranks share (the unique id, and for children of a communicator how they were made). A rank
-comes once; what it says again changes nothing, so whoever asks how far the others are says the same again.
+comes once; what it says again changes nothing: to ask how far the others are is to say the same again.
 """
 
 from __future__ import annotations

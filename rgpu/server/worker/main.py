@@ -346,6 +346,7 @@ class Worker:
             self.state = "running"
             self._left = since_boot()
             self.runtime.effect(Kind.ACTIVE)
+        self.ranks.owned()
 
     def do_resume(self, still_open: str = "") -> None:
         """The move was aborted: go on as if nothing had been. A copy for any move but ``still_open`` stops."""

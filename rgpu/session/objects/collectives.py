@@ -134,13 +134,11 @@ def decode(data: bytes) -> list[Operation]:
     return found
 
 
-def encode_members(sessions: Sequence[str]) -> bytes:
-    """The blob ``members`` of the call ``communicator_create``: the session of each rank, in the order of ranks."""
-    return b"".join(struct.pack("<H", len(name.encode())) + name.encode() for name in sessions)
-
-
 def decode_members(data: bytes, ranks: int) -> list[str]:
-    """The inverse of :func:`encode_members`; empty where all ranks are in one session. Raises :class:`Corrupt`."""
+    """The session of each rank, of the blob ``members`` of the call ``communicator_create``: u16 length and UTF-8 each.
+
+    Empty where all ranks are in one session. Raises :class:`Corrupt`.
+    """
     found: list[str] = []
     at = 0
     while at < len(data):

@@ -38,7 +38,7 @@ MOST_PENDING = 1 << 16  #: questions of one connection that wait
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks: a session at an epoch. ``replaying``: a move makes that worker; it owns nothing yet."""
+    """A session that asks, at an epoch. ``replaying``: a move makes that worker; it owns nothing yet."""
 
     session: str
     epoch: int

@@ -144,6 +144,13 @@ class Asking:
         if old is not None and old.epoch < epoch:
             old.close()
 
+    def owned(self) -> None:
+        """This worker owns its session from now on: links that it asked over before said that it does not."""
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            link.close()
+
     def gone(self, session: str, why: str) -> None:
         """A session is over: what it brought is asked of others, and what they lack is lost."""
         with self._lock:

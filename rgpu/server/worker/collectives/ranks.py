@@ -71,6 +71,10 @@ class Ranks:
         if not asker.replaying:
             self._asking.newer(asker.session, asker.epoch)
 
+    def owned(self) -> None:
+        """Note that this worker owns its session from now on."""
+        self._asking.owned()
+
     def passed(self, position: int) -> None:
         """Note that the session never begins again ahead of this position of its journal."""
         for unique, shared in list(self._uniques.items()):

@@ -15,7 +15,16 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME
 from rgpu.session.errors import Corrupt
 from rgpu.session.journal.record import pack
-from rgpu.session.objects.collectives import NO_PEER, DataType, Kind, Operation, Reduction, decode, encode
+from rgpu.session.objects.collectives import (
+    NO_PEER,
+    DataType,
+    Kind,
+    Operation,
+    Reduction,
+    decode,
+    decode_members,
+    encode,
+)
 from tests.support.eventually import eventually
 
 RANKS, COUNT = 3, 6
@@ -147,6 +156,14 @@ def test_what_the_program_cannot_have_meant(session: Session) -> None:
     session.group(Operation(bad.kind, bad.data_type, bad.reduction, bad.peer, 40, 18, 4096, RECEIVE, 1))
     session("collective_group", stream=18, operations=b"")
     assert session.runtime.executor.bugs == 4 and session.device.drain(5) and not session.device.error
+
+
+def test_members_from_outside() -> None:
+    good = b"\5\0train\7\0train/2"
+    assert decode_members(good, 2) == ["train", "train/2"] and decode_members(b"", 2) == []
+    for data, ranks in ((good, 3), (good[:-1], 2), (good + b"\0", 2), (good + b"\0\0", 3), (b"\2\0\xff\xfe", 1)):
+        with pytest.raises(Corrupt):
+            decode_members(data, ranks)
 
 
 def test_operations_from_outside() -> None:
