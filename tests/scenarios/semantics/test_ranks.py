@@ -60,7 +60,7 @@ def test_a_training_of_four_processes(tmp_path: Path) -> None:
 def test_every_rank_and_a_host_are_lost(tmp_path: Path) -> None:
     with LocalPool(tmp_path, nodes=3) as pool:
         pool.environment["RGPU_NCCL"] = "calls"
-        programs = train(pool, "train", 150, 45)
+        programs = train(pool, "train", 100, 30)
         for rank, host in enumerate(("node-b", "node-c", "node-b")):
             pool.rgpu("migrate", "train-1" if rank else "train-0", host)
         for rank in range(4):
@@ -71,4 +71,4 @@ def test_every_rank_and_a_host_are_lost(tmp_path: Path) -> None:
         pids = [pool.node("node-b")["pid"], *(row["worker_pid"] for row in pool.rgpu("ps") if row["host"] == "node-b")]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        assert {program.finish() for program in programs} == {expected(150)}
+        assert {program.finish() for program in programs} == {expected(100)}

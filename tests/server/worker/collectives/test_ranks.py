@@ -119,6 +119,19 @@ def test_a_rank_that_is_over_ends_the_others_with_its_name(gangs: list[Gang]) ->
     assert time.monotonic() - began < 20
 
 
+def test_what_every_members_checkpoint_is_past_is_dropped(gangs: list[Gang]) -> None:
+    gang = make(gangs, SPREAD)
+    train(gang, range(3))
+    results(gang, COUNT * 4)
+    kept = [member.ranks.describe()["kept_bytes"] for member in gang.sessions.values()]
+    assert kept == [3 * RANKS * COUNT * 4] * 3, "each has what all brought"
+    for member in gang.sessions.values():
+        member.ranks.passed(member.seq)
+    eventually(lambda: not any(member.ranks.describe()["kept_bytes"] for member in gang.sessions.values()), 10)
+    train(gang, range(3, 5))
+    results(gang, COUNT * 4)
+
+
 def test_who_came_to_what_is_named(gangs: list[Gang]) -> None:
     gang = make(gangs, SPREAD)
     gang.of(0).group(operation(0, Kind.ALL_REDUCE))
