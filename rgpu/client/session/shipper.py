@@ -261,7 +261,7 @@ class Shipper:
                 self._counts(self.usage)
             elif isinstance(message, local.Unsupported):
                 self._unsupported(message.name)
-            elif isinstance(message, local.Observe):
+            elif isinstance(message, local.Observe | local.Gather):
                 raise Corrupt("an OBSERVE on a session's connection", reason="protocol")
             else:
                 message.close()

@@ -23,7 +23,7 @@ import structlog
 from rgpu.client.run.pool_desk import Desk
 from rgpu.link import versions
 from rgpu.link.messages.shim import USAGE_MAGIC, USAGE_MANAGED_OFFSET, USAGE_OFFSET, USAGE_PAGE_SIZE
-from rgpu.session.errors import Corrupt, RgpuError
+from rgpu.session.errors import Corrupt, NotFound, RgpuError
 from rgpu.session.facts import MAX_DEVICES, SessionFacts
 from rgpu.session.observed import Observation, Process
 
@@ -138,6 +138,14 @@ class Observer:
         used = tuple(min(bytes_used, mine.facts.quota or bytes_used) for bytes_used in used)
         processes = tuple(Process(mine.pid, device, bytes_used) for device, bytes_used in enumerate(used))
         return Observation(mine.facts, True, mine.release, used, processes)
+
+    def session_of(self, pid: int) -> str:
+        """Return the name of the session that the process ``pid`` has. Raises :class:`NotFound`."""
+        with self._lock:
+            for name, seen in self._sessions.items():
+                if seen.pid == pid:
+                    return name
+        raise NotFound(f"process {pid} has no session: it has to call cuInit first")
 
     def _session_for(self, pid: int) -> _Seen | None:
         seen = list(self._sessions.values())

@@ -129,6 +129,9 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.renew_ticket", USER, ANY, True, "{session} → {ticket, secret, expires, endpoints}", on=On.SESSION),
     Verb("session.unreachable", USER, LEADER, True,
          "{session, epoch, host, seconds}: the agent cannot reach the owner (OWNERSHIP 7).", on=On.SESSION),
+    Verb("session.gather", USER, LEADER, True,
+         "{session, name: hash of what the ranks share, ranks, rank, payload} → {came: [[rank, session, payload]]}: a "
+         "rank of a communicator has come, and hears who else has.", on=On.SESSION),
     Verb("session.list", USER, ANY, True,
          "{all, all_users} → {sessions: […], queue: requests that wait}: one's own; `all_users`: everybody's, for an "
          "operator.", on=On.LIST, web=True),

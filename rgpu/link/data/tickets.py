@@ -31,7 +31,7 @@ from rgpu.session.errors import AuthenticationFailed
 
 MAC_BYTES = 32
 LIMIT = 1024  #: longest ticket, bytes
-PURPOSES = ("calls", "pages")
+PURPOSES = ("calls", "pages", "ranks")
 LIFETIME = 3600.0  #: seconds; agents renew at half of it
 BY_NODE, BY_AGENT = 1, 2  #: versions: made by a node with a secret; by the agent that it names, with its own key
 LEEWAY = 30.0  #: seconds that clocks of two hosts may differ
@@ -70,7 +70,7 @@ class Granted:
 
 def issue(pool_secret: bytes, session: str, agent: str, purpose: str, *, lifetime: float = LIFETIME,
           now: float | None = None, version: int = BY_NODE) -> Granted:
-    """A ticket for one session and purpose (``calls`` or ``pages``), and its secret."""
+    """A ticket for one session and purpose (of :data:`PURPOSES`), and its secret."""
     if purpose not in PURPOSES:
         raise ValueError(f"purpose {purpose!r}")
     expires = (time.time() if now is None else now) + lifetime

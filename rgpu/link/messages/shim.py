@@ -25,6 +25,8 @@ USAGE = 5
 UNSUPPORTED = 6
 #: The shim has mapped the area that it was given.
 AREA_MAPPED = 7
+#: First and only message of its connection: a rank of a communicator comes, or comes again to hear who else did.
+GATHER = 8
 
 # agent → shim
 #: Accepts a program: the session's facts.
@@ -45,6 +47,8 @@ OBSERVED = 38
 TEXT = 39
 #: A piece of an answer whose last bytes stand in the area; in the ring only.
 ANSWER_AT = 40
+#: Answers GATHER: for each rank, who came with it; REFUSED says why not.
+GATHERED = 42
 #: Gives the worker's memory for long answers.
 AREA = 41
 
@@ -125,6 +129,8 @@ USAGE_MANAGED_OFFSET = 1024
 MESSAGE_HEAD_LAYOUT = struct.Struct("<II")
 #: Begins HELLO. 24 bytes: protocol, pid, ppid, wants, starttime.
 HELLO_HEAD_LAYOUT = struct.Struct("<IIIIQ")
+#: Begins GATHER. 20 bytes: protocol, ranks, rank, payload.
+GATHER_HEAD_LAYOUT = struct.Struct("<IIIQ")
 #: Body of SEGMENT. 16 bytes: index, kind, size.
 SEGMENT_OFFER_LAYOUT = struct.Struct("<IIQ")
 #: Begins an answer. 20 bytes: seq, result, flags, reply.

@@ -73,7 +73,7 @@ DATA = Protocol(
     ),
     records=(
         record("ClientHead", "Begins the preamble to the node; ticket and share follow.", "bytes4 magic: MAGIC",
-               "u16 version: PREAMBLE", "u16 purpose: PURPOSE_CALLS, PURPOSE_PAGES or PURPOSE_LANE",
+               "u16 version: PREAMBLE", "u16 purpose: PURPOSE_CALLS, PURPOSE_PAGES, PURPOSE_LANE or PURPOSE_RANKS",
                "u32 ticket: bytes of it"),
         record("NodeHead", "Begins the preamble of the node; share and epoch follow.", "bytes4 magic: MAGIC",
                "u16 version: PREAMBLE, or 2 to an end of an older preamble", "u16 status: 0, or PREAMBLE_REFUSED"),
@@ -104,6 +104,7 @@ DATA = Protocol(
         Constant("PURPOSE_CALLS", 1, "of a connection: a session's calls", ""),
         Constant("PURPOSE_PAGES", 2, "of a connection: a move between workers (docs/protocols/pages.md)", ""),
         Constant("PURPOSE_LANE", 3, "of a connection: long messages beside another one", ""),
+        Constant("PURPOSE_RANKS", 4, "of a connection: collectives between sessions (docs/protocols/ranks.md)", ""),
         Constant("PREAMBLE_REFUSED", 1, "status of the node", ""),
         Constant("TO_NODE", 0, "direction of frames, in keys and associated data", ""),
         Constant("FROM_NODE", 1, "direction of frames, in keys and associated data", ""),

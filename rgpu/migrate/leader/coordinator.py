@@ -23,6 +23,7 @@ from rgpu.migrate.leader.quotas import UserQuotas
 from rgpu.migrate.leader.recovering.owner_loss import OwnerLoss
 from rgpu.migrate.leader.recovering.recovery import Recovery
 from rgpu.migrate.leader.recovering.resuming import Resuming, patience
+from rgpu.migrate.leader.rendezvous import Rendezvous
 from rgpu.migrate.leader.request_queue import RequestQueue
 from rgpu.migrate.leader.requests import Order, program_of
 from rgpu.migrate.leader.silence import AGENT_GRACE, Silence
@@ -79,7 +80,8 @@ class Coordinator:
                                  lambda: patience(node_ttl, registered_for()))
         self.revoking = Revoking(registry, term, records, told, tasks, queue, checkpoints, endings)
         self.rotating = Rotating(registry, term, records)
-        self.housekeeping = Housekeeping(registry, term, records, self.members)
+        self.rendezvous = Rendezvous(registry, term)
+        self.housekeeping = Housekeeping(registry, term, records, self.members, self.rendezvous)
         self.watch = NodeWatch(registry, records, tasks, hosts, moves, owner_loss, self.resuming, self._look_again)
         self.ticks = Ticks(records, (self.resuming.tick, self.draining.tick, self.revoking.tick,
                                      self.rotating.tick, self.housekeeping.tick))
@@ -90,7 +92,7 @@ class Coordinator:
         """Verbs that are one method of one part."""
         self.move_abort, self.move_status, self.moves = self.moving.abort, self.moving.status, self.moving.under_way
         self.worker_died, self.unreachable = self.owner_loss.worker_died, self.owner_loss.unreachable
-        self.agent_silent = self.silence.told
+        self.agent_silent, self.gather = self.silence.told, self.rendezvous.gather
         self.checkpoint, self.restore = self.checkpoints.write, self.restoring.restore
         self.end, self.cordon = self.endings.end, self.hosts.set_state
         self.resume_unfinished, self.prune = self.resuming.resume_unfinished, self.housekeeping.prune

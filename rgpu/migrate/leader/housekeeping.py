@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rgpu.migrate.leader.rendezvous import Rendezvous
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.membership.members import Members
@@ -17,8 +18,10 @@ PRUNE_SECONDS = 60.0
 class Housekeeping:
     """See the module docstring."""
 
-    def __init__(self, registry: Registry, term: Term, records: PoolRecords, members: Members) -> None:
+    def __init__(self, registry: Registry, term: Term, records: PoolRecords, members: Members,
+                 rendezvous: Rendezvous) -> None:
         self._registry, self.term, self.records, self.members = registry, term, records, members
+        self._rendezvous = rendezvous
         self._pruned = term.clock.monotonic()
 
     async def tick(self, sessions: list[Held]) -> bool:
@@ -32,6 +35,7 @@ class Housekeeping:
     async def prune(self) -> None:
         """Forget the oldest history, the records of long ended sessions, and invitations that have expired."""
         await self.members.prune()
+        await self._rendezvous.prune()
         registry, fence = self._registry, created(LEADER, self.term.leader.revision)
         stories = sorted((await registry.list(HISTORY)).entries, key=lambda entry: entry.mod_revision)
         ended = sorted((h for h in await self.records.sessions() if h.record.state == "ended"),

@@ -66,6 +66,7 @@ from rgpu.server.node.pool.trust import RegistryTrust
 from rgpu.server.node.ports.data_port import DataPort
 from rgpu.server.node.ports.port_watch import PortWatch
 from rgpu.server.node.ports.web_page import Told, WebPage
+from rgpu.server.node.rank_links import RankLinks
 from rgpu.server.node.rotation.following import SecretsFollower
 from rgpu.server.node.rotation.verbs import SecretVerbs
 from rgpu.server.node.sessions.agents import SessionAgents
@@ -216,7 +217,8 @@ class Daemon:
         self.examining = Examining(self.devices.slots, self.registration.tell_devices, self.background.spawn)
         self.endings = Endings(self.identity.directory, self.held, self.link.ask, self.memory.recall, self.background)
         deaths = WorkerDeaths(self.held, self.reports, self.background, self.metrics, self.examining)
-        self.events = WorkerEvents(deaths, self.reconciler, self.endings, self.progress, self.background)
+        self.events = WorkerEvents(deaths, self.reconciler, self.endings, self.progress, self.background,
+                                   RankLinks(self.held, self.records, self.secrets, self.gate.user_of))
 
     def _make_commands(self) -> None:
         """What the leader commands of this node, and this node of others while it leads."""

@@ -29,6 +29,7 @@ from rgpu.checkpoint.codec import encoders
 from rgpu.checkpoint.device import Device
 from rgpu.link import effects
 from rgpu.link.accepting import accept_next
+from rgpu.link.data.frames import Handover
 from rgpu.link.local.channel import listen
 from rgpu.link.local.packets import Channel
 from rgpu.link.local.promptness import keep_prompt
@@ -47,6 +48,7 @@ from rgpu.server.worker import warm_worker
 from rgpu.server.worker.agent.agent_link import AgentLink
 from rgpu.server.worker.agent.same_host import HostMemory
 from rgpu.server.worker.apply.runtime import SessionRuntime
+from rgpu.server.worker.collectives.ranks import Ranks
 from rgpu.server.worker.entered_box import NO_BOX, SOCKET, EnteredBox
 from rgpu.server.worker.handed_over import adopt
 from rgpu.server.worker.limiter import Limiter
@@ -64,7 +66,8 @@ log = structlog.get_logger(__name__)
 #: Why a worker is told to forget a session that lives on: its agent looks for the owner then.
 ELSEWHERE = frozenset({"moved", "replaced", "discarded"})
 #: Requests that come with descriptors.
-WITH_DESCRIPTORS = frozenset({"attach", "derived", "lane", "receive", "deadline", "checkpoint", "restore", "send"})
+WITH_DESCRIPTORS = frozenset({"attach", "derived", "lane", "receive", "deadline", "checkpoint", "restore", "send",
+                              "ranks_link", "ranks_serve"})
 #: How long a worker without daemon and without agent keeps its session.
 ORPHAN_SECONDS = 60.0
 #: And how long once the program has ended: a restarting daemon may still want to hear of it.
@@ -99,6 +102,10 @@ class Worker:
         self.link: AgentLink | None = None
         self.stats: dict[str, Any] = {}
         self.progress: dict[str, Any] = {}  #: of a move under way, for whoever asks
+        self.ranks = Ranks(session, lambda peer, linked: self.report(
+                               "ranks_dial", pid=os.getpid(), peer=peer, linked=linked),
+                           lambda: self.state == "incoming")
+        device.reach_ranks(self.ranks)
         self.tasks = Tasks(self)
         self.limiter = Limiter(self.runtime)
         self.host_memory = HostMemory(self.runtime.fast, lambda seq: seq in self.runtime.retained, host)
@@ -292,11 +299,26 @@ class Worker:
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
-                "communicators": runtime.device.communicators(),
+                "communicators": runtime.device.communicators(), "ranks": self.ranks.describe(),
                 "move": self.progress, "catch_up": runtime.order.describe(),
                 "modules": {**self.modules.statistics(), "loads": runtime.executor.figures.as_dict(),
                             "derived": self.derived.statistics()},
                 "gpu": self.limiter.describe(), "box": list(self.box.walls)}
+
+    # -- ranks of communicators ---------------------------------------------------------
+    def do_ranks_link(self, fds: list[int], peer: str, epoch: int, ticket: bytes, secret: bytes) -> None:
+        """A socket to the port of the node that holds ``peer``, whose ranks this session's have to do with."""
+        if len(fds) != 1:
+            raise LinkError(f"{len(fds)} descriptors came with a rank link instead of one")
+        self.ranks.link(fds[0], peer, epoch, ticket, secret)
+
+    def do_ranks_serve(self, fds: list[int], handover: bytes) -> None:
+        """The authenticated socket of a worker whose session has ranks in one of this one's communicators."""
+        self.ranks.serve(adopt(fds, handover), Handover.unpack(handover).agent)
+
+    def do_ranks_gone(self, peer: str, reason: str) -> None:
+        """The session ``peer`` is over, or not this user's."""
+        self.ranks.gone(peer, reason)
 
     def do_limit(self, share: float) -> None:
         """The share (0 to 1) of the device's time that the session may have from now on; 0: any."""
@@ -326,6 +348,7 @@ class Worker:
             self.state = "running"
             self._left = since_boot()
             self.runtime.effect(Kind.ACTIVE)
+        self.ranks.owned()
 
     def do_resume(self, still_open: str = "") -> None:
         """The move was aborted: go on as if nothing had been. A copy for any move but ``still_open`` stops."""
@@ -399,6 +422,7 @@ class Worker:
         """Pass a notice (cut …) on to the agent, if one is attached."""
         if kind == "cut":
             self.check_deadline("a cut of the journal")
+            self.ranks.passed(int(values.get("position") or 0))
         with self._lock:
             if self.link is not None:
                 self.link.notice(kind, **values)

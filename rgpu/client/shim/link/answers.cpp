@@ -83,6 +83,7 @@ bool is_fatal(CUresult result) {
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
     case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
     case CUDA_ERROR_TENSOR_MEMORY_LEAK:
       return true;
     default:

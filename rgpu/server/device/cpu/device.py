@@ -22,6 +22,7 @@ from rgpu.checkpoint.device import PAGE, Done, Launch, ModuleTable, Region
 from rgpu.checkpoint.pages import pagehash
 from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.link.faults import fault
+from rgpu.server.collectives.exchange import Exchange
 from rgpu.server.derived import Derived
 from rgpu.server.device.cpu import addressspace, words
 from rgpu.server.device.cpu.collectives.communicators import Communicators
@@ -374,10 +375,14 @@ class CpuDevice:
 
         return run
 
-    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes) -> None:
+    def reach_ranks(self, exchange: Exchange) -> None:
+        self._communicators.exchange = exchange
+
+    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes,
+                            members: Sequence[str] = ()) -> None:
         if context not in self._contexts:
             raise DeviceError(f"no context {context}", INVALID_CONTEXT)
-        self._communicators.create(communicator, context, ranks, rank, unique)
+        self._communicators.create(communicator, context, ranks, rank, unique, members)
 
     def destroy_communicator(self, communicator: int, abort: bool) -> None:
         self._communicators.destroy(communicator, abort)

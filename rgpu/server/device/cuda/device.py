@@ -604,7 +604,11 @@ class CudaDevice:
         found.extend(Region(address, size, "pinned") for address, size in sorted(self.mirrors.ranges.items()))
         return found
 
-    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes) -> None:
+    def reach_ranks(self, exchange: Any) -> None:
+        pass
+
+    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes,
+                            members: Sequence[str] = ()) -> None:
         raise DeviceError("communicators by calls are not supported on a GPU", CUDA_ERROR_NOT_SUPPORTED)
 
     def destroy_communicator(self, communicator: int, abort: bool) -> None:

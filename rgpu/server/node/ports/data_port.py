@@ -126,7 +126,7 @@ class DataPort:
 
     @staticmethod
     async def _give(handle: WorkerHandle, handover: Handover, fd: int) -> None:
-        do = {"calls": "attach", "lane": "lane"}.get(handover.purpose, "receive")
+        do = {"calls": "attach", "lane": "lane", "ranks": "ranks_serve"}.get(handover.purpose, "receive")
         await handle.request(do, fds=(fd,), handover=handover.pack(), timeout=20.0)
 
 

@@ -417,7 +417,12 @@ class Executor:
     # -- collectives ------------------------------------------------------------
     def communicator_create(self, record: Record, args: Any) -> None:
         """Make one rank of a communicator."""
-        self.device.create_communicator(args.communicator, args.context, args.ranks, args.rank, args.unique)
+        try:
+            members = collectives.decode_members(args.members, args.ranks)
+        except Corrupt as error:
+            raise DeviceError(f"journal position {record.seq}: {error.message}", CUDA_ERROR_INVALID_VALUE) from error
+        self.device.create_communicator(args.communicator, args.context, args.ranks, args.rank, bytes(args.unique),
+                                        members)
         self._reply(record, "communicator_create")
 
     def communicator_destroy(self, record: Record, args: Any) -> None:
