@@ -139,7 +139,7 @@ def test_nobody_waits_long_for_one_that_is_slow_and_those_beyond_the_first_give_
 
         warm._make = hangs  # type: ignore[method-assign]
         warm.start(["cpu:0"])
-        await until(lambda: warm._begun.get("cpu:0"))
+        await eventually_async(lambda: warm._begun.get("cpu:0"))
         assignment: Any = None
         assert await asyncio.wait_for(warm.become("cpu:0", assignment, tmp_path / "x.sock"), 5.0) is None
         warm.close()
@@ -147,7 +147,7 @@ def test_nobody_waits_long_for_one_that_is_slow_and_those_beyond_the_first_give_
         monkeypatch.setattr(warm_workers.warm_stock, "IDLE", -1.0)
         warm.start(["cpu:0"])
         try:
-            await until(lambda: warm.ready("cpu:0") == 2)
+            await eventually_async(lambda: warm.ready("cpu:0") == 2)
             first, second = warm.pids()
             await warm.give_way("cpu:0", 1 << 40)
             assert warm.pids() == [first], "the next session's own stays"

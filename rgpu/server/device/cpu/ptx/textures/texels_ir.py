@@ -227,6 +227,7 @@ def index_of(name: str, axis: str, value: str) -> str:
 
 
 def texel_call(name: str, indices: list[str], dims: int) -> str:
+    """Return IR for %name: the texel at these indices of a level; below three dimensions the last is the layer."""
     i, j, k = [*indices, *(["0"] * (3 - len(indices)))]
     if dims < 3:
         k = "%layer"
