@@ -58,6 +58,7 @@ KINDS = (
     # Not on the cpu device: that is not ahead of the CPU, so that the race shows undisturbed.
     Kind("prefetch-racy", "prefetch.py", ("--racy",), 1000),
     Kind("mapped", "mapped.py", (), 2000, 400),
+    Kind("managed", "managed.py", (), 1500, 300),
     Kind("graphs", "graphs.py", (), 2000, 500),
     Kind("churn", "churn.py", (), 2000, 400),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,25 @@ def test_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = layout(tmp_path, monkeypatch, "rgpu/examples/heat.py", "examples/heat.py", "here/examples/heat.py")
     monkeypatch.chdir(root / "here")
     assert demo._example() == root / "rgpu" / "examples" / "heat.py"
+
+
+def test_the_command_of_an_installed_package(tmp_path: Path) -> None:
+    """What it says before it starts anything, of a package that lies as a wheel installs it."""
+    shutil.copytree(ROOT / "rgpu", tmp_path / "site" / "rgpu",
+                    ignore=lambda folder, names: {name for name in names if Path(name).suffix not in ("", ".py")
+                                                  or name in ("lib", "native", "__pycache__")})
+    (tmp_path / "sitecustomize.py").write_text(
+        "import cuda.pathfinder as p\ndef no(name): raise p.DynamicLibNotFoundError(name)\n"
+        "p.load_nvidia_dynamic_lib = no\n")
+    for example, says in ((False, "install the package again"), (True, "pip install 'rgpu-live[examples]'")):
+        if example:
+            (tmp_path / "site" / "rgpu" / "examples").mkdir()
+            (tmp_path / "site" / "rgpu" / "examples" / "heat.py").touch()
+        done = subprocess.run([sys.executable, "-m", "rgpu.cli.main", "demo"], cwd=tmp_path, capture_output=True,
+                              text=True, timeout=60,
+                              env={**os.environ, "PYTHONPATH": f"{tmp_path}:{tmp_path / 'site'}"})
+        assert done.returncode == NotFound.exit_code and done.stdout == "", done
+        assert len(done.stderr.splitlines()) == 1 and says in done.stderr and "checkout" not in done.stderr, done
 
 
 def test_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
