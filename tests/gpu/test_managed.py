@@ -20,7 +20,7 @@ GATES = ("host", "device", "both", "busy", "list", "variable", "attached")
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
-    with LocalPool(tmp_path_factory.mktemp("pool"), nodes=2, device="cuda:0", lease=8.0) as running:
+    with LocalPool(tmp_path_factory.mktemp("pool"), nodes=3, device="cuda:0", lease=8.0) as running:
         yield running
 
 
