@@ -13,6 +13,7 @@ import re
 import socket
 import struct
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from rgpu.link.messages.shim import (
     ANSWER_HEAD_LAYOUT,
     AREA_MAPPED,
     CHOOSE,
+    GATHER,
+    GATHER_HEAD_LAYOUT,
+    GATHERED,
     GOODBYE,
     HELLO,
     HELLO_HEAD_LAYOUT,
@@ -45,6 +49,7 @@ from rgpu.link.messages.shim import (
 )
 from rgpu.session.errors import AuthenticationFailed, Corrupt, LinkError, VersionMismatch
 
+NAME_LIMIT = 4096  #: bytes of what the ranks of a communicator share
 BODY_LIMIT = 64 * 1024  #: longest message that a shim may send
 ANSWER_LIMIT = (1 << 32) - 1  #: the length field has 32 bits
 MAX_FDS = 8  #: descriptors not yet taken by a message
@@ -98,6 +103,16 @@ class Observe:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """A rank of a communicator has come, and asks who else has. ``name``: the same for all its ranks."""
+
+    ranks: int
+    rank: int
+    payload: int
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ListDevices:
     """Asks for the devices of a gang's run; makes no session."""
 
@@ -130,7 +145,7 @@ class AreaMapped:
     number: int
 
 
-Message = Hello | NewSegment | Goodbye | Observe | ListDevices | Choose | UsagePage | Unsupported | AreaMapped
+Message = Hello | NewSegment | Goodbye | Observe | Gather | ListDevices | Choose | UsagePage | Unsupported | AreaMapped
 
 
 class LocalPeer:
@@ -226,6 +241,10 @@ class LocalPeer:
         if kind == OBSERVE and len(body) == 4:
             _check_protocol(int.from_bytes(body, "little"))
             return Observe()
+        if kind == GATHER and GATHER_HEAD_LAYOUT.size < len(body) <= GATHER_HEAD_LAYOUT.size + NAME_LIMIT:
+            protocol, ranks, rank, payload = GATHER_HEAD_LAYOUT.unpack_from(body)
+            _check_protocol(protocol)
+            return Gather(ranks, rank, payload, body[GATHER_HEAD_LAYOUT.size:])
         if kind == LIST and len(body) == 4:
             _check_protocol(int.from_bytes(body, "little"))
             return ListDevices()
@@ -293,6 +312,11 @@ class LocalPeer:
     def observed(self, observation: bytes) -> None:
         """Answer a process that only looks."""
         self.send(OBSERVED, observation)
+
+    def gathered(self, ranks: Sequence[tuple[int, str]]) -> None:
+        """Answer a rank: of each of its communicator, (payload, session); no session: it has not come."""
+        self.send(GATHERED, b"".join(struct.pack("<QH", payload, len(name.encode())) + name.encode()
+                                     for payload, name in ranks))
 
     def answer(self, seq: int, result: int, flags: int, reply: Any, payload: Any) -> None:
         """Send the answer of call ``seq``: CUresult, flags, reply arguments, payload."""

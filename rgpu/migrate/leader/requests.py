@@ -19,7 +19,8 @@ from rgpu.session.errors import Refused, UsageError
 class Order:
     """What a client of ``user`` asks for. ``quota`` None: ``share`` per cent of a device's memory (0: the default).
 
-    ``defaulted``: the pool's default, where it was not asked for more than that; empty where it was.
+    ``defaulted``: the pool's default, where it was not asked for more than that; empty where it was. ``proves_key``:
+    its agent makes its own tickets.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Order:
     wants: Wants = field(default_factory=Wants)
     user: str = ""
     defaulted: str = ""
+    proves_key: bool = False
     ask: GangAsk | None = None  #: it asks for ranks of a gang, each as this says
     gang: str = ""  #: that its session is a member of, with this rank
     rank: int = 0
@@ -66,7 +68,8 @@ def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
     host = options.get("host")
     return Order(str(args.get("name", "")), agent, memory or None, share, program_of(args.get("program")),
                  args.get("recover") is not False, str(host) if host else None, wants=wants, user=user,
-                 ask=read_gang(options.get("gang")), **_member(options.get("member")))
+                 ask=read_gang(options.get("gang")), proves_key=args.get("proves_key") is True,
+                 **_member(options.get("member")))
 
 
 def _member(asked: Any) -> dict[str, Any]:

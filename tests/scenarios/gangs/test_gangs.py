@@ -16,7 +16,7 @@ from tests.support.eventually import eventually
 from tests.support.pools import verbs
 from tests.support.pools.pool import LocalPool, Program
 
-RANKS = Path(__file__).parents[1] / "programs" / "ranks.py"
+RANKS = Path(__file__).parents[1] / "programs" / "local_ranks.py"
 Start = Callable[..., Program]
 
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "capturing.hpp"
+#include "managed.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 
@@ -125,6 +126,7 @@ CUresult cuStreamDestroy_v2(CUstream hStream) {
   if (!stream || stream->per_thread || !retire(stream)) return CUDA_ERROR_INVALID_HANDLE;
   stream_gone(*stream);
   mirrors_lose_stream(*stream);
+  managed_lose_stream(*stream);
   wire::StreamDestroy call{};
   call.stream = stream->number;
   return submit(call);

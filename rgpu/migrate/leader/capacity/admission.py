@@ -92,10 +92,10 @@ class Admission:
             try:
                 return await self._create(order)
             except NoPlaceNow as none:
-                await self.term.note("refuse", none.error.message, session=order.name, user=order.user)
+                await self.term.refused(none.error, session=order.name, user=order.user)
                 raise none.error from None
             except SAID_NO as error:
-                await self.term.note("refuse", error.message, session=order.name, user=order.user)
+                await self.term.refused(error, session=order.name, user=order.user)
                 raise
 
     async def _repeated(self, order: Order) -> SessionRecord | None:
@@ -144,7 +144,7 @@ class Admission:
                 held, name=name, node=node, device=choice.device, quota=order.quota or 0, agent=order.agent,
                 program=order.program, recover=order.recover, leader=self.term.leader, now=self.term.clock.wall(),
                 reason=choice.reason, wants=order.wants, queued=waited.revision if waited else 0, user=order.user,
-                run=run_of(name), gang=order.gang, rank=order.rank))
+                run=run_of(name), gang=order.gang, rank=order.rank, proves_key=order.proves_key))
 
     async def _choose(self, order: Order, arrived: float, failed: list[str]) -> tuple[Order, Choice]:
         """The place, if it is this one's turn and its user's quota has room for it.
@@ -210,7 +210,7 @@ class Admission:
                     except NoPlaceNow as none:
                         await self._enqueue(order, none.error.message)
                 except SAID_NO as error:
-                    await self.term.note("refuse", error.message, session=order.name, user=order.user)
+                    await self.term.refused(error, session=order.name, user=order.user)
                     raise
         return await self._answer(order, known, max(0.0, min(wait, LONGEST_ANSWER)))
 
@@ -410,4 +410,4 @@ def _same(record: SessionRecord | QueueRecord, order: Order) -> bool:
 
 def _order(record: QueueRecord) -> Order:
     return Order(record.name, record.agent, record.quota, program=record.program, recover=record.recover,
-                 host=record.host or None, wants=record.wants, user=record.user)
+                 host=record.host or None, wants=record.wants, user=record.user, proves_key=record.proves_key)

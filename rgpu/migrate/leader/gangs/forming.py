@@ -136,12 +136,12 @@ class Gangs:
             return False
         except NoRoomNow as none:
             if not queue and ask.ranks == ask.of:
-                await self.term.note("refuse", none.error.message, session=order.name, user=order.user)
+                await self.term.refused(none.error, session=order.name, user=order.user)
                 raise none.error from None
             await self._enqueue(order, none.error.message)
             return True
         except (Refused, LimitReached) as error:
-            await self.term.note("refuse", error.message, session=order.name, user=order.user)
+            await self.term.refused(error, session=order.name, user=order.user)
             raise
 
     async def _waiting(self, gang: str) -> list[Queued]:
@@ -322,7 +322,7 @@ class Gangs:
             await self.records.find(name), name=name, node=node, device=choice.device, quota=order.quota or 0,
             agent=order.agent, program=order.program, recover=order.recover, leader=self.term.leader,
             now=self.term.clock.wall(), reason=choice.reason, wants=wants, user=order.user, run=name, gang=gang,
-            rank=member.first)
+            rank=member.first, proves_key=order.proves_key)
 
     async def _write(self, decision: gangs.GangDecision) -> bool:
         """Make it true; False when something that it was based on changed meanwhile."""
@@ -334,10 +334,9 @@ class Gangs:
         return done
 
     # -- keeping ------------------------------------------------------------------
-    async def tick(self, sessions: list[Held]) -> None:
-        """Have each gang's record say what is, and give up those whose ranks did not come."""
-        for held in await self.all():
-            await self._advance(held, sessions)
+    async def tick(self, sessions: list[Held]) -> bool:
+        """Have each gang's record say what is, and give up those whose ranks did not come; whether one waits."""
+        behind = [held.record.name for held in await self.all() if not await self._advance(held, sessions)]
         await self._drop_unfetched()
         now = self.term.clock.wall()
         gathering = {one.record.gang.name for one in await self.queue.requests() if one.record.gang}
@@ -349,6 +348,7 @@ class Gangs:
                 while len(self._over) > MOST_OVER:
                     del self._over[next(iter(self._over))]
                 await self.queue.leave(one.record.name, why)
+        return bool(behind or gathering or self._given)
 
     async def _drop_unfetched(self) -> None:
         """Ranks that were made for a run whose client then went away."""
@@ -381,10 +381,10 @@ class Gangs:
         if held is not None:
             await self._advance(held, await self.records.sessions())
 
-    async def _advance(self, held: HeldGang, sessions: Sequence[Held]) -> None:
+    async def _advance(self, held: HeldGang, sessions: Sequence[Held]) -> bool:
+        """Whether the record says what is; what came between is seen at the next look."""
         decision = gangs.advance(held, (one.record for one in sessions), self.term.clock.wall())
-        if decision is not None:
-            await self._write(decision)  # what came between is seen at the next look
+        return decision is None or await self._write(decision)
 
     async def end(self, name: str, reason: str) -> bool:
         """End all members of a gang and take its requests out of the queue; whether there is one of that name."""

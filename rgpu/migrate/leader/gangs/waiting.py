@@ -67,4 +67,5 @@ def in_turn(record: QueueRecord, order: Order) -> bool:
 def order_of(record: QueueRecord) -> Order:
     """What a request that waits asks for."""
     return Order(record.name, record.agent, record.quota, program=record.program, recover=record.recover,
-                 host=record.host or None, wants=record.wants, user=record.user, ask=record.gang)
+                 host=record.host or None, wants=record.wants, user=record.user, ask=record.gang,
+                 proves_key=record.proves_key)

@@ -37,10 +37,8 @@ class World:
 
     def __init__(self, folder: Path, *records: SessionRecord | QueueRecord | GangRecord) -> None:
         self.records = {r.name: r for r in records if isinstance(r, SessionRecord)}
-        self.waiting = {queue_key(r.name): SimpleNamespace(key=queue_key(r.name), value=encode(r))
-                        for r in records if isinstance(r, QueueRecord)}
-        self.waiting |= {gang_key(r.name): SimpleNamespace(key=gang_key(r.name), value=encode(r))
-                         for r in records if isinstance(r, GangRecord)}
+        self.requests = {queue_key(r.name): r for r in records if isinstance(r, QueueRecord)}
+        self.gangs = {gang_key(r.name): r for r in records if isinstance(r, GangRecord)}
         self.registry, self.keys = self, AuthorizedKeys(folder / "authorized")
         for key in (ALICE, LAPTOP, BOB, ROOT):
             self.keys.add(key)
@@ -52,11 +50,16 @@ class World:
     async def sessions(self) -> list[SessionRecord]:
         return list(self.records.values())
 
-    async def get(self, key: str) -> Any:
-        return self.waiting.get(key)
+    async def waiting(self) -> list[QueueRecord]:
+        return list(self.requests.values())
 
     async def list(self, prefix: str) -> Any:
-        return SimpleNamespace(entries=[entry for key, entry in self.waiting.items() if key.startswith(prefix)])
+        return SimpleNamespace(entries=[SimpleNamespace(key=key, value=encode(record))
+                                        for key, record in self.gangs.items() if key.startswith(prefix)])
+
+    async def get(self, key: str) -> Any:
+        record = (self.requests | self.gangs).get(key)
+        return None if record is None else SimpleNamespace(key=key, value=encode(record))
 
     async def guarded(self, verb: str, actor: Actor, **args: Any) -> str:
         """Have the leader's verb done; on whose word it was."""
