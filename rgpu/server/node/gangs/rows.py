@@ -8,7 +8,7 @@ from typing import Any
 
 from rgpu.migrate.records.gangs import GangRecord
 from rgpu.migrate.records.schema import QueueRecord, SessionRecord
-from rgpu.server.node.gangs.waits import Last, last_of, who_waits
+from rgpu.server.node.gangs.waits import CommunicatorFigures, last_collective, read_figures, who_waits
 
 Views = Mapping[str, Mapping[str, Any]]
 
@@ -18,9 +18,8 @@ def gang_row(record: GangRecord, sessions: Sequence[SessionRecord], views: Views
     mine = sorted((one for one in sessions if one.gang == record.name and one.created >= record.created),
                   key=lambda one: (one.rank, len(one.name), one.name))
     first = [one for one in mine if "/" not in one.name]
-    last = [found for one in first if (found := _last(one, views)) is not None]
     members = [_member(record, one, views) for one in mine]
-    waits = who_waits(last) if record.state == "running" else []
+    waits = who_waits(said for one in mine for said in _figures(one, views)) if record.state == "running" else []
     absent = [one["rank"] for one in members if one["came"] is False and one["session"] in record.epochs]
     notes = [record.reason if record.state == "ended" else "", *waits]
     if absent and len(absent) < len(first):
@@ -35,14 +34,12 @@ def gang_row(record: GangRecord, sessions: Sequence[SessionRecord], views: Views
             "reason": record.reason, "note": "; ".join(note for note in notes if note)}
 
 
-def _last(record: SessionRecord, views: Views) -> Last | None:
-    view = views.get(record.name, {})
-    figures = view.get("collectives") or dict(view.get("stats") or {}).get("collectives")
-    return last_of(record.rank, figures)
+def _figures(record: SessionRecord, views: Views) -> tuple[CommunicatorFigures, ...]:
+    return read_figures(views.get(record.name, {}).get("communicators")) if record.live else ()
 
 
 def _member(gang: GangRecord, record: SessionRecord, views: Views) -> dict[str, Any]:
-    view, last = views.get(record.name, {}), _last(record, views)
+    view = views.get(record.name, {})
     stats = dict(view.get("stats") or {})
     calls = stats.get("calls", view.get("position"))
     # Of a live one whose node says nothing it is not known.
@@ -51,7 +48,8 @@ def _member(gang: GangRecord, record: SessionRecord, views: Views) -> dict[str, 
             "device": record.device, "epoch": record.epoch,
             "in_generation": gang.epochs.get(record.name) == record.epoch,
             "came": came, "pid": stats.get("pid"), "memory_bytes": view.get("memory_bytes"), "calls": calls,
-            "collective": last.as_dict() if last else None, "exit_code": record.exit_code, "reason": record.reason}
+            "collective": last_collective(_figures(record, views)), "exit_code": record.exit_code,
+            "reason": record.reason}
 
 
 def waiting_rows(requests: Sequence[QueueRecord], lines: Mapping[str, Mapping[str, Any]],

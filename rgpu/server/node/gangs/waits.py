@@ -1,79 +1,97 @@
-"""The sentences about who waits for whom in a gang, from the last collective of each rank. Pure.
+"""The sentences about who waits for whom at a collective, from what workers say of their communicators. Pure.
 
-A session's figures may have ``collectives``: {number: of the last one that it began, kind, bytes, communicator,
-since_s: how long ago}. Where they have none, nothing is said of that rank.
+A worker's figures are what :meth:`rgpu.server.device.cpu.collectives.communicators.Communicators.figures` gives. It may
+be of another version, or lie: what cannot be read is as if nothing had been said.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import msgspec
 
 from rgpu.session.printable import printable
 
-PATIENCE = 10.0  #: seconds after which ranks that call different things are told
+WAIT_SECONDS = 10.0  #: that a rank may stand at a collective before `rgpu ps` says so
+MOST_TEXT = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Last:
-    """The last collective that a rank began. ``bytes``: of its contribution; ``since_s``: None where nobody says."""
+class Last(msgspec.Struct, frozen=True):
+    """The last operation that a rank began. ``seconds``: since then; ``waits_for``: sessions of the missing ranks."""
 
-    rank: int
-    number: int
-    kind: str
-    bytes: int
+    rank: int = 0
+    number: int = 0
+    call: str = ""
+    kind: str = ""
+    bytes: int = 0
+    complete: bool = False
+    seconds: float = 0.0
+    missing: tuple[int, ...] = ()
+    waits_for: tuple[str, ...] = ()
+    differs: dict[int, str] = {}
+
+
+class CommunicatorFigures(msgspec.Struct, frozen=True):
+    """One communicator as one session has it; ``ranks``: how many it has in all."""
+
     communicator: str = ""
-    since_s: float | None = None
-
-    @property
-    def what(self) -> str:
-        """Text for people."""
-        return f"{self.kind} of {self.bytes} bytes"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields of ``-o json``."""
-        return {"number": self.number, "kind": self.kind, "bytes": self.bytes,
-                "communicator": self.communicator or None, "since_s": self.since_s}
+    ranks: int = 0
+    last: tuple[Last, ...] = ()
 
 
-def last_of(rank: int, figures: Any) -> Last | None:
-    """What a worker says of itself, which may be anything; None for nothing that can be read."""
-    if not isinstance(figures, Mapping):
+def read_figures(figures: Any) -> tuple[CommunicatorFigures, ...]:
+    """What one worker says of its communicators; nothing where it cannot be read."""
+    try:
+        return msgspec.convert(figures or (), tuple[CommunicatorFigures, ...], strict=False)
+    except msgspec.ValidationError:
+        return ()
+
+
+def who_waits(communicators: Iterable[CommunicatorFigures]) -> list[str]:
+    """One sentence for the ranks of a communicator that stand at the same call for the same reason.
+
+    Those that do for :data:`WAIT_SECONDS`: for whom, or which calls do not agree. ``communicators``: of one session,
+    or of several.
+    """
+    groups: dict[tuple[str, int, str, str], list[Last]] = {}
+    for one, last in _standing(communicators):
+        groups.setdefault((one.communicator, one.ranks, last.call, _whom(last)), []).append(last)
+    found = []
+    for (_, ranks, call, whom), lasts in groups.items():
+        numbers = sorted({last.rank for last in lasts})
+        who, waits, their = ("rank", "waits", "its") if len(numbers) == 1 else ("ranks", "wait", "their")
+        found.append(f"{who} {_list(numbers)} of {ranks} {waits} for {max(last.seconds for last in lasts):.0f} s in "
+                     f"{their} {printable(call)[:MOST_TEXT]}{whom}")
+    return found
+
+
+def last_collective(communicators: Iterable[CommunicatorFigures]) -> dict[str, Any] | None:
+    """What a session began last in any of its communicators; None: nothing that is known."""
+    every = [(one, last) for one in communicators for last in one.last]
+    if not every:
         return None
-    number, size, since = figures.get("number"), figures.get("bytes", 0), figures.get("since_s")
-    if type(number) is not int or type(size) is not int or number < 0:
-        return None
-    kind, communicator = (printable(str(figures.get(name) or ""))[:64] for name in ("kind", "communicator"))
-    return Last(rank, number, kind or "collective", max(size, 0), communicator,
-                float(since) if isinstance(since, int | float) else None)
+    one, last = min(every, key=lambda found: found[1].seconds)
+    return {"communicator": printable(one.communicator)[:MOST_TEXT], "rank": last.rank, "number": last.number,
+            "kind": printable(last.kind)[:MOST_TEXT], "bytes": last.bytes, "complete": last.complete,
+            "since_s": last.seconds}
 
 
-def who_waits(ranks: Iterable[Last]) -> list[str]:
-    """One sentence for each communicator whose ranks are not at the same collective; none where all are."""
-    groups: defaultdict[str, list[Last]] = defaultdict(list)
-    for last in ranks:
-        groups[last.communicator].append(last)
-    return [said for _, group in sorted(groups.items()) for said in _of_group(sorted(group, key=lambda one: one.rank))]
+def _standing(communicators: Iterable[CommunicatorFigures]) -> Iterator[tuple[CommunicatorFigures, Last]]:
+    for one in communicators:
+        for last in one.last:
+            if not last.complete and last.seconds >= WAIT_SECONDS and (last.differs or last.missing):
+                yield one, last
 
 
-def _of_group(group: list[Last]) -> list[str]:
-    most = max(one.number for one in group)
-    ahead, behind = [one for one in group if one.number == most], [one for one in group if one.number < most]
-    where = f" of {group[0].communicator}" if group[0].communicator else ""
-    calls: defaultdict[str, list[Last]] = defaultdict(list)
-    for one in ahead:
-        calls[one.what].append(one)
-    if len(calls) > 1 and all(one.since_s is None or one.since_s >= PATIENCE for one in ahead):
-        said = "; ".join(f"{_ranks(ones)} {what}" for what, ones in calls.items())
-        return [f"collective {most}{where} is not the same call on all ranks, so none of them returns: {said}"]
-    if not behind:
-        return []
-    late = "; ".join(f"rank {one.rank} (last: {one.number}, {one.what})" for one in behind)
-    return [f"{_ranks(ahead)} in collective {most}{where}, {ahead[0].what}: waiting for {late}"]
+def _whom(last: Last) -> str:
+    if last.differs:
+        return ": " + ", ".join(f"rank {rank} called {printable(call)[:MOST_TEXT]}"
+                                for rank, call in sorted(last.differs.items()))
+    names = [printable(name)[:MOST_TEXT] for name in last.waits_for]
+    sessions = f" (session{'s' if len(names) > 1 else ''} {', '.join(names)})" if names else ""
+    return f" for {'ranks' if len(last.missing) > 1 else 'rank'} {_list(last.missing)}{sessions}"
 
 
-def _ranks(ones: list[Last]) -> str:
-    numbers = ", ".join(str(one.rank) for one in ones)
-    return f"rank {numbers}" if len(ones) == 1 else f"ranks {numbers}"
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
