@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from tests.support.eventually import eventually
 from tests.support.pools import verbs
 from tests.support.pools.pool import LocalPool, Program
 
-RANKS = Path(__file__).parents[1] / "programs" / "local_ranks.py"
+PROGRAMS = Path(__file__).parents[1] / "programs"
+RANKS, TRAINING = PROGRAMS / "local_ranks.py", PROGRAMS / "ranks.py"
 Start = Callable[..., Program]
 
 
@@ -146,6 +148,29 @@ def test_a_gang_of_two_runs_and_ranks_that_do_not_come(pool: LocalPool, start: S
     idle.stop()
     release.touch()
     assert results(first) == right(0, of=1) and results(second) == right(0, of=1)
+
+
+@pytest.mark.slow
+def test_a_gang_trains_with_collectives(pool: LocalPool, tmp_path: Path) -> None:
+    """Ranks of one run are the ranks of a communicator; one is moved, and the gang shows what each began last."""
+    expected = subprocess.run([sys.executable, TRAINING, "--expected", "4", "60"], capture_output=True, text=True,
+                              check=True).stdout
+    ranks = (f"CUDA_VISIBLE_DEVICES={rank} {sys.executable} {TRAINING} {tmp_path}/id {rank} 4 60 10 & p{rank}=$!"
+             for rank in range(4))
+    pool.environment["RGPU_NCCL"] = "calls"
+    try:
+        program = pool.run("sh", "-c", "\n".join([*ranks, "wait $p0 && wait $p1 && wait $p2 && wait $p3"]),
+                           name="sums", options=("--ranks", "4", "--gpus", "0.5"))
+    finally:
+        del pool.environment["RGPU_NCCL"]
+    program.wait_lines(4)
+    row = gang(pool, "sums")
+    assert {(one["session"], one["collective"]["rank"], one["collective"]["kind"]) for one in row["members"]} == {
+        (f"sums.{rank}", rank, "all_reduce") for rank in range(4)} and row["waits"] == []
+    pool.rgpu("migrate", "sums.2", next(node["host"] for node in pool.living() if node["host"] not in row["hosts"]))
+    assert program.process.wait(240) == 0, program.errors[-20:]
+    program.finish_reading()
+    assert [line for line in program.lines if line.startswith("digest")] == 4 * expected.splitlines()
 
 
 @pytest.mark.slow
