@@ -28,7 +28,7 @@ from rgpu.session.objects import graphs, module_table
 from tests.support.shim.fake_ring import FakeRing
 
 HELLO, SEGMENT, GOODBYE, WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, TEXT = 1, 2, 3, 32, 33, 34, 35, 36, 39
-AREA_MAPPED, LIST, CHOOSE, LISTED = 7, 8, 9, 42
+AREA_MAPPED, LIST, CHOOSE, LISTED = 7, 9, 10, 43
 LOG, BULK = 0, 1
 MIB = 1 << 20
 
