@@ -183,7 +183,7 @@ def test_a_gang_is_seen_and_ended_by_its_user_only(site: Site) -> None:
     program = site.pool.run("sleep", "600", name="pair", options=("--ranks", "2", "--memory", "64MiB"))
     try:
         eventually(lambda: "pair.1" in site.user().page("/gangs"), "it is not shown")
-        assert "no process yet" in site.operator().page("/gangs?all=1")
+        eventually(lambda: "no process yet" in site.operator().page("/gangs?all=1"), "its workers say nothing")
         mallory, folder = site.mallory(), str(folder_of(site.pool, "mallory"))
         assert "pair" not in mallory.page("/gangs") + mallory.page("/history")
         assert site.pool.rgpu("ps", "--gangs", "--pool", folder) == []
