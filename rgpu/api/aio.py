@@ -125,7 +125,8 @@ class AsyncPool:
         return await asyncio.to_thread(self.pool.nodes)
 
     async def events(self, *, last: int = 0, follow: bool = True,
-                     kind: Literal["node", "session", "move", "pool"] | None = None) -> AsyncIterator[rows.Event]:
+                     kind: Literal["node", "session", "move", "gang", "pool"] | None = None
+                     ) -> AsyncIterator[rows.Event]:
         """Yield as :meth:`rgpu.Pool.events`, from the first step on."""
         client = await asyncio.to_thread(self.pool.connect)
         try:

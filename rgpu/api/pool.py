@@ -139,8 +139,8 @@ class Pool:
         """Return the hosts of the pool with their devices, then those that are lost, as `rgpu nodes` lists them."""
         return [rows.read(rows.Node, row) for row in verbs.hosts(self._client)]
 
-    def events(self, *, last: int = 0, follow: bool = True, kind: Literal["node", "session", "move", "pool"] | None
-               = None) -> Iterator[rows.Event]:
+    def events(self, *, last: int = 0, follow: bool = True, kind: Literal["node", "session", "move", "gang", "pool"]
+               | None = None) -> Iterator[rows.Event]:
         """Yield what is decided from now on, for ever, as `rgpu events -f` prints it.
 
         What happens between the call and the first :func:`next` is among it. ``last``: how many of the past to begin

@@ -40,6 +40,8 @@ class Session(Row, frozen=True, kw_only=True):
     priority: int = 0
     position: int | None = None  #: in the queue
     labels: dict[str, str] = {}
+    gang: str | None = None  #: that it is a member of, or whose ranks it asks for
+    rank: int | None = None  #: its first in the gang
     gpu_seconds: float | None = None
     gpu_share: float | None = None  #: of the last ten seconds, 0 to 1
     created: float | None = None
@@ -149,7 +151,7 @@ class DetachedStatus(Row, frozen=True, kw_only=True):
 
 
 class Event(Row, frozen=True, kw_only=True):
-    """A decision about a node, a session, a move or the pool (``kind``). ``when``: s since 1970."""
+    """A decision about a node, a session, a move, a gang or the pool (``kind``). ``when``: s since 1970."""
 
     kind: str
     decision: str

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rgpu.link.control.control_client import ControlClient
-from rgpu.session.errors import PoolUnavailable
+from rgpu.session.errors import NotFound, PoolUnavailable, Refused
 
 Row = dict[str, Any]
 Progress = Callable[[Row], None]
@@ -48,6 +48,28 @@ def select(rows: Iterable[Row], hosts: Iterable[str] = (), states: Iterable[str]
 def describe(client: ControlClient, session: str) -> Row:
     """Return everything that the pool knows about one session. Raises :class:`NotFound`."""
     return dict(client.call("session.describe", {"session": session}))
+
+
+def gangs(client: ControlClient, *, everything: bool = False, all_users: bool = False) -> list[Row]:
+    """Return the rows of `rgpu ps --gangs`, each with its members; ``everything``: also those that ended."""
+    return list(client.call("gang.list", {"all": everything, "all_users": all_users})["gangs"])
+
+
+def describe_gang(client: ControlClient, gang: str) -> Row:
+    """Return what the pool knows about one gang and its members. Raises :class:`NotFound`."""
+    return dict(client.call("gang.describe", {"session": gang}))
+
+
+def describe_any(client: ControlClient, name: str) -> Row:
+    """Return what the pool knows about a session, else about a gang, which has ``members``. Raises :class:`NotFound`.
+    """
+    try:
+        return describe(client, name)
+    except NotFound as none:
+        try:
+            return describe_gang(client, name)
+        except (NotFound, Refused):  # a node of the version before knows of no gangs
+            raise none from None
 
 
 def migrate(client: ControlClient, session: str, host: str, options: Row, on_progress: Progress | None = None) -> Row:

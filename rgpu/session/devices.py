@@ -15,6 +15,9 @@ from rgpu.session.errors import UsageError
 #: Of one session.
 MAX_GPUS = SESSION_DEVICES
 
+#: Of one gang: its members are made in one transaction of the registry, and etcd allows 128 comparisons.
+MAX_RANKS = 30
+
 _NAME = re.compile(r"([a-z]+):([0-9]{1,4}(?:\+[0-9]{1,4})*)", re.ASCII)
 
 

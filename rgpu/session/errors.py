@@ -171,6 +171,12 @@ class LimitReached(RgpuError):
     code, exit_code = "limit_reached", 35
 
 
+class RanksMissing(RgpuError):
+    """Not all ranks of a gang came within its deadline; the message names those that are missing."""
+
+    code, exit_code = "ranks_missing", 36
+
+
 def all_classes(root: type[RgpuError] = RgpuError) -> list[type[RgpuError]]:
     """Every class of the tree, root first."""
     found = [root]

@@ -19,6 +19,9 @@ ONLY_PTX = 1 << 24
 #: Likewise, bit n: its kernels reach the memory of device n; … with atomics, too. As a node tells it n counts the
 #: node's devices of that kind, as a program is told the session's.
 PEERS, PEER_ATOMICS = ONLY_PTX + 1, ONLY_PTX + 2
+#: Likewise, of a device in the list of a gang's run: the number of the member that has it, and which of that member's
+#: devices it is.
+MEMBER, MEMBER_DEVICE = ONLY_PTX + 3, ONLY_PTX + 4
 
 #: version, driver version, session number, quota, journal limit, recover, devices
 _HEAD = Struct("<IIQQQII")

@@ -45,6 +45,7 @@ STATUS: tuple[tuple[type[RgpuError], int], ...] = (
 #: Tries to log in: so many at once and a second of one address, and of all together.
 LOGINS, ALL_LOGINS = (10.0, 0.2), (100.0, 10.0)
 FORMS = (30.0, 2.0)  #: forms of one login
+GANGS = 10  #: on one page, each with its ranks
 STORIES = 100  #: decisions on one page, of the 2000 that are kept
 LATEST = 6  #: of one session
 LEAST_SPAN = 120.0  #: s that a chart shows at least
@@ -66,7 +67,8 @@ class Web:
 
     def app(self) -> ASGIApp:
         """Return the application, behind its guard."""
-        seen = {"/": self._hosts, "/sessions": self._sessions, "/session": self._session, "/queue": self._queue,
+        seen = {"/": self._hosts, "/sessions": self._sessions, "/session": self._session, "/gangs": self._gangs,
+                "/queue": self._queue,
                 "/history": self._history, "/plan": self._plan, "/confirm": self._confirm, "/jobs": self._jobs}
         routes = [Route(path, self._of_who_is_logged_in(page)) for path, page in seen.items()]
         routes += [Route("/do", self._of_who_is_logged_in(self._do), methods=["POST"]),
@@ -214,6 +216,12 @@ class Web:
             ("gpu_share", "Share of the GPU", percent, 1), ("calls", "Calls a second", count, 0),
             ("journal_bytes", "Journal", size, 0))
         return [charts.line(ring.series(field), name, text, now, span, top) for field, name, text, top in shown]
+
+    async def _gangs(self, request: Request, login: Login) -> Response:
+        query = dict(request.query_params)
+        found = await self._asking.look(login, "gang.list", all=query.get("all") == "1", all_users=login.operator)
+        return self._pages.answer(request, "gangs.html", login, query=query,
+                                  page=views.piece(found["gangs"], query.get("page", "1"), GANGS))
 
     async def _queue(self, request: Request, login: Login) -> Response:
         status = await self._asking.look(login, "pool.status")

@@ -16,7 +16,7 @@ from rgpu.web import charts
 from rgpu.web.logins import Login
 
 #: (path, what the menu says, only for operators)
-MENU = (("/", "Hosts", False), ("/sessions", "Sessions", False), ("/queue", "Queue", False),
+MENU = (("/", "Hosts", False), ("/sessions", "Sessions", False), ("/gangs", "Gangs", False), ("/queue", "Queue", False),
         ("/history", "History", False), ("/plan", "Rebalancing", True))
 
 

@@ -48,7 +48,8 @@ def test_wide_has_every_column_on_any_terminal(pool: CannedPool) -> None:
     code, text = pool.on_terminal(60, "ps", "-o", "wide")
     heading, first, *_ = plain(text).splitlines()
     assert code == 0 and heading.split() == ["SESSION", "STATE", "HOST", "EPOCH", "MEMORY", "GPU", "OF", "CALLS",
-                                             "AWAITED", "PID", "WORKER", "USER", "LABELS", "AGE", "COMMAND", "NOTE"]
+                                             "AWAITED", "PID", "WORKER", "USER", "LABELS", "GANG", "AGE", "COMMAND",
+                                             "NOTE"]
     assert "team=vision,stage=pre" in first and "2 h" in first and "/usr/bin/python3.11" in first
 
 

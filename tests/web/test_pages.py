@@ -21,8 +21,8 @@ pytest.importorskip("starlette", reason="in the extra web")
 from tests.support.web.browsing import Browser, code_of, folder_of  # noqa: E402
 
 EVIL = "<img src=x onerror=alert(1)>"
-PAGES = ("/", "/sessions", "/session?name=heat", "/queue", "/history", "/plan", "/confirm?act=kill&session=heat",
-         "/jobs")
+PAGES = ("/", "/sessions", "/session?name=heat", "/gangs", "/queue", "/history", "/plan",
+         "/confirm?act=kill&session=heat", "/jobs")
 
 
 class Site:
@@ -177,6 +177,24 @@ def test_everybody_has_the_rights_of_the_own_key(site: Site) -> None:
     refused = [line for line in audit if line["name"] == "mallory" and line["outcome"] == "not_permitted"]
     assert {"session.kill", "session.checkpoint", "session.migrate"} <= {line["verb"] for line in refused}
     assert {line["via"] for line in refused} == {"web-node-a"}
+
+
+def test_a_gang_is_seen_and_ended_by_its_user_only(site: Site) -> None:
+    program = site.pool.run("sleep", "600", name="pair", options=("--ranks", "2", "--memory", "64MiB"))
+    try:
+        eventually(lambda: "pair.1" in site.user().page("/gangs"), "it is not shown")
+        eventually(lambda: "no process yet" in site.operator().page("/gangs?all=1"), "its workers say nothing")
+        mallory, folder = site.mallory(), str(folder_of(site.pool, "mallory"))
+        assert "pair" not in mallory.page("/gangs") + mallory.page("/history")
+        assert site.pool.rgpu("ps", "--gangs", "--pool", folder) == []
+        for verb in ("describe", "kill"):
+            with pytest.raises(VerbError, match="pair belongs to user"):
+                site.pool.rgpu(verb, "pair", "--pool", folder)
+        assert "gang_form" in site.user().page("/history?session=pair")
+    finally:
+        site.pool.rgpu("kill", "pair")
+    assert not [row for row in site.pool.rgpu("ps") if row["gang"] == "pair"]
+    program.stop()
 
 
 def test_forms_need_their_logins_token(site: Site) -> None:

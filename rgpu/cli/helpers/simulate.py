@@ -20,6 +20,7 @@ COLUMNS = ("POLICY", "REBALANCE", "LOAD", "ALLOCATED", "FRAGMENTED", "REFUSED", 
 @click.option("--policy", default="fgd", show_default=True,
               help="random, best-fit, packing, fgd; several with commas; all.")
 @click.option("--rebalance", type=click.Choice(["on", "off", "both"]), default="off", show_default=True)
+@click.option("--gangs", is_flag=True, help="Tasks that want several GPUs go over several hosts where one has no room.")
 @click.option("--load", type=click.FloatRange(0.01, 10), default=1.3, show_default=True,
               help="Demand as a multiple of the pool's GPUs.")
 @click.option("--seeds", type=click.IntRange(1, 1000), default=5, show_default=True)
@@ -37,7 +38,7 @@ COLUMNS = ("POLICY", "REBALANCE", "LOAD", "ALLOCATED", "FRAGMENTED", "REFUSED", 
 @common.output_option
 @common.verb
 def command(nodes: Path, tasks: Path, policy: str, rebalance: str, load: float, seeds: int, churn: bool | None,
-            hours: float, move_rate: float, move_pause: float, gpu_memory: int, plot: Path | None,
+            hours: float, move_rate: float, move_pause: float, gpu_memory: int, plot: Path | None, gangs: bool,
             output: str) -> None:
     """Replay recorded tasks against placement, queue and rebalancing, and print what came of it."""
     from rgpu.migrate.scheduling.costs import Costs
@@ -57,7 +58,7 @@ def command(nodes: Path, tasks: Path, policy: str, rebalance: str, load: float, 
     for name in names:
         for moving in {"on": [True], "off": [False], "both": [False, True]}[rebalance]:
             def options(seed: int, name: str = name, moving: bool = moving) -> Options:
-                return Options(name, moving, seed, gpu_memory_mib=gpu_memory, costs=costs)
+                return Options(name, moving, seed, gpu_memory_mib=gpu_memory, costs=costs, gangs=gangs)
 
             def progress(line: str, title: str = f"{name}{' + rebalancing' if moving else ''}") -> None:
                 common.err.print(f"{title}, {line}", markup=False)

@@ -20,7 +20,7 @@ def rows(runs: Runs, everything: bool) -> list[Row]:
 def merged(found: list[Row], runs: Runs, pool: Path, everything: bool) -> list[Row]:
     """Return the pool's rows with what is known here of those that are detached runs, then runs without a session.
 
-    ``pool``: the directory that the rows are of. A run's first session has its name.
+    ``pool``: the directory that the rows are of. A run's first session has its name, or its gang has.
     """
     here = {record.name: (record, now) for record, now in runs.known() if record.pool == str(pool.resolve())}
     result = []
@@ -31,7 +31,10 @@ def merged(found: list[Row], runs: Runs, pool: Path, everything: bool) -> list[R
             continue
         del here[known[0].name]
         result.append(_told(row, *known))
-    return result + [_row(record, now) for record, now in here.values() if everything or not now.over]
+    gangs = {name for name, (record, _) in here.items()
+             if any(row.get("gang") == name and _same(row, record) for row in found)}
+    return result + [_row(record, now, name in gangs) for name, (record, now) in here.items()
+                     if everything or not now.over]
 
 
 def _same(row: Row, record: RunRecord) -> bool:
@@ -51,12 +54,12 @@ def _told(row: Row, record: RunRecord, now: Standing) -> Row:
     return row
 
 
-def _row(record: RunRecord, now: Standing) -> Row:
+def _row(record: RunRecord, now: Standing, of_gang: bool = False) -> Row:
     lasted = (record.ended or time.time()) - record.begun
     return {
         "session": record.name, "state": "detached" if now.state == "running" else now.state, "host": None, "epoch": 0,
         "pid": record.program.pid if not now.over else None, "command": record.command, "created": record.begun,
         "age_s": lasted, "ended": record.ended or None, "lasted_s": lasted if record.ended else None,
         "exit_code": record.exit_code, "reason": now.reason, "detached": now.state,
-        "note": now.reason or "its program has not used the GPU",
+        "note": now.reason or ("its ranks are the gang of its name" if of_gang else "its program has not used the GPU"),
     }

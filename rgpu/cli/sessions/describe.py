@@ -1,4 +1,4 @@
-"""``rgpu describe S``: everything that the pool knows about one session."""
+"""``rgpu describe S``: everything that the pool knows about one session or gang."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rgpu.api import verbs
 from rgpu.cli import common
 from rgpu.cli.helpers import completing
 from rgpu.cli.pool import connect
+from rgpu.cli.sessions import gangs
 
 
 @click.command("describe")
@@ -19,10 +20,13 @@ from rgpu.cli.pool import connect
 @common.output_option
 @common.verb
 def command(session: str, operator: bool, pool: str | None, output: str) -> None:
-    """Show one session: its record, its worker, its checkpoint, what pins it."""
+    """Show one session: its record, its worker, its checkpoint, what pins it.
+
+    Or a gang of that name: its ranks, where they are, the last collective of each, who waits for whom.
+    """
     with connect(common.settings(pool=pool), common.role(operator)) as client:
-        value = verbs.describe(client, session)
-    common.emit(value, output, _show)
+        value = verbs.describe_any(client, session)
+    common.emit(value, output, gangs.show if "members" in value else _show)
 
 
 def _show(value: dict[str, Any], indent: str = "") -> None:

@@ -19,7 +19,7 @@ from rgpu.session.printable import printable
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
 @click.option("-n", "--last", default=20, show_default=True, type=click.IntRange(0, 2000),
               help="How many of the past to begin with.")
-@click.option("--kind", type=click.Choice(["node", "session", "move", "pool"]), help="Only these.")
+@click.option("--kind", type=click.Choice(["node", "session", "move", "gang", "pool"]), help="Only these.")
 @common.operator_option
 @common.pool_option
 @common.output_option

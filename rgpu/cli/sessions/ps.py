@@ -12,7 +12,9 @@ from rgpu.cli.common import age, moment, size
 from rgpu.cli.pool import connect, pool_files
 from rgpu.cli.runs import finding
 from rgpu.cli.runs import listing as running
+from rgpu.cli.sessions import gangs
 from rgpu.cli.tables import Column, Listing, list_options
+from rgpu.session.errors import UsageError
 
 SESSION = Column("SESSION", lambda s: s["session"])
 USER = Column("USER", lambda s: s.get("user"))
@@ -21,6 +23,8 @@ HOST = Column("HOST", lambda s: s.get("host"))
 NOTE = Column("NOTE", lambda s: s.get("note") or "", cut=True)
 MORE = (Column("USER", lambda s: s.get("user"), wide=True),
         Column("LABELS", lambda s: ",".join(f"{k}={v}" for k, v in (s.get("labels") or {}).items()), wide=True),
+        Column("GANG", lambda s: f"{s['gang']}[{s['rank']}]" if s.get("gang") and s.get("rank") is not None else
+               s.get("gang"), wide=True),
         Column("AGE", lambda s: s.get("age_s"), age, wide=True),
         Column("COMMAND", lambda s: s.get("command"), wide=True))
 LIVE = (SESSION, STATE, HOST, Column("EPOCH", lambda s: s["epoch"] or None, drop=5),
@@ -39,6 +43,8 @@ ALL = (SESSION, STATE, Column("HOST", HOST.value, drop=4), Column("EXIT", lambda
 @click.command("ps")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also sessions that ended or failed: exit code, when, "
               "how long they lasted, and why.")
+@click.option("--gangs", "of_gangs", is_flag=True, help="Gangs instead: their ranks, their hosts, and which rank the "
+              "others wait for (-o json: with all members).")
 @click.option("--detached", is_flag=True, help="Only detached runs of this machine, without asking a pool.")
 @selecting.session_options
 @click.option("--all-users", is_flag=True, help="Everybody's, with the operator's key (default: one's own).")
@@ -47,11 +53,16 @@ ALL = (SESSION, STATE, Column("HOST", HOST.value, drop=4), Column("EXIT", lambda
 @common.verb
 def command(everything: bool, all_users: bool, pool: str | None, output: str, sort: str | None, watch: float | None,
             hosts: tuple[str, ...], states: tuple[str, ...], users: tuple[str, ...], labels: tuple[str, ...],
-            detached: bool) -> None:
+            detached: bool, of_gangs: bool) -> None:
     """List sessions (where they run, what they hold, how often they wait) and requests that wait for a place.
 
     Detached runs of this machine are among them, also those whose program has not used the GPU yet.
     """
+    if of_gangs:
+        if detached or hosts or states or users or labels:
+            raise UsageError("--gangs lists gangs: without --detached, --host, --state, --user and --label")
+        gangs.follow(common.settings(pool=pool), everything, all_users, output, sort, watch)
+        return
     columns: tuple[Column, ...] = ALL if everything else LIVE
     if all_users:
         columns = (SESSION, USER, *(column for column in columns[1:] if column.title != USER.title))

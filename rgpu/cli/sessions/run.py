@@ -16,7 +16,8 @@ from rgpu.cli import common
 from rgpu.cli.pool import pool_files, require_pool
 from rgpu.cli.runs import detaching, limits
 from rgpu.cli.selecting import read_labels
-from rgpu.session.devices import MAX_GPUS
+from rgpu.cli.sessions import gangs
+from rgpu.session.devices import MAX_GPUS, MAX_RANKS
 from rgpu.session.errors import RgpuError, UsageError
 
 
@@ -27,6 +28,17 @@ from rgpu.session.errors import RgpuError, UsageError
 @click.option("--gpus", metavar="N", help="So many whole GPUs of one host, or a share of one such as 0.25: that much "
               "of their compute is promised to nobody else. Memory is of each of them. (Default, without --memory: 1, "
               "or as the pool says.)")
+@click.option("--ranks", type=click.IntRange(1, MAX_RANKS), metavar="N", help="The program is N processes that use "
+              "GPUs, as torchrun starts them: each gets what --gpus says, all at once or none, near each other, "
+              "perhaps on several hosts. All of them see one list of devices.")
+@click.option("--spread", is_flag=True, help="With --gpus N: N devices in one list, of several hosts where one has not "
+              "so many. Each process uses those of one host.")
+@click.option("--gang", metavar="NAME", help="Name of what the ranks belong to (default: the run's): runs of several "
+              "machines that name the same gang are placed together, once they have brought --of ranks in all.")
+@click.option("--of", type=click.IntRange(1, MAX_RANKS), metavar="M",
+              help="With --gang: ranks of all runs together (default: this run's alone).")
+@click.option("--gang-deadline", metavar="AGE", help="With --ranks: how long the gang's other runs may take to come, "
+              "and its processes to use their devices after the first did (default 10m).")
 @click.option("--compute", type=click.IntRange(1, 100), metavar="PERCENT",
               help="Another share of the GPU's compute than --gpus says.")
 @click.option("--gpu-model", "models", multiple=True, metavar="NAME",
@@ -80,7 +92,8 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
             models: tuple[str, ...], priority: int, anti_affinity: str | None, queue: bool, same_host: str,
             client_grace: str | None, lazy: bool, labels: tuple[str, ...], quiet: bool, report_fd: int | None,
             detach: bool, log_limit: str | None, time_limit: str | None, kill_after: str | None,
-            signal_before: str | None, supervised: str | None) -> None:
+            signal_before: str | None, supervised: str | None, ranks: int | None, spread: bool, gang: str | None,
+            of: int | None, gang_deadline: str | None) -> None:
     """Run PROGRAM here; its CUDA calls are executed by a session on the pool.
 
     The session is placed before PROGRAM starts; where that is refused, nothing is started. Exits as the program does.
@@ -93,13 +106,18 @@ def command(name: str | None, memory: str | None, host: str | None, recover: str
         if log_limit is not None and supervised is None:
             raise UsageError("--log-limit is for --detach: in the foreground the output is the terminal's")
         from rgpu.client.detached.standby import Standby, Supervised
-        from rgpu.client.run.launcher import run
+        from rgpu.client.run.launcher import default_name, run
         from rgpu.link.logging import configure_logging
 
         standby = Standby(Supervised.read(supervised)) if supervised is not None else None
         settings = common.settings(pool=pool, memory=memory, recover=recover, journal_limit=journal_limit,
                                    journal_dir=journal_dir, client_grace=client_grace, quiet=quiet or None)
-        options = requested(host, gpus, compute, models, priority, anti_affinity, queue)
+        if ranks is not None or spread or gang is not None or of is not None or gang_deadline is not None:
+            name = name or default_name(program)
+            asked, gpus = gangs.read(name, gpus, ranks, spread, gang, of, gang_deadline, lazy)
+            options = {**requested(host, gpus, compute, models, priority, anti_affinity, queue), "gang": asked}
+        else:
+            options = requested(host, gpus, compute, models, priority, anti_affinity, queue)
         if labels:
             options["labels"] = read_labels(labels)
         if settings.given("client_grace"):

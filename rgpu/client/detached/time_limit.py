@@ -54,6 +54,9 @@ class TimeLimit:
         return found
 
 
+AT_ONCE = TimeLimit(0.001)
+
+
 def duration(seconds: float) -> str:
     """``90 s``, ``15 min``, ``2 h``: the largest unit that says it exactly."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
@@ -115,3 +118,27 @@ class Timekeeper:
             log.info("a signal by the time limit", pid=self._pid, signal=step.number, reason=step.ends)
             with contextlib.suppress(ProcessLookupError):
                 signal_program(self._pid, step.number)
+
+
+class Ending:
+    """Ends a program on demand, whatever its time limit: SIGTERM, and SIGKILL after a while."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._over = pid, False
+        self._lock = threading.Lock()
+        self._keeper: Timekeeper | None = None
+
+    def now(self) -> None:
+        """Begin; from any thread, once."""
+        with self._lock:
+            if not self._over and self._keeper is None:
+                self._keeper = Timekeeper(AT_ONCE, self._pid, clock(), lambda why: None)
+                self._keeper.start()
+
+    def stop(self) -> None:
+        """Send nothing more: the program has ended. Waits for what it had started, as :meth:`Timekeeper.await_rest`."""
+        with self._lock:
+            self._over = True
+        if self._keeper is not None:
+            self._keeper.stop()
+            self._keeper.await_rest()

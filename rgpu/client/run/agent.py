@@ -27,6 +27,7 @@ import structlog
 from rgpu.client.journal.kept import Journal, Policy, prepare_directory
 from rgpu.client.journal.recorder import Recorder
 from rgpu.client.run import pool_desk as desks
+from rgpu.client.run.gang import GangMember, GangRun
 from rgpu.client.run.given import given_line
 from rgpu.client.run.placing import PlacedSession, program_asking
 from rgpu.client.run.pool_desk import Desk, Grant
@@ -37,7 +38,7 @@ from rgpu.client.session.identity import Identity
 from rgpu.client.session.shipper import Shipper
 from rgpu.client.shim_link import answer_ring
 from rgpu.client.shim_link.answer_ring import AgentPage, AnswerRing
-from rgpu.client.shim_link.local import Gather, Hello, LocalPeer, NewSegment, Observe, listen
+from rgpu.client.shim_link.local import Choose, Gather, Hello, ListDevices, LocalPeer, NewSegment, Observe, listen
 from rgpu.client.shim_link.observe import Observer
 from rgpu.link import versions
 from rgpu.link.accepting import accept_next
@@ -104,6 +105,9 @@ class Agent:
         self._lock = threading.Lock()
         self._counter = 0
         self._placed: PlacedSession | None = None
+        self._gang: GangRun | None = None
+        self.missing = ""  #: the run is ended because ranks of its gang did not come: which
+        self.end_program: Callable[[], None] = lambda: None  #: by the launcher, while the program runs
         self._shippers: dict[str, Shipper] = {}
         self._threads: list[threading.Thread] = []
         self._closing = False
@@ -134,9 +138,18 @@ class Agent:
             reply = create_session(self.desk, args, tell=self._complain, given_up=given_up)
         finally:
             reading.join()
+        if "members" in reply:
+            self._gang = GangRun(self.desk, args, reply, lambda one: self._read(one)[0], self._directory)
+            if not self.options.quiet:
+                self._complain(self._gang.line())
+            self.observer.placed(self._gang.facts, str(reply["members"][0].get("driver_release") or ""))
+            return
         facts, *_ = self._read(reply)
-        self._announce(reply)
         self._placed = PlacedSession(self.desk, args, reply)
+        if "gang" in args["options"]:
+            raise VersionMismatch("the pool's coordinator is of a version that knows no gangs, and made one session: "
+                                  "update it, or run without --ranks, --spread and --gang")
+        self._announce(reply)
         self.observer.placed(facts, str(reply.get("driver_release") or ""))
 
     def child_started(self, pid: int) -> None:
@@ -171,6 +184,8 @@ class Agent:
             shipper.stop("the program ended")
         if (placed := self._take_placed()) is not None:
             placed.give_up(self._exit_code, self.why)
+        if self._gang is not None:
+            self._gang.give_up(self._exit_code, self.why)
         deadline = time.monotonic() + timeout
         for thread in [self._accepting, *threads]:
             if thread.is_alive():
@@ -203,15 +218,18 @@ class Agent:
         peer: LocalPeer | None = None
         try:
             peer = LocalPeer(sock)
-            hello, early = wait_hello(peer)
+            hello, early, device = wait_hello(peer)
             if isinstance(hello, Observe):
                 self._observe(peer)
+                return
+            if isinstance(hello, ListDevices):
+                self._list(peer)
                 return
             if isinstance(hello, Gather):
                 self._gather(peer, hello)
                 return
             try:
-                number, shipper = self._open_session(peer, hello, early)
+                number, shipper = self._open_session(peer, hello, early, device)
             except BaseException:
                 hello.close()
                 for segment in early:
@@ -229,6 +247,8 @@ class Agent:
         finally:
             self.observer.ended(shipper.identity.session)
             self.memory.ended(number)
+            if self._gang is not None:
+                self._gang.ended(number)
             with self._lock:
                 self._shippers.pop(shipper.identity.session, None)
         if shipper.over and not shipper.ended_well:
@@ -242,6 +262,15 @@ class Agent:
             peer.refuse(NO_DEVICE if isinstance(error, Refused) else SYSTEM_NOT_READY, error.message)
         finally:
             peer.close()
+
+    def _list(self, peer: LocalPeer) -> None:
+        """The devices of a gang's run, for a process of it. Raises :class:`Refused` where the run has none."""
+        if self._gang is None:
+            raise Refused("this run is not a gang's: it has no list of devices")
+        peer.send_list(self._gang.facts.encode())
+        while not peer.flush():
+            select.select([], [peer.fileno()], [], HELLO_TIMEOUT)
+        peer.close()
 
     def _gather(self, peer: LocalPeer, asked: Gather) -> None:
         """Tell the pool that a rank of that process has come, and the process which others have.
@@ -270,8 +299,9 @@ class Agent:
             peer.refuse(SYSTEM_NOT_READY if isinstance(error, PoolUnavailable) else NO_DEVICE, error.message)
             peer.close()
 
-    def _open_session(self, peer: LocalPeer, hello: Hello, early: list[NewSegment]) -> tuple[int, Shipper]:
-        number, reply, asked = self._ask_session(peer, hello)
+    def _open_session(self, peer: LocalPeer, hello: Hello, early: list[NewSegment],
+                      device: int | None) -> tuple[int, Shipper]:
+        number, reply, asked = self._ask_session(peer, hello, device)
         facts, owner, grant = self._read(reply)
         name = str(reply["session"])
         policy = self._policy(name, reply)
@@ -297,8 +327,16 @@ class Agent:
         log.info("session created", session=name, owner=owner.host, epoch=owner.epoch, pid=peer.pid)
         return number, shipper
 
-    def _ask_session(self, peer: LocalPeer, hello: Hello) -> tuple[int, dict[str, Any], int]:
-        """(number in the run, the pool's reply, the pid that it was asked for with), made now or waiting already."""
+    def _ask_session(self, peer: LocalPeer, hello: Hello,
+                     device: int | None) -> tuple[int, dict[str, Any], int]:
+        """(number in the run, the pool's reply, the pid that it was asked for with), made now or waiting already.
+
+        ``device``: in a gang, of the run's list.
+        """
+        if self._gang is not None:
+            if device is None:
+                raise Corrupt("a process of a gang did not say which device it uses", reason="protocol")
+            return self._ask_member(peer, hello, self._gang.member_of(device), self._gang)
         if (placed := self._take_placed()) is not None:
             return 1, placed.take(), placed.asked_pid
         number, name = self._next_name()
@@ -308,6 +346,25 @@ class Agent:
         if number == 1:
             self._announce(reply)
         return number, reply, peer.pid
+
+    def _ask_member(self, peer: LocalPeer, hello: Hello, member: GangMember,
+                    gang: GangRun) -> tuple[int, dict[str, Any], int]:
+        number, _ = self._next_name()
+        placed = gang.take(member, self._ranks_missing)
+        if placed is not None:
+            return number, placed.take(), placed.asked_pid
+        program = {"pid": peer.pid, "command": hello.executable, "host": socket.gethostname()}
+        order = self._order(gang.further_name(member), program)
+        order["options"] = {key: value for key, value in order["options"].items() if key != "gang"}
+        order["options"]["member"] = {"gang": gang.name, "rank": member.first}
+        reply = create_session(self.desk, order, tell=self._complain, given_up=self._wanted_by(peer))
+        return number, reply, peer.pid
+
+    def _ranks_missing(self, why: str) -> None:
+        """Ranks of the gang did not come: those that did would wait for them for ever."""
+        self.missing = why
+        self.ends_by(why)
+        self.end_program()
 
     def _announce(self, reply: dict[str, Any]) -> None:
         """Say what the run was given, once."""
@@ -388,13 +445,19 @@ class Agent:
         return self._exit_code
 
 
-def wait_hello(peer: LocalPeer) -> tuple[Hello | Observe | Gather, list[NewSegment]]:
-    """The first message, and segments that came right behind a HELLO. Raises :class:`TimedOut`, :class:`Corrupt`."""
+def wait_hello(peer: LocalPeer) -> tuple[Hello | Observe | Gather | ListDevices, list[NewSegment], int | None]:
+    """The first message, segments that came right behind a HELLO, and the device that was chosen before it.
+
+    Raises :class:`TimedOut`, :class:`Corrupt`.
+    """
+    device: int | None = None
     deadline = time.monotonic() + HELLO_TIMEOUT
     poller = select.poll()
     poller.register(peer.fileno(), select.POLLIN)
     while True:
         messages = peer.receive()
+        if messages and device is None and isinstance(messages[0], Choose):
+            device = messages.pop(0).device  # type: ignore[union-attr]
         if messages:
             break
         left = deadline - time.monotonic()
@@ -403,6 +466,6 @@ def wait_hello(peer: LocalPeer) -> tuple[Hello | Observe | Gather, list[NewSegme
         poller.poll(left * 1000)
     hello, rest = messages[0], messages[1:]
     segments = [message for message in rest if isinstance(message, NewSegment)]
-    if not isinstance(hello, Hello | Observe | Gather) or len(segments) != len(rest):
+    if not isinstance(hello, Hello | Observe | Gather | ListDevices) or len(segments) != len(rest):
         raise Corrupt("a process did not begin with HELLO", reason="protocol")
-    return hello, segments
+    return hello, segments, device

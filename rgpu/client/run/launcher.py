@@ -20,14 +20,22 @@ from typing import Any
 import structlog
 
 from rgpu.client.detached.standby import Standby
-from rgpu.client.detached.time_limit import Timekeeper, TimeLimit, clock
+from rgpu.client.detached.time_limit import Ending, Timekeeper, TimeLimit, clock
 from rgpu.client.run.agent import Agent, Options
 from rgpu.link import versions
 from rgpu.link.control import ControlClient
 from rgpu.link.description import MOST, named, remember
 from rgpu.link.keys import Endpoint, KeyPair, PoolFiles
 from rgpu.link.local.promptness import keep_prompt
-from rgpu.session.errors import AlreadyExists, NotFound, PoolUnavailable, Refused, RgpuError, UsageError
+from rgpu.session.errors import (
+    AlreadyExists,
+    NotFound,
+    PoolUnavailable,
+    RanksMissing,
+    Refused,
+    RgpuError,
+    UsageError,
+)
 from rgpu.session.printable import printable
 from rgpu.session.run_environment import POOL, SESSION
 
@@ -35,6 +43,7 @@ log = structlog.get_logger(__name__)
 
 DRIVER = "libcuda.so.1"
 COLLECTIVES = "libnccl.so.2"
+LIST = "RGPU_LIST"  #: set for programs of a gang: their devices are the run's list
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGQUIT)
 SPLITS = re.compile(r"[\s:;]")  #: what ends a path in LD_PRELOAD or LD_LIBRARY_PATH
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  #: exit codes, as shells have them
@@ -57,6 +66,7 @@ def environment(base: Mapping[str, str], library: Path, agent: Path, driver_vers
     ``several``: the session asks for more than one GPU.
     """
     result = dict(base)
+    result.pop(LIST, None)  # of a gang that this run is started within
     library = loadable(library, agent.parent)
     driver = str(library / DRIVER)
     first = driver
@@ -189,13 +199,19 @@ def run(command: Sequence[str], *, name: str | None = None, memory: int | None =
         agent.start()
         status = 0 if lazy else _place(agent, shutil.which(command[0]) or command[0])
         if not status:
-            several = float((extra or {}).get("gpus") or 1) > 1
+            gang = "gang" in (extra or {})
+            several = float((extra or {}).get("gpus") or 1) > 1 or gang
             environ = environment(os.environ, library, agent.socket_path, _driver_version(agent), several)
+            if gang:
+                environ[LIST] = "1"
             environ |= {SESSION: name, POOL: str(files.root.resolve())}
             status = _run_child(command, environ, agent, lambda pid: started(name, pid), limit or TimeLimit(), standby)
         agent.child_exited(status if status >= 0 else 128 - status)
         if standby is not None:
-            standby.exited(status if status >= 0 else 128 - status, agent.why or _how(status))
+            code = RanksMissing.exit_code if agent.missing else status if status >= 0 else 128 - status
+            standby.exited(code, agent.why or _how(status))
+        if agent.missing:
+            raise RanksMissing(agent.missing)
     finally:
         agent.close()
         if standby is not None:
@@ -288,9 +304,12 @@ def _run_child(command: Sequence[str], environ: dict[str, str], agent: Agent, st
             child.send_signal(number)
         timekeeper = Timekeeper(limit, child.pid, begun, agent.ends_by)
         timekeeper.start()
+        ending = Ending(child.pid)
+        agent.end_program = ending.now
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its number is its own until it was waited for
         timekeeper.stop()
+        ending.stop()
         timekeeper.await_rest()  # a shell ends at once: what it runs may be writing its checkpoint
         return child.wait()
     finally:

@@ -19,10 +19,11 @@ NAME = "memory"
 
 
 class RunMemory:
-    """The agent's side; ``directory``: of its socket."""
+    """The agent's side; ``directory``: of its socket. ``name``: of the page, ``memory.N`` for the nth member of a gang.
+    """
 
-    def __init__(self, directory: Path) -> None:
-        descriptor = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    def __init__(self, directory: Path, name: str = NAME) -> None:
+        descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, SIZE)  # no page of it may be missing later
             self._map = mmap.mmap(descriptor, SIZE)

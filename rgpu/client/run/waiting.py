@@ -34,12 +34,19 @@ def create_session(desk: Desk, args: dict[str, Any], *, tell: Callable[[str], No
     told then, and :class:`Refused` raised. Raises what the pool answers with.
     """
     try:
-        return _wait(desk, args, tell, given_up) if args["options"].get("queue") else _now(desk, args, tell, given_up)
+        waits = _may_wait(args["options"])
+        return _wait(desk, args, tell, given_up) if waits else _now(desk, args, tell, given_up)
     except _GivenUp as error:
         why = f"nobody waits for a place any longer: {error}"
         desk.quietly("session.withdraw", {"session": args["name"], "program": args["program"], "reason": why},
                      END_TIMEOUT)
         raise Refused(why) from None
+
+
+def _may_wait(options: dict[str, Any]) -> bool:
+    """Whether it was asked to wait, or waits for other runs of its gang."""
+    gang = options.get("gang") or {}
+    return bool(options.get("queue")) or gang.get("ranks") != gang.get("of")
 
 
 def _now(desk: Desk, args: dict[str, Any], tell: Callable[[str], None], given_up: Callable[[], str]) -> dict[str, Any]:

@@ -261,8 +261,8 @@ class Shipper:
                 self._counts(self.usage)
             elif isinstance(message, local.Unsupported):
                 self._unsupported(message.name)
-            elif isinstance(message, local.Observe | local.Gather):
-                raise Corrupt("an OBSERVE on a session's connection", reason="protocol")
+            elif isinstance(message, local.Observe | local.Gather | local.ListDevices | local.Choose):
+                raise Corrupt("a message that begins a connection, on one of a session", reason="protocol")
             else:
                 message.close()
                 raise Corrupt("a second HELLO on one connection", reason="protocol")

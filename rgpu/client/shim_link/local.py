@@ -22,12 +22,15 @@ from rgpu.link.messages.shim import (
     ANSWER,
     ANSWER_HEAD_LAYOUT,
     AREA_MAPPED,
+    CHOOSE,
     GATHER,
     GATHER_HEAD_LAYOUT,
     GATHERED,
     GOODBYE,
     HELLO,
     HELLO_HEAD_LAYOUT,
+    LIST,
+    LISTED,
     MESSAGE_HEAD_LAYOUT,
     OBSERVE,
     OBSERVED,
@@ -110,6 +113,18 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
+class ListDevices:
+    """Asks for the devices of a gang's run; makes no session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """The device of a gang's list that the process behind this connection makes its first context on."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
 class UsagePage:
     """The shim's page of bytes used; ``fd`` belongs to the receiver of this. Nothing about it is checked yet."""
 
@@ -130,7 +145,7 @@ class AreaMapped:
     number: int
 
 
-Message = Hello | NewSegment | Goodbye | Observe | Gather | UsagePage | Unsupported | AreaMapped
+Message = Hello | NewSegment | Goodbye | Observe | Gather | ListDevices | Choose | UsagePage | Unsupported | AreaMapped
 
 
 class LocalPeer:
@@ -230,6 +245,11 @@ class LocalPeer:
             protocol, ranks, rank, payload = GATHER_HEAD_LAYOUT.unpack_from(body)
             _check_protocol(protocol)
             return Gather(ranks, rank, payload, body[GATHER_HEAD_LAYOUT.size:])
+        if kind == LIST and len(body) == 4:
+            _check_protocol(int.from_bytes(body, "little"))
+            return ListDevices()
+        if kind == CHOOSE and len(body) == 4:
+            return Choose(int.from_bytes(body, "little"))
         if kind == USAGE and not body:
             return UsagePage(self._fds.popleft())
         if kind == UNSUPPORTED and _FUNCTION.fullmatch(body):
@@ -284,6 +304,10 @@ class LocalPeer:
     def send_welcome(self, facts: bytes, page: int) -> None:
         """Answer HELLO with the session's facts and the agent's page (a descriptor)."""
         self.send(WELCOME, facts, fd=page)
+
+    def send_list(self, facts: bytes) -> None:
+        """Answer LIST with the devices of the run, as session facts carry them."""
+        self.send(LISTED, facts)
 
     def observed(self, observation: bytes) -> None:
         """Answer a process that only looks."""

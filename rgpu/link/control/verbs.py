@@ -114,11 +114,13 @@ TABLE: tuple[Verb, ...] = (
          "{number, mark} → {secret}: a secret of the pool, for a node that lacks it.", changes=True),
     Verb("session.create", USER, LEADER, False,
          "{name, memory, recover, parent, program: {pid, command, host}, options: {host, gpus, compute, models, "
-         "priority, anti_affinity, queue}, versions, wait, known, proves_key: it makes its own tickets} → {session, "
+         "priority, anti_affinity, queue, gang: {name, ranks, of, spread, deadline}, member: {gang, rank}}, versions, "
+         "wait, known, proves_key: it makes its own tickets} → {session, "
          "owner, address, public: the owner's key, if it takes those, ticket, secret, expires, "
          "epoch, facts, driver_release, versions, endpoints, given: {host, device, kind, gpus, "
          "compute, memory_bytes, device_bytes}}; with `queue`, where there is no place, within `wait` s, "
-         "or at once when the reason is not `known`: {queued: {position, waiting, reason}}, to be asked again.",
+         "or at once when the reason is not `known`: {queued: {position, waiting, reason}}, to be asked again. With "
+         "`gang`: {gang, generation, members: [such an answer for each member, with rank]}.",
          changes=True),
     Verb("session.candidate", USER, ANY, True,
          "{memory, options, versions} → {host, device, facts, driver_release, versions}: the device that a session "
@@ -149,7 +151,14 @@ TABLE: tuple[Verb, ...] = (
     Verb("session.keep", USER, LEADER, True,
          "{session, program} → {session, state, endpoints}: that program lives and has not used its session yet.",
          on=On.SESSION),
-    Verb("session.kill", USER, LEADER, True, "{session}: end it now.", on=On.SESSION, changes=True, web=True),
+    Verb("gang.list", USER, ANY, True,
+         "{all, all_users} → {gangs: [{gang, user, state, generation, ranks, spread, hosts, runs, members: [{rank, "
+         "session, state, host, device, epoch, in_generation, came, collective, …}], waits, position, reason, note, "
+         "…}]}: one's own, also those that wait; `all`: ended ones too.", on=On.LIST, web=True),
+    Verb("gang.describe", USER, ANY, True, "{session: the gang's name} → its row of gang.list", on=On.SESSION,
+         web=True),
+    Verb("session.kill", USER, LEADER, True, "{session}: end it now; a gang's name: all of its members.",
+         on=On.SESSION, changes=True, web=True),
     Verb("session.migrate", USER, LEADER, False, "{session, host, options} → the move's outcome; progress in between",
          on=On.SESSION, changes=True, web=True),
     Verb("session.move_status", USER, ANY, True, "{session} → {move}", on=On.SESSION, web=True),

@@ -27,6 +27,10 @@ UNSUPPORTED = 6
 AREA_MAPPED = 7
 #: First and only message of its connection: a rank of a communicator comes, or comes again to hear who else did.
 GATHER = 8
+#: First and only message of its connection, of a gang: asks for the run's devices.
+LIST = 9
+#: Before HELLO, in a gang: the device of the list that a context is made on.
+CHOOSE = 10
 
 # agent → shim
 #: Accepts a program: the session's facts.
@@ -51,6 +55,8 @@ ANSWER_AT = 40
 GATHERED = 42
 #: Gives the worker's memory for long answers.
 AREA = 41
+#: Answers LIST: all devices of the run, with no session.
+LISTED = 43
 
 #: HELLO: the shim reads answers from a ring
 WANTS_RING = 1

@@ -38,6 +38,10 @@ SHIM = Protocol(
         message(7, "AREA_MAPPED", TO, "The shim has mapped the area that it was given.", "u32 number"),
         message(8, "GATHER", TO, "First and only message of its connection: a rank of a communicator comes, or comes "
                 "again to hear who else did.", "*GatherHead", "bytes(*) name: 1 to 4096 bytes, the same for all ranks"),
+        message(9, "LIST", TO, "First and only message of its connection, of a gang: asks for the run's devices.",
+                "u32 protocol: VERSION"),
+        message(10, "CHOOSE", TO, "Before HELLO, in a gang: the device of the list that a context is made on.",
+                "u32 device"),
         message(32, "WELCOME", BACK, "Accepts a program: the session's facts.", "*FactsHead",
                 "text name: the session's",
                 "Device(devices) device", descriptors="agent page"),
@@ -59,6 +63,8 @@ SHIM = Protocol(
         message(42, "GATHERED", BACK, "Answers GATHER: for each rank, who came with it; REFUSED says why not.",
                 "bytes(*) ranks: of each u64 payload, u16 length and the session's name; length 0: not yet"),
         message(41, "AREA", BACK, "Gives the worker's memory for long answers.", "*AreaOffer", descriptors="memfd"),
+        message(43, "LISTED", BACK, "Answers LIST: all devices of the run, with no session.", "*FactsHead",
+                "text name: the gang's", "Device(devices) device"),
     ),
     records=(
         record("MessageHead", "Begins each message of the socket.", "u32 length: of the body, bytes", "u32 type",

@@ -15,6 +15,8 @@ from rgpu.migrate.leader.capacity.make_room import Rebalancing
 from rgpu.migrate.leader.capacity.parking import Parking
 from rgpu.migrate.leader.checkpoints import Checkpoints, Restoring
 from rgpu.migrate.leader.endings import Endings
+from rgpu.migrate.leader.gangs.forming import Gangs
+from rgpu.migrate.leader.gangs.rendezvous import Rendezvous
 from rgpu.migrate.leader.hosts import Hosts
 from rgpu.migrate.leader.housekeeping import Housekeeping
 from rgpu.migrate.leader.moving.moves import Moves
@@ -23,10 +25,10 @@ from rgpu.migrate.leader.quotas import UserQuotas
 from rgpu.migrate.leader.recovering.owner_loss import OwnerLoss
 from rgpu.migrate.leader.recovering.recovery import Recovery
 from rgpu.migrate.leader.recovering.resuming import Resuming, patience
-from rgpu.migrate.leader.rendezvous import Rendezvous
 from rgpu.migrate.leader.request_queue import RequestQueue
 from rgpu.migrate.leader.requests import Order, program_of
 from rgpu.migrate.leader.silence import AGENT_GRACE, Silence
+from rgpu.migrate.leader.starting import Starting
 from rgpu.migrate.leader.term.commands import FencedCommands
 from rgpu.migrate.leader.term.decisions import Clock, Observe, Term
 from rgpu.migrate.leader.term.locks import SessionLocks
@@ -71,7 +73,11 @@ class Coordinator:
         self.members = Members(registry, term, records)
         self.draining = Draining(term, records, tasks, hosts, moves)
         self.quotas = UserQuotas(registry, term)
-        self.admission = Admission(term, records, told, locks, tasks, queue, recovery, endings, hosts, self.quotas)
+        starting = Starting(term, records, told, endings)
+        self.gangs = gangs = Gangs(registry, term, records, locks, queue, starting, endings, hosts, self.quotas,
+                                   lambda: moves.rates)
+        self.admission = Admission(term, records, told, locks, tasks, queue, recovery, endings, hosts, self.quotas,
+                                   starting, gangs)
         self.silence = Silence(term, records, told, locks, checkpoints, endings, agent_grace, self.admission.kept)
         parking = Parking(term, records, told, locks, queue, checkpoints)
         self.rebalancing = Rebalancing(term, records, tasks, hosts, queue, moves, self.admission, parking,
@@ -83,7 +89,7 @@ class Coordinator:
         self.rendezvous = Rendezvous(registry, term)
         self.housekeeping = Housekeeping(registry, term, records, self.members, self.rendezvous)
         self.watch = NodeWatch(registry, records, tasks, hosts, moves, owner_loss, self.resuming, self._look_again)
-        self.ticks = Ticks(records, (self.resuming.tick, self.draining.tick, self.revoking.tick,
+        self.ticks = Ticks(records, (self.resuming.tick, self.draining.tick, gangs.tick, self.revoking.tick,
                                      self.rotating.tick, self.housekeeping.tick))
         term.listeners += [self.ticks.pace.soon, self.rebalancing.pace.soon]
         self._map_verbs()

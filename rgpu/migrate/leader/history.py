@@ -39,7 +39,7 @@ def view(entry: Entry) -> dict[str, Any] | None:
     except (Corrupt, VersionMismatch):
         return None
     kind = "node" if record.host else "pool" if not record.session else \
-        "move" if record.decision in OF_MOVES else "session"
+        "move" if record.decision in OF_MOVES else "gang" if record.decision.startswith("gang_") else "session"
     return {"revision": entry.mod_revision, "kind": kind, "when": record.when, "session": record.session or None,
             "host": record.host or None, "decision": record.decision, "reason": record.reason,
             "epoch": record.epoch or None, "owner": record.owner, "leader": record.leader or None,

@@ -1,13 +1,15 @@
-"""Records that nobody needs any more: the oldest history, long ended sessions, expired invitations."""
+"""Records that nobody needs any more: the oldest history, long ended sessions and gangs, expired invitations."""
 
 from __future__ import annotations
 
-from rgpu.migrate.leader.rendezvous import Rendezvous
+from rgpu.migrate.leader.gangs.rendezvous import Rendezvous
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.membership.members import Members
-from rgpu.migrate.records.keys import HISTORY, LEADER, session_key
+from rgpu.migrate.records.gangs import GangRecord
+from rgpu.migrate.records.keys import GANGS, HISTORY, LEADER, session_key
 from rgpu.migrate.records.ownership import Held
+from rgpu.migrate.records.schema import decode
 from rgpu.migrate.registry.base import Delete, Registry, created
 
 KEEP_HISTORY = 2000
@@ -33,7 +35,7 @@ class Housekeeping:
         return False
 
     async def prune(self) -> None:
-        """Forget the oldest history, the records of long ended sessions, and invitations that have expired."""
+        """Forget the oldest history, records of long ended sessions and gangs, invitations that have expired."""
         await self.members.prune()
         await self._rendezvous.prune()
         registry, fence = self._registry, created(LEADER, self.term.leader.revision)
@@ -42,5 +44,9 @@ class Housekeeping:
                        key=lambda h: h.revision)
         old = [entry.key for entry in stories[:-KEEP_HISTORY]]
         old += [session_key(held.record.name) for held in ended[:-KEEP_ENDED]]
+        gangs = sorted((entry for entry in (await registry.list(GANGS)).entries
+                        if decode(entry.value, GangRecord, entry.key).state == "ended"),
+                       key=lambda entry: entry.mod_revision)
+        old += [entry.key for entry in gangs[:-KEEP_ENDED]]
         for at in range(0, len(old), 100):
             await registry.txn([fence], [Delete(key) for key in old[at:at + 100]])

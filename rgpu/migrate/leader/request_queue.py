@@ -20,7 +20,7 @@ from rgpu.migrate.records.quota_decision import Quotas
 from rgpu.migrate.records.schema import MAX_TEXT, HistoryRecord, QueueRecord, SessionRecord, decode, encode
 from rgpu.migrate.registry.base import Delete, Put, Registry, absent, unchanged
 from rgpu.migrate.registry.base import Entry as Stored
-from rgpu.migrate.scheduling.waiting import Entry, Served, Waiting, parked, queued, row
+from rgpu.migrate.scheduling.waiting import Entry, Served, Waiting, gang_waits, parked, queued, row
 from rgpu.session.errors import AlreadyExists, Conflict, Corrupt, RgpuError
 
 log = structlog.get_logger(__name__)
@@ -76,7 +76,7 @@ class RequestQueue:
         record = QueueRecord(name=order.name, quota=order.quota or 0, wants=order.wants, host=order.host or "",
                              agent=order.agent, program=order.program, recover=order.recover,
                              arrived=now if arrived is None else arrived, reason=why[:MAX_TEXT],
-                             user=order.user, proves_key=order.proves_key)
+                             user=order.user, gang=order.ask, proves_key=order.proves_key)
         held = await self.records.find(order.name)
         story = HistoryRecord(when=now, session=order.name, decision="queue", reason=why[:MAX_TEXT], user=order.user,
                               **self.term.signature())
@@ -119,8 +119,15 @@ class RequestQueue:
         """
         back = [record for record in sessions if record.state == "parked"]
         pause = await self.records.paused() if back else None
-        return [*(queued(found.record, self._hold(found.record.name), quotas.user_of(found.record) if quotas else "")
-                  for found in await self.requests()),
+        requests = [found.record for found in await self.requests()]
+        gangs: dict[str, list[QueueRecord]] = {}
+        for record in requests:
+            if record.gang is not None:
+                gangs.setdefault(record.gang.name, []).append(record)
+        return [*(queued(record, self._hold(record.name), quotas.user_of(record) if quotas else "")
+                  for record in requests if record.gang is None),
+                *(gang_waits(records, self._hold(name), quotas.user_of(records[0]) if quotas else "")
+                  for name, records in gangs.items()),
                 *(parked(record, pause or self._hold(record.name)) for record in back)]
 
     def _hold(self, name: str) -> str:
@@ -168,8 +175,13 @@ class RequestQueue:
         """The line, as people see it."""
         waiting: list[QueueRecord | SessionRecord] = [found.record for found in await self.requests()]
         waiting += [held.record for held in await self.records.sessions() if held.record.state == "parked"]
-        found = [row(record, self.lines.get(record.name), self.term.clock.wall()) for record in waiting]
+        found = [row(record, self.lines.get(line_of(record)), self.term.clock.wall()) for record in waiting]
         return sorted(found, key=lambda one: (one["position"] is None, one["position"] or 0, str(one["name"])))
+
+
+def line_of(record: QueueRecord | SessionRecord) -> str:
+    """The name by which it stands in the line: its gang's, whose requests stand there together, or its own."""
+    return record.gang.name if isinstance(record, QueueRecord) and record.gang is not None else record.name
 
 
 def _queued(entry: Stored) -> Queued:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from rgpu.migrate.records.schema import Program, Wants, check_session_name
+from rgpu.migrate.records.gangs import check_gang_name
+from rgpu.migrate.records.schema import MAX_RANKS, GangAsk, Program, Wants, check_session_name
 from rgpu.migrate.scheduling.placement import Request
 from rgpu.migrate.scheduling.snapshot import demand
 from rgpu.session.devices import MAX_GPUS
@@ -34,6 +35,9 @@ class Order:
     user: str = ""
     defaulted: str = ""
     proves_key: bool = False
+    ask: GangAsk | None = None  #: it asks for ranks of a gang, each as this says
+    gang: str = ""  #: that its session is a member of, with this rank
+    rank: int = 0
 
     def check(self) -> None:
         """Raises :class:`UsageError`."""
@@ -50,7 +54,7 @@ class Order:
 
 def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
     """The order of a ``session.create``: {name, memory, recover, program, options: {host, gpus, compute, models,
-    priority, anti_affinity, client_grace, labels}}.
+    priority, anti_affinity, client_grace, labels, gang, member: {gang, rank}}}.
 
     Raises :class:`UsageError` for what makes no sense, :class:`Refused` for more GPUs than a session can have.
     """
@@ -64,7 +68,43 @@ def read_order(args: dict[str, Any], agent: str, user: str = "") -> Order:
     host = options.get("host")
     return Order(str(args.get("name", "")), agent, memory or None, share, program_of(args.get("program")),
                  args.get("recover") is not False, str(host) if host else None, wants=wants, user=user,
-                 proves_key=args.get("proves_key") is True)
+                 ask=read_gang(options.get("gang")), proves_key=args.get("proves_key") is True,
+                 **_member(options.get("member")))
+
+
+def _member(asked: Any) -> dict[str, Any]:
+    """Of which rank a session is for a further process: {gang, rank}. Raises :class:`UsageError`."""
+    if asked is None:
+        return {}
+    try:
+        member = msgspec.convert(asked, _Member)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the member of a gang cannot be read: {error}") from error
+    return {"gang": check_gang_name(member.gang), "rank": member.rank}
+
+
+class _Member(msgspec.Struct, frozen=True):
+    gang: str
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
+
+
+def read_gang(asked: Any) -> GangAsk | None:
+    """The ranks of a gang that are asked for: {name, ranks, of, spread, deadline}; None: of none.
+
+    Raises :class:`UsageError`.
+    """
+    if asked is None:
+        return None
+    try:
+        ask = msgspec.convert(asked, GangAsk)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the gang cannot be read: {error}; a gang has {MAX_RANKS} ranks at most") from error
+    check_gang_name(ask.name)
+    if ask.ranks > ask.of:
+        raise UsageError(f"{ask.ranks} ranks are asked for of a gang that has {ask.of} in all")
+    if ask.spread and ask.ranks != ask.of:
+        raise UsageError("--spread gives one run a list of devices: it cannot be joined by other runs")
+    return ask
 
 
 def read_wants(options: dict[str, Any]) -> tuple[Wants, int]:

@@ -6,7 +6,7 @@ import secrets
 
 NODES, SESSIONS, HISTORY, LEADER = "nodes/", "sessions/", "history/", "election/leader"
 HOSTS, POOL, KEYS, INVITATIONS = "hosts/", "pool/settings", "keys/", "invitations/"
-QUEUE, IDENTITY = "queue/", "pool/identity"
+QUEUE, IDENTITY, GANGS = "queue/", "pool/identity", "gangs/"
 
 
 def node_key(host: str) -> str:
@@ -37,6 +37,11 @@ def session_key(name: str) -> str:
 def queue_key(name: str) -> str:
     """Key of a request that waits."""
     return QUEUE + name
+
+
+def gang_key(name: str) -> str:
+    """Key of a gang's record."""
+    return GANGS + name
 
 
 def history_key(subject: str, revision: int) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from rgpu.session.devices import MAX_GPUS, parts
+from rgpu.session.devices import MAX_GPUS, MAX_RANKS, parts
 from rgpu.session.errors import Corrupt, UsageError, VersionMismatch
 
 SCHEMA = 1
@@ -251,6 +251,8 @@ class SessionRecord(Record, frozen=True, kw_only=True):
     parked: Parked | None = None
     user: Text = ""
     run: Text = ""
+    gang: Annotated[str, Meta(max_length=64)] = ""  #: that it is a member of; empty: of none, as the version before
+    rank: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 0  #: its first rank in the gang
     proves_key: bool = False
 
     @property
@@ -278,10 +280,25 @@ class SessionRecord(Record, frozen=True, kw_only=True):
         return self.move if self.move is not None and self.move.state in OPEN_MOVE else None
 
 
+class GangAsk(Record, frozen=True, kw_only=True):
+    """What a run brings to a gang: ``ranks`` of the ``of`` that the gang has in all.
+
+    ``spread``: each rank is one device of one list over several hosts; a member has all of them on its host.
+    ``deadline``: seconds that the gang's other runs may take to come, above 0.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=56)]
+    ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+    of: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
+    spread: bool = False
+    deadline: Annotated[float, Meta(gt=0.0, le=1e12)] = 600.0
+
+
 class QueueRecord(Record, frozen=True, kw_only=True):
     """``queue/NAME``: a request that waits for a place. ``quota``: bytes. ``host``: the one asked for, or empty.
 
     It goes when the session is made (in the same transaction), or when its client went away. ``user``: as a session's.
+    ``gang``: it asks for ranks of a gang; ``quota`` and ``wants`` are of each.
     """
 
     v: int = SCHEMA
@@ -295,6 +312,7 @@ class QueueRecord(Record, frozen=True, kw_only=True):
     arrived: Seconds = 0.0
     reason: Text = ""
     user: Text = ""
+    gang: GangAsk | None = None
     proves_key: bool = False
 
 

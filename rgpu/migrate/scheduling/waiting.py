@@ -14,6 +14,15 @@ from dataclasses import dataclass, replace
 from rgpu.migrate.records.quota_decision import NOTHING, Quotas, Use
 from rgpu.migrate.records.schema import QueueRecord, SessionRecord
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation
+from rgpu.migrate.scheduling.gangs.placing import (
+    Bandwidth,
+    Placed,
+    Wish,
+    claims_of_gang,
+    gang_never_fits,
+    place_gang,
+    why_gang_waits,
+)
 from rgpu.migrate.scheduling.placement import (
     Choice,
     Place,
@@ -31,6 +40,7 @@ from rgpu.migrate.scheduling.queueing import ordered
 from rgpu.migrate.scheduling.runs import others_of
 from rgpu.migrate.scheduling.snapshot import Demand
 from rgpu.migrate.scheduling.snapshot import Request as Wanted
+from rgpu.session.devices import MAX_GPUS
 from rgpu.session.errors import NotFound, Refused, RgpuError
 
 
@@ -47,6 +57,7 @@ class Entry:
     parked: bool = False
     hold: str = ""
     user: str = ""
+    wish: Wish | None = None  #: of a gang, whose request is that of one rank
 
     @property
     def name(self) -> str:
@@ -56,6 +67,10 @@ class Entry:
         """Return what it will count against its user's quota; ``shares``: the memory and compute of its run's others.
         """
         request = self.request
+        if self.wish is not None:
+            each, ranks = request.gpus, self.wish.ranks
+            members = -(-ranks // MAX_GPUS) if self.wish.spread else ranks  # a spread one's hosts are not known yet
+            return Use(members, request.quota * each * ranks, request.compute * each * ranks)
         return Use(1) if shares else Use(1, request.quota * request.gpus, request.compute * request.gpus)
 
 
@@ -75,11 +90,16 @@ class Served:
     """``placed``: in the order of the line."""
 
     placed: tuple[tuple[Entry, Choice], ...] = ()
+    gangs: tuple[tuple[Entry, Placed], ...] = ()  #: those among them that are gangs, with all their places
     waiting: tuple[Waiting, ...] = ()
 
     def choice(self, name: str) -> Choice | None:
         """Return the place given to a request; None: it got none."""
         return next((choice for entry, choice in self.placed if entry.name == name), None)
+
+    def gang(self, name: str) -> Placed | None:
+        """Return the places given to a gang; None: it got none."""
+        return next((placed for entry, placed in self.gangs if entry.name == name), None)
 
     def waits(self, name: str) -> Waiting | None:
         """Return how a request waits; None: it does not."""
@@ -87,8 +107,17 @@ class Served:
 
     @property
     def head(self) -> Waiting | None:
-        """The first that waits for room, and not for a device that the pool has not."""
-        return next((waiting for waiting in self.waiting if not waiting.never and not waiting.entry.hold), None)
+        """The first that waits for room, and not for a device that the pool has not; gangs apart."""
+        return self._first(of_gangs=False)
+
+    @property
+    def head_gang(self) -> Waiting | None:
+        """The first gang that does."""
+        return self._first(of_gangs=True)
+
+    def _first(self, of_gangs: bool) -> Waiting | None:
+        return next((waiting for waiting in self.waiting if not waiting.never and not waiting.entry.hold
+                     and (waiting.entry.wish is not None) == of_gangs), None)
 
 
 def queued(record: QueueRecord, hold: str = "", user: str = "") -> Entry:
@@ -97,6 +126,20 @@ def queued(record: QueueRecord, hold: str = "", user: str = "") -> Entry:
     request = Request(record.name, record.quota, host=record.host or None, compute=wants.compute,
                       models=tuple(wants.models), anti_affinity=wants.anti_affinity, gpus=wants.gpus, kind=wants.kind)
     return Entry(request, wants.priority, record.arrived, hold=hold, user=user)
+
+
+def gang_waits(records: Iterable[QueueRecord], hold: str = "", user: str = "") -> Entry:
+    """The requests of one gang, as one in the line: as old as the oldest of them, and held until all have come."""
+    found = sorted(records, key=lambda one: (one.arrived, one.name))
+    first = found[0]
+    assert first.gang is not None
+    have, of = sum(one.gang.ranks for one in found if one.gang), first.gang.of
+    if have < of and not hold:
+        runs = ", ".join(f"{one.name} with {one.gang.ranks}" for one in found if one.gang)
+        hold = f"gang {first.gang.name} gathers: {have} of its {of} ranks have been asked for ({runs})"
+    entry = queued(first, hold, user)
+    return replace(entry, request=replace(entry.request, session=first.gang.name),
+                   priority=max(one.wants.priority for one in found), wish=Wish(of, first.gang.spread))
 
 
 def parked(record: SessionRecord, hold: str = "") -> Entry:
@@ -112,13 +155,16 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
         Wanted(entry.name, Demand(), entry.priority, entry.arrived) for entry in known.values())]
 
 
-def serve(snapshot: Snapshot, entries: Iterable[Entry], quotas: Quotas | None = None) -> Served:
+def serve(snapshot: Snapshot, entries: Iterable[Entry], quotas: Quotas | None = None,
+          bandwidth: Bandwidth | None = None) -> Served:
     """Decide which requests get which places now; each place is counted before the next one is looked for.
 
+    A gang gets all its places or none, and keeps none while it waits. ``bandwidth``: between hosts, where it is known.
     One that its user's quota has no room for keeps no device from others. A request that waits for a place keeps its
     part of the quota from the same user's requests behind it.
     """
     placed: list[tuple[Entry, Choice]] = []
+    gangs: list[tuple[Entry, Placed]] = []
     waiting: list[Waiting] = []
     kept: dict[Place, str] = {}
     ahead: dict[str, Use] = {}  #: of each user's quota, by those before
@@ -140,6 +186,20 @@ def serve(snapshot: Snapshot, entries: Iterable[Entry], quotas: Quotas | None = 
         if kept and len(kept) == everything:  # the usual case of a long line: no need to look
             waiting.append(Waiting(entry, position, _behind(kept)))
             continue
+        if entry.wish is not None:  # it keeps no device from those behind it: they may use what it cannot begin with
+            try:
+                together = place_gang(snapshot, request, entry.wish, bandwidth)
+            except (Refused, NotFound) as error:
+                never = gang_never_fits(snapshot, entry.request, entry.wish)
+                waiting.append(Waiting(entry, position, never or why_gang_waits(snapshot, request, entry.wish),
+                                       never is not None, error))
+                if never is not None:
+                    ahead[entry.user] = before
+                continue
+            placed.append((entry, together.members[0].choice))
+            gangs.append((entry, together))
+            snapshot = replace(snapshot, reserved=(*snapshot.reserved, *claims_of_gang(entry.name, together, request)))
+            continue
         try:
             choice = place_by_fragmentation(snapshot, request)
         except (Refused, NotFound) as error:
@@ -154,7 +214,7 @@ def serve(snapshot: Snapshot, entries: Iterable[Entry], quotas: Quotas | None = 
         claims = claims_on(entry.name, choice.host, choice.device, request.quota, request.compute,
                            request.anti_affinity, run_of(entry.name))
         snapshot = replace(snapshot, reserved=(*snapshot.reserved, *claims))
-    return Served(tuple(placed), tuple(waiting))
+    return Served(tuple(placed), tuple(gangs), tuple(waiting))
 
 
 def _shares(snapshot: Snapshot, entry: Entry) -> bool:

@@ -13,7 +13,8 @@ from rgpu.migrate.simulation.trace import Task
 
 #: Of every seed and of the mean; what each means stands in docs/developers/simulation.md.
 FIGURES = ("allocated_share", "fragmented_gpus", "fragmented_gpuless", "refused", "moves", "moves_per_hour",
-           "moved_gib", "move_gpu_s", "waiting_s", "decision_us", "decision_p99_us", "sessions")
+           "moved_gib", "move_gpu_s", "waiting_s", "decision_us", "decision_p99_us", "sessions",
+           "spread")
 SETTLED = 0.5  #: of a churn run: from there on its figures are averaged
 
 
@@ -30,8 +31,8 @@ def simulate(nodes: Sequence[Node], tasks: Sequence[Task], load: float, seeds: i
         progress(f"seed {seed}: {results[-1]['allocated_share']:.4f} allocated, "
                  f"{results[-1]['fragmented_gpus']:.1f} GPUs fragmented")
     chosen = options(0)
-    return {"policy": chosen.policy, "rebalance": chosen.rebalance, "load": load, "gpus": gpus, "nodes": len(nodes),
-            "churn_hours": hours, "seeds": results,
+    return {"policy": chosen.policy, "rebalance": chosen.rebalance, "gangs": chosen.gangs, "load": load, "gpus": gpus,
+            "nodes": len(nodes), "churn_hours": hours, "seeds": results,
             "mean": {name: round(fmean(result[name] for result in results), 4) for name in FIGURES}}
 
 
@@ -48,7 +49,7 @@ def figures(result: Result, settled: bool) -> dict[str, float]:
         "moved_gib": round(result.moved_mib / 1024, 1), "move_gpu_s": round(result.move_gpu_s, 1),
         "waiting_s": round(fmean(result.waits), 1) if result.waits else 0.0,
         "decision_us": round(fmean(times), 1), "decision_p99_us": round(times[int(0.99 * (len(times) - 1))], 1),
-        "sessions": result.sessions,
+        "sessions": result.sessions, "spread": result.spread,
     }
 
 

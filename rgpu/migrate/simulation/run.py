@@ -20,8 +20,9 @@ from rgpu.migrate.scheduling.placing import Place, never_fits, place
 from rgpu.migrate.scheduling.plans.consolidating import consolidate
 from rgpu.migrate.scheduling.plans.rebalancing import Alarm, Plan, make_room
 from rgpu.migrate.scheduling.queueing import ordered
-from rgpu.migrate.scheduling.snapshot import WHOLE, Node, Placed, Request, Snapshot
+from rgpu.migrate.scheduling.snapshot import WHOLE, Demand, Node, Placed, Request, Snapshot
 from rgpu.migrate.simulation.arrivals import FOREVER, Arrival
+from rgpu.migrate.simulation.gangs import ever_fits, members
 from rgpu.migrate.simulation.trace import Task
 
 OVERTAKEN = 32  #: requests that may be looked at behind a waiting one, in one pass over the queue
@@ -39,6 +40,7 @@ class Options:
     gpu_memory_mib: int = 16384  #: what a session that has a whole GPU uses, and a move copies
     costs: Costs = Costs()
     limits: Limits = Limits()
+    gangs: bool = False  #: tasks of several GPUs may go over several hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Result:
     moved_mib: int = 0  #: copied by the moves
     move_gpu_s: float = 0.0  #: what the moves cost in GPU-seconds, see :mod:`rgpu.migrate.scheduling.costs`
     sessions: int = 0  #: most at once
+    spread: int = 0  #: tasks that went over several hosts
     reasons: list[str] = field(default_factory=list)  #: of the plans adopted
 
 
@@ -119,7 +122,8 @@ class Run:
     def _arrive(self, arrival: Arrival) -> None:
         request = arrival.request
         self.lives[request.name] = arrival.ends - arrival.at
-        if never_fits(self.index, request) is not None:
+        if never_fits(self.index, request) is not None and not (
+                self._is_gang(request) and ever_fits(self.index.nodes, request.demand)):
             self.result.refused += 1
         elif not self._start(arrival.at, request):
             self.queue[request.name] = replace(request, arrived=arrival.at)
@@ -127,25 +131,49 @@ class Run:
     def _start(self, now: float, request: Request) -> bool:
         begun = time.thread_time_ns()
         found = place(self.index, request, self.options.policy, self.options.seed)
+        gang = members(self.index, request) if found is None and self._is_gang(request) else []
         self.result.decision_us.append((time.thread_time_ns() - begun) / 1000)
+        if gang:
+            self._settle_gang(now, request, gang)
+            return True
         if found is None:
             return False
         self._settle(now, request, self._placed(request, found, min(now, request.arrived)))
         return True
 
+    def _is_gang(self, request: Request) -> bool:
+        return self.options.gangs and request.demand.gpus > 1
+
+    def _settle_gang(self, now: float, request: Request, gang: Sequence[Placed]) -> None:
+        """All of its members, as one request that was served; they end together."""
+        self.result.spread += 1
+        life = self.lives.pop(request.name)
+        self._waited(now, request)
+        for one in gang:
+            placed = replace(one, started=min(now, request.arrived), used_mib=self._used(one.demand))
+            self.index.take(placed)
+            self._begins(now, placed, life)
+
+    def _used(self, demand: Demand) -> int:
+        return int(self.options.gpu_memory_mib * demand.compute / 100)
+
     def _placed(self, request: Request, found: Place, started: float) -> Placed:
-        used = int(self.options.gpu_memory_mib * request.demand.compute / 100)
-        return replace(found.placed(request, started), used_mib=used)
+        return replace(found.placed(request, started), used_mib=self._used(request.demand))
 
     def _settle(self, now: float, request: Request, placed: Placed, taken: bool = False) -> None:
         if not taken:
             self.index.take(placed)
-        self.sessions[placed.name] = placed
-        self.result.sessions = max(self.result.sessions, len(self.sessions))
+        self._waited(now, request)
+        self._begins(now, placed, self.lives.pop(request.name))
+
+    def _waited(self, now: float, request: Request) -> None:
         wait = max(0.0, now - request.arrived) if request.arrived >= 0 else 0.0
         self.result.waits.append(wait)
         self._recent.append(wait)
-        life = self.lives.pop(request.name)
+
+    def _begins(self, now: float, placed: Placed, life: float) -> None:
+        self.sessions[placed.name] = placed
+        self.result.sessions = max(self.result.sessions, len(self.sessions))
         if life != FOREVER:
             heapq.heappush(self._events, (now + life, next(self._order), "end", placed.name))
 
@@ -198,7 +226,8 @@ class Run:
         self.alarm = self.alarm.observe(share, now, limits)
         busy = Counter(host for name, at in self.leaving.items() for host in (at.host, self.sessions[name].host))
         rest = limits.per_pool - len(self.leaving)
-        waiting = ordered(r for r in self.queue.values() if r.name not in self.coming)
+        # Room is not made for gangs: the leader does not either.
+        waiting = ordered(r for r in self.queue.values() if r.name not in self.coming and not self._is_gang(r))
         if waiting and rest > 0:
             plan = make_room(self.index, self.sessions.values(), waiting[0], now, costs, limits, busy)
             if plan is not None and plan.room is not None and len(plan.moves) <= rest:

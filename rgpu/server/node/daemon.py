@@ -45,6 +45,7 @@ from rgpu.server.node.devices.look import device_records, device_slot
 from rgpu.server.node.devices.slots import DeviceSlots
 from rgpu.server.node.devices.using import DeviceUse
 from rgpu.server.node.endings import Endings
+from rgpu.server.node.gangs.verbs import GangVerbs
 from rgpu.server.node.identity import Identity
 from rgpu.server.node.metrics import Metrics
 from rgpu.server.node.node_state import NodeState
@@ -268,6 +269,7 @@ class Daemon:
                 OwnerVerbs(self.records, self.attachments, self.memory),
                 SessionVerbs(self.records, self.views, self.logs, self.peers, self.options.client_grace,
                              self.gate),
+                GangVerbs(self.records, self.views, self.gate),
                 PoolVerbs(self.records, self.views, self.gate),
                 WebVerbs(self.identity.host, self.web.url if self.web else "", self.control.grants, self.authorized),
                 SecretVerbs(self.secrets, self.records),

@@ -86,6 +86,8 @@ TABLE: tuple[Spec, ...] = (
     Spec("rgpu_move_repaired_bytes_total", "counter", (), "Bytes of the pages that were sent again for it.", "leader"),
     Spec("rgpu_pool_nodes", "gauge", ("state",), "Nodes of the pool: ready, cordoned, draining, unhealthy.", "leader"),
     Spec("rgpu_pool_sessions", "gauge", ("state",), "Session records by state.", "leader"),
+    Spec("rgpu_pool_gangs", "gauge", ("state",), "Gangs: running, or queued (also while they gather).", "leader"),
+    Spec("rgpu_gang_generation", "gauge", ("gang",), "Generation of each running gang.", "leader"),
     Spec("rgpu_pool_queue", "gauge", ("kind",), "Who waits for a place: requests, parked sessions.", "leader"),
     Spec("rgpu_pool_paused", "gauge", (), "1 while automation is paused.", "leader"),
 )

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 from rgpu import __version__
 from rgpu.migrate.leader.hosts import pool_record
-from rgpu.migrate.records.keys import QUEUE
+from rgpu.migrate.records.gangs import GangRecord
+from rgpu.migrate.records.keys import GANGS, QUEUE
+from rgpu.migrate.records.schema import QueueRecord, decode
 from rgpu.server.node.commands.fence import LeaderFence
 from rgpu.server.node.devices.slots import DeviceSlots
 from rgpu.server.node.metrics import SPECS, Samples
@@ -68,8 +70,14 @@ class NodeState:
     async def _pool(self) -> dict[str, Samples]:
         nodes = Tally(node.state for node in (await self._records.nodes()).values())
         sessions = Tally(record.state for record in await self._records.sessions())
-        waiting = len((await self._records.registry.list(QUEUE)).entries)
+        registry = self._records.registry
+        requests = [decode(entry.value, QueueRecord, entry.key) for entry in (await registry.list(QUEUE)).entries]
+        gangs = [decode(entry.value, GangRecord, entry.key) for entry in (await registry.list(GANGS)).entries]
+        running = {gang.name: float(gang.generation) for gang in gangs if gang.state == "running"}
+        queued = {one.gang.name for one in requests if one.gang is not None}
         return {"rgpu_pool_nodes": {(state,): count for state, count in nodes.items()},
                 "rgpu_pool_sessions": {(state,): count for state, count in sessions.items()},
-                "rgpu_pool_queue": {("request",): waiting, ("parked",): sessions.get("parked", 0)},
+                "rgpu_pool_gangs": {("running",): len(running), ("queued",): len(queued)},
+                "rgpu_gang_generation": {(name,): generation for name, generation in running.items()},
+                "rgpu_pool_queue": {("request",): len(requests), ("parked",): sessions.get("parked", 0)},
                 "rgpu_pool_paused": {(): float((await pool_record(self._records.registry)).paused)}}

@@ -134,9 +134,9 @@ def test_recorded_bodies_are_what_the_tables_say(protocol: Protocol, one: Messag
 
 
 def test_every_message_was_recorded() -> None:
-    """OBSERVE stands apart, whole; ANSWER_AT only in ``ring``; libnccl.so.2 sends GATHER (tests/client/nccl)."""
+    """OBSERVE stands apart, whole; ANSWER_AT only in ``ring``; the rest in client/nccl and shim/link/test_list.py."""
     seen = {(protocol.name, one.name) for protocol, one, _ in (case.values for case in _golden())}
-    seen |= {("shim", name) for name in ("OBSERVE", "ANSWER_AT", "GATHER", "GATHERED")}
+    seen |= {("shim", name) for name in ("OBSERVE", "ANSWER_AT", "GATHER", "GATHERED", "LIST", "CHOOSE", "LISTED")}
     assert seen == {(protocol.name, one.name) for protocol in (SHIM, DATA, PAGES) for one in protocol.messages}
 
 

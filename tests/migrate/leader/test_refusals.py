@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rgpu.migrate.leader.capacity.refusals import MOST, USERS, WINDOW, Refusals
+from rgpu.migrate.leader.term.refusals import MOST, USERS, WINDOW, Refusals
 
 
 def test_a_flood_makes_a_few_lines_and_the_next_one_counts_it() -> None:

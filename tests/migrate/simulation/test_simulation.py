@@ -102,6 +102,26 @@ def test_a_run_gives_back_what_it_took(files: tuple[Path, Path], policy: str, re
     assert runs[0] == runs[1], "the same seed, another run"
 
 
+@pytest.mark.parametrize("rebalance", [False, True])
+def test_tasks_of_several_gpus_go_over_hosts_whole_or_not_at_all(files: tuple[Path, Path], rebalance: bool) -> None:
+    files[1].write_text(HEAD + "a,8000,4000,6,1000,,0,900\nb,1000,10,3,1000,A,5,4000\nc,1000,10,1,500,,7,1800\n")
+    hosts, tasks = trace.read_nodes(files[0]), trace.read_tasks(files[1])
+    filled = arrivals.churn(tasks, 24, 0.9, 3, 7200)
+    alone, spread = (Run(hosts, tasks, filled, Options("fgd", rebalance, 3, gangs=gangs)) for gangs in (False, True))
+    assert alone.go().spread == 0 and spread.go().spread > 0
+    assert alone.result.refused > spread.result.refused, "no host has six devices"
+    for name, placed in spread.sessions.items():
+        if placed.pinned:
+            task = name.rpartition(".")[0]
+            whole = [one for other, one in spread.sessions.items() if other.rpartition(".")[0] == task]
+            assert sum(one.demand.gpus for one in whole) in (3, 6) and len({one.host for one in whole}) == len(whole)
+            assert sum(one.demand.cpu_milli for one in whole) in (1000, 1001, 1002, 8000, 8001, 8002)
+    spread._until(1e12)
+    spread._until(1e12)
+    assert not spread.sessions and spread.index.allocated() == 0
+    assert (spread.index.cpu == spread.index.total_cpu).all()
+
+
 def test_the_verb(files: tuple[Path, Path]) -> None:
     words = ["simulate", "--nodes", str(files[0]), "--tasks", str(files[1]), "--seeds", "2", "-o", "json"]
     answer = CliRunner().invoke(cli, words)
@@ -112,3 +132,5 @@ def test_the_verb(files: tuple[Path, Path]) -> None:
         assert {"allocated_share", "fragmented_gpus", "refused", "moves", "decision_us"} <= figures.keys()
     assert report["mean"]["allocated_share"] > 0.9
     assert CliRunner().invoke(cli, [*words, "--policy", "none"]).exit_code == 2
+    over = json.loads(CliRunner().invoke(cli, [*words, "--gangs"]).stdout)
+    assert over["gangs"] and not report["gangs"] and report["mean"]["spread"] == 0 and "spread" in over["mean"]

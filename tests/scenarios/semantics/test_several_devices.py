@@ -146,3 +146,17 @@ def test_monitors_see_both(pairs: LocalPool) -> None:
     program = pairs.run(sys.executable, "-c", MONITORED, name="monitored", options=TWO)
     assert wait_end(program) == 0, program.errors[-10:]
     assert program.lines == ["4/64 4/64"], program.lines
+
+
+def test_one_list_of_devices_over_several_hosts(pairs: LocalPool, tmp_path: Path) -> None:
+    """``--spread``: processes see five devices of three hosts; each uses those of one host, two of them if it likes."""
+    program = pairs.run(sys.executable, "-W", "ignore", str(Path(__file__).parents[1] / "programs" / "local_ranks.py"),
+                        str(tmp_path), "0+1", "2+0", "4", name="wide", options=("--gpus", "5", "--spread"))
+    program.wait_lines(5)
+    assert {"rank 0 device 1: 0", "rank 2 device 0: 101", "rank 4 began"} <= set(program.lines)
+    gang = pairs.rgpu("describe", "wide")
+    assert gang["spread"] and [(one["session"], one["device"]) for one in gang["members"]] == [
+        ("wide.0", "cpu:0+1"), ("wide.2", "cpu:0+1"), ("wide.4", "cpu:0")] and len(gang["hosts"]) == 3
+    (tmp_path / "release").touch()
+    assert wait_end(program) == 0, program.errors
+    assert sum(" of 5 devices: " in line for line in program.lines) == 3

@@ -233,11 +233,15 @@ class Program:
             assert time.monotonic() < deadline, f"only {len(self.lines)} lines after {seconds} s: {self.errors[-20:]}"
             time.sleep(0.01)
 
+    def finish_reading(self, seconds: float = 5) -> None:
+        """Let what was printed come in; all of it, where the program has ended."""
+        for thread in self._threads:
+            thread.join(seconds)
+
     def finish(self, seconds: float = 120) -> str:
         """Wait for the end; the digest that the program printed."""
         code = self.process.wait(seconds)
-        for thread in self._threads:
-            thread.join(5)
+        self.finish_reading()
         assert code == 0, f"exit {code}: {self.errors[-30:]}"
         found = [match.group(1) for line in self.lines if (match := DIGEST.match(line))]
         assert found, f"no digest in {self.lines[-5:]}"

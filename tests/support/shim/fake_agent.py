@@ -28,7 +28,7 @@ from rgpu.session.objects import graphs, module_table
 from tests.support.shim.fake_ring import FakeRing
 
 HELLO, SEGMENT, GOODBYE, WELCOME, ANSWER, WATERMARK, RELEASE, REFUSED, TEXT = 1, 2, 3, 32, 33, 34, 35, 36, 39
-AREA_MAPPED = 7
+AREA_MAPPED, LIST, CHOOSE, LISTED = 7, 9, 10, 43
 LOG, BULK = 0, 1
 MIB = 1 << 20
 
@@ -75,6 +75,8 @@ class FakeAgent:
         self.error = 0  #: the sticky error that the watermark carries
         self.ring_size = ring
         self.ring: FakeRing | None = None
+        self.listed: facts.SessionFacts | None = None  #: of a gang's run: the program asks for it first
+        self.chosen: int | None = None  #: the device of it that the program made its first context on
         self.refusal = 0  #: REFUSED instead of WELCOME, with this code
         self.recycle = True  #: closed segments are released
         self.areas: list[int] = []  #: that the shim has mapped
@@ -166,11 +168,22 @@ class FakeAgent:
         first = select.poll()  # not select(): a process of many tests has descriptors above 1023
         for either in (self._listener, self._stop):
             first.register(either, select.POLLIN)
+        if self.listed is not None:
+            if self._stop in {fd for fd, _ in first.poll()}:
+                return
+            asking, _ = self._listener.accept()
+            with asking:
+                assert self._message(asking)[:2] == (LIST, struct.pack("<I", 1))
+                self._send(asking, LISTED, self.listed.encode())
         if self._stop in {fd for fd, _ in first.poll()}:
             return
         sock, _ = self._listener.accept()
         self.sockets.append(sock)
         kind, body, fds = self._message(sock)
+        if self.listed is not None:
+            assert kind == CHOOSE and len(body) == 4
+            self.chosen = int.from_bytes(body, "little")
+            kind, body, fds = self._message(sock)
         assert kind == HELLO and len(fds) == 3
         self.hello = struct.unpack_from("<IIIIQ", body)
         self._wake = fds[0]

@@ -32,6 +32,8 @@ namespace rgpu {
 inline constexpr int kOnlyPtxAttribute = 1 << 24;
 // Bit n: its kernels reach the memory of the session's device n (PEERS); … also with atomics (PEER_ATOMICS).
 inline constexpr int kPeersAttribute = (1 << 24) + 1, kPeerAtomicsAttribute = (1 << 24) + 2;
+// Of a device in a gang's list: the number of the member that has it, and which of that member's devices it is.
+inline constexpr int kMemberAttribute = (1 << 24) + 3, kMemberDeviceAttribute = (1 << 24) + 4;
 
 struct DeviceFacts {
   std::uint8_t uuid[16] = {};
@@ -64,6 +66,13 @@ struct Facts {
 CUresult initialise();
 bool initialised();      // this process (not a parent of it) has a session
 const Facts& facts();    // only after initialise() succeeded
+// The devices that the program may use: the session's, or in a gang those of the run's list, whose members stand on
+// several hosts. A process of a gang has its session once it makes a context: choose_device() opens that of the member
+// which has the device (a number in program_devices()). CUDA_ERROR_INVALID_DEVICE for another member's after that.
+const std::vector<DeviceFacts>& program_devices();
+bool listed();  // this run is a gang's
+bool other_member(int number);  // this process uses another member than the one that has the device
+CUresult choose_device(int number);
 // 3 before cuInit, 802 once the agent is gone, the sticky error once there is one.
 CUresult require();
 // As require(), but lets calls through after a sticky error (context destruction, queries of state).

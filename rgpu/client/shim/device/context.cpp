@@ -41,6 +41,7 @@ constexpr unsigned kPrimaryFlags =
 
 // Puts context_create into the journal and marks the context alive.
 CUresult activate(Context& context) {
+    if (CUresult r = use_device(context.device); r) return r;
     const CUresult result = submit_with<wire::ContextCreate>([&](wire::ContextCreate& call) {
         context.number = next_number();
         call.context = context.number;

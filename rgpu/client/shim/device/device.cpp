@@ -65,12 +65,12 @@ constexpr int kNeverClaimed[] = {
 // The session's devices in the order that CUDA_VISIBLE_DEVICES counts them in: as the session lists them
 // (fastest first), or by PCI address where CUDA_DEVICE_ORDER asks for it.
 std::vector<int> device_order() {
-    std::vector<int> order(facts().devices.size());
+    std::vector<int> order(program_devices().size());
     std::iota(order.begin(), order.end(), 0);
     const char* wanted = std::getenv("CUDA_DEVICE_ORDER");
     if (wanted == nullptr || std::strcmp(wanted, "PCI_BUS_ID") != 0) return order;
     const auto address = [](int index) {
-        const DeviceFacts& device = facts().devices[static_cast<std::size_t>(index)];
+        const DeviceFacts& device = program_devices()[static_cast<std::size_t>(index)];
         return std::tuple(device.pci_domain, device.pci_bus, device.pci_device);
     };
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return address(a) < address(b); });
@@ -129,7 +129,7 @@ CUresult apply_visibility() {
     const std::vector<int> order = device_order();
     std::vector<Uuid> uuids;
     for (const int index : order) {
-        const DeviceFacts& device = facts().devices[static_cast<std::size_t>(index)];
+        const DeviceFacts& device = program_devices()[static_cast<std::size_t>(index)];
         std::copy(std::begin(device.uuid), std::end(device.uuid), uuids.emplace_back().begin());
     }
     Visible visible = visible_devices(std::getenv("CUDA_VISIBLE_DEVICES"), uuids);
@@ -149,19 +149,41 @@ int device_count() {
     return state.known.load(std::memory_order_acquire) ? static_cast<int>(state.ordinals.size()) : 0;
 }
 
-int session_device(CUdevice device) {
+namespace {
+
+// The program's number → index into program_devices(); -1 for none.
+int program_device(CUdevice device) {
     return device >= 0 && device < device_count() ? visibility().ordinals[static_cast<std::size_t>(device)] : -1;
 }
 
+}  // namespace
+
+int session_device(CUdevice device) {
+    const int index = program_device(device);
+    if (index < 0 || !listed()) return index;
+    return program_devices()[static_cast<std::size_t>(index)].attribute(kMemberDeviceAttribute);
+}
+
 const DeviceFacts* device_facts(CUdevice device) {
-    const int index = session_device(device);
-    return index < 0 ? nullptr : &facts().devices[static_cast<std::size_t>(index)];
+    const int index = program_device(device);
+    return index < 0 ? nullptr : &program_devices()[static_cast<std::size_t>(index)];
+}
+
+int own_device(CUdevice device) {
+    const int index = program_device(device);
+    return index >= 0 && other_member(index) ? -1 : session_device(device);
+}
+
+CUresult use_device(CUdevice device) {
+    const int index = program_device(device);
+    return index < 0 ? CUDA_ERROR_INVALID_DEVICE : choose_device(index);
 }
 
 bool can_access_peer(CUdevice device, CUdevice peer, bool atomics) {
     const DeviceFacts* from = device_facts(device);
     const int to = session_device(peer);
     if (from == nullptr || to < 0 || device == peer) return false;
+    if (listed() && from->attribute(kMemberAttribute) != device_facts(peer)->attribute(kMemberAttribute)) return false;
     return (from->attribute(atomics ? kPeerAtomicsAttribute : kPeersAttribute) >> to & 1) != 0;
 }
 

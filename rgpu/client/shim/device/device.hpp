@@ -10,6 +10,13 @@
 
 namespace rgpu {
 
+// Makes the session that has the program's device, where this process has none yet (choose_device). Before anything is
+// published that names a device without a context.
+CUresult use_device(CUdevice device);
+
+// session_device(), or -1 for a device of another member of the gang than this process uses.
+int own_device(CUdevice device);
+
 // After initialise(): reads CUDA_VISIBLE_DEVICES. CUDA_ERROR_NO_DEVICE when
 // nothing is visible, CUDA_ERROR_INVALID_DEVICE when a device is named twice.
 CUresult apply_visibility();

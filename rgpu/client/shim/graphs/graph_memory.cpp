@@ -110,7 +110,7 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   GraphMemories& m = memories();
   std::lock_guard guard(m.lock);
-  const int index = session_device(device);
+  const int index = own_device(device);
   auto& out = *static_cast<std::uint64_t*>(value);
   switch (attr) {
     case CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: out = m.used[index]; return CUDA_SUCCESS;
@@ -128,7 +128,7 @@ CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr
   if (!value || *static_cast<std::uint64_t*>(value)) return CUDA_ERROR_INVALID_VALUE;
   GraphMemories& m = memories();
   std::lock_guard guard(m.lock);
-  const int index = session_device(device);
+  const int index = own_device(device);
   if (attr == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
     m.used_high[index] = m.used[index];
   else if (attr == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)

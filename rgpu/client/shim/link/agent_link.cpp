@@ -328,7 +328,10 @@ bool parse_facts(const std::uint8_t* at, std::size_t size, Facts& facts) {
   return at == end;
 }
 
-CUresult connect_agent(Session& s) {
+namespace {
+
+// Makes s.socket a connection to the agent.
+CUresult dial(Session& s) {
   const char* path = std::getenv("RGPU_AGENT");
   if (!path || !*path) {
     log_once("no agent", "RGPU_AGENT is not set: start the program with `rgpu run`");
@@ -339,11 +342,55 @@ CUresult connect_agent(Session& s) {
   if (std::strlen(path) >= sizeof address.sun_path) return CUDA_ERROR_SYSTEM_NOT_READY;
   std::strcpy(address.sun_path, path);
   s.socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  s.wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (s.socket < 0 || s.wake < 0 || ::connect(s.socket, reinterpret_cast<sockaddr*>(&address), sizeof address)) {
+  if (s.socket < 0 || ::connect(s.socket, reinterpret_cast<sockaddr*>(&address), sizeof address)) {
     log_once("agent gone", "the agent at %s cannot be reached: %s", path, std::strerror(errno));
     return fail(s, -1, CUDA_ERROR_SYSTEM_NOT_READY);
   }
+  return CUDA_SUCCESS;
+}
+
+// The agent refused; it has told the user.
+CUresult refused(const std::vector<std::uint8_t>& body) {
+  const std::uint8_t* at = body.data();
+  std::int32_t result = 0;
+  std::string reason;
+  take(at, body.data() + body.size(), result);
+  take_text(at, body.data() + body.size(), reason);
+  log_line("the session was refused: %s", reason.c_str());
+  return result ? static_cast<CUresult>(result) : CUDA_ERROR_SYSTEM_NOT_READY;
+}
+
+}  // namespace
+
+CUresult fetch_list(Session& s) {
+  if (CUresult r = dial(s); r) return r;
+  const std::uint32_t protocol = wire::kProtocol;
+  std::uint32_t type = 0;
+  std::vector<std::uint8_t> body;
+  int none = -1;
+  if (!send_message(s, wire::kList, &protocol, sizeof protocol) || !receive_first(s.socket, type, body, none)) {
+    s.gone = false;  // that of the session is another connection
+    return fail(s, none, CUDA_ERROR_SYSTEM_NOT_READY);
+  }
+  if (type == wire::kRefused) return fail(s, none, refused(body));
+  Facts told;
+  const bool understood = type == wire::kListed && parse_facts(body.data(), body.size(), told);
+  fail(s, none, CUDA_SUCCESS);  // closes the connection
+  if (!understood) {
+    log_once("list", "the agent's list of devices is not understood: do agent and library have the same version?");
+    return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+  }
+  s.listed = std::move(told.devices);
+  told.devices.clear();
+  s.list = std::move(told);
+  s.listing = true;
+  return CUDA_SUCCESS;
+}
+
+CUresult connect_agent(Session& s) {
+  if (CUresult r = dial(s); r) return r;
+  s.wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (s.wake < 0) return fail(s, -1, CUDA_ERROR_SYSTEM_NOT_READY);
   int ring_page = -1;
   const bool ring = prepare_ring(s.ring, ring_page);
   const auto hello = hello_body(ring);
@@ -352,18 +399,12 @@ CUresult connect_agent(Session& s) {
   std::uint32_t type = 0;
   std::vector<std::uint8_t> body;
   int page = -1;
-  const bool sent = send_message(s, wire::kHello, hello.data(), hello.size(), given);
+  const auto device = static_cast<std::uint32_t>(s.chosen);
+  const bool sent = (!s.listing || send_message(s, wire::kChoose, &device, sizeof device)) &&
+                    send_message(s, wire::kHello, hello.data(), hello.size(), given);
   if (ring) ::close(ring_page);
   if (!sent || !receive_first(s.socket, type, body, page)) return fail(s, page, CUDA_ERROR_SYSTEM_NOT_READY);
-  if (type == wire::kRefused) {
-    const std::uint8_t* at = body.data();
-    std::int32_t result = 0;
-    std::string reason;
-    take(at, body.data() + body.size(), result);
-    take_text(at, body.data() + body.size(), reason);
-    log_line("the session was refused: %s", reason.c_str());  // the agent has told the user
-    return fail(s, page, result ? static_cast<CUresult>(result) : CUDA_ERROR_SYSTEM_NOT_READY);
-  }
+  if (type == wire::kRefused) return fail(s, page, refused(body));
   if (type != wire::kWelcome || !parse_facts(body.data(), body.size(), s.facts)) {
     log_once("welcome", "the agent's welcome is not understood: do agent and library have the same version?");
     return fail(s, page, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);

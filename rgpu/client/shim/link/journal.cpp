@@ -286,6 +286,10 @@ Section::Section(bool reserved) {
     status_ = CUDA_ERROR_NOT_INITIALIZED;
     return;
   }
+  if (s.listing && s.member < 0) {
+    status_ = CUDA_ERROR_INVALID_CONTEXT;  // a process of a gang that has made none yet
+    return;
+  }
   wait_for_space(s, reserved);
   s.section.lock();
   locked_ = true;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "memory.hpp"
@@ -38,8 +39,10 @@ void stay_loaded() {
     ::dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
-CUresult go_live(Session& s) {
+// The session, but for the state: what cuInit does, and in a gang the first context.
+CUresult open_link(Session& s) {
   if (CUresult r = connect_agent(s); r) return r;
+  s.told = true;
   std::string why;
   if (!address_ranges_reserved(static_cast<unsigned>(s.facts.devices.size()), why)) {
     log_once("ranges", "%s", why.c_str());
@@ -48,7 +51,18 @@ CUresult go_live(Session& s) {
   s.pid = ::getpid();
   stay_loaded();
   if (CUresult r = open_report(s); r) return r;
-  if (CUresult r = join_run(); r) return r;
+  return join_run();
+}
+
+CUresult go_live(Session& s) {
+  const char* list = std::getenv("RGPU_LIST");
+  if (list && *list) {
+    if (CUresult r = fetch_list(s); r) return r;
+    s.pid = ::getpid();
+    s.state = Session::State::live;
+    return CUDA_SUCCESS;
+  }
+  if (CUresult r = open_link(s); r) return r;
   s.state = Session::State::live;
   return open_session(s);
 }
@@ -77,7 +91,43 @@ bool initialised() {
   return !s.forked && s.state == Session::State::live;
 }
 
-const Facts& facts() { return session().facts; }
+const Facts& facts() {
+  Session& s = session();
+  return s.listing && !s.told ? s.list : s.facts;  // other threads read while a first context makes the session
+}
+
+bool listed() { return session().listing; }
+
+const std::vector<DeviceFacts>& program_devices() {
+  Session& s = session();
+  return s.listing ? s.listed : s.facts.devices;
+}
+
+bool other_member(int number) {
+  Session& s = session();
+  return s.listing && s.member >= 0 && s.member != s.listed[static_cast<std::size_t>(number)].attribute(kMemberAttribute);
+}
+
+CUresult choose_device(int number) {
+  Session& s = session();
+  if (!s.listing) return CUDA_SUCCESS;
+  const int member = s.listed[static_cast<std::size_t>(number)].attribute(kMemberAttribute);
+  if (s.member == member) return CUDA_SUCCESS;
+  std::lock_guard guard(s.life_lock);
+  if (s.forked) return CUDA_ERROR_NOT_INITIALIZED;
+  if (s.member < 0) {
+    s.chosen = number;
+    if (CUresult r = open_link(s); r) return r;
+    s.member = member;
+    return open_session(s);
+  }
+  if (s.member == member) return CUDA_SUCCESS;
+  log_once("two members", "device %d of the list belongs to another member of the gang than device %d, which this "
+           "process uses (%s): a process uses the devices of one rank, or with --spread those of one host; start a "
+           "process for each rank, or ask for more devices of a rank with --gpus", number, s.chosen,
+           s.facts.name.c_str());
+  return CUDA_ERROR_INVALID_DEVICE;
+}
 
 CUresult require_session() {
   Session& s = session();

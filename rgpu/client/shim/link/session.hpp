@@ -46,7 +46,13 @@ struct Session {
   std::atomic<bool> forked{false};  // a child forked after cuInit: nothing works here
   CUresult failure = CUDA_SUCCESS;  // why it is `failed`
   pid_t pid = 0;
-  Facts facts;
+  Facts facts;                       // the session's; in a gang only once `told`
+  bool listing = false;              // of a gang's run; this and the list are set once, before the session is live
+  Facts list;                        // of the run: what holds for all its devices, and none of them
+  std::vector<DeviceFacts> listed;   // all devices of the run
+  std::atomic<bool> told{false};     // `facts` are there to be read
+  std::atomic<int> member{-1};       // whose devices this process uses; -1: none yet, and nothing can be published
+  int chosen = -1;                   // the device of the list that it was chosen by; guarded by life_lock
 
   // the link
   int socket = -1, wake = -1;
@@ -90,6 +96,7 @@ std::unique_ptr<Segment> take_preallocated(Session& s, std::uint32_t kind, std::
 void start_preallocator(Session& s);  // the thread that makes bulk segments ahead
 
 CUresult connect_agent(Session& s);           // HELLO, WELCOME; starts the reader
+CUresult fetch_list(Session& s);              // LIST, LISTED: the devices of a gang's run; no session
 bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, int fd = -1);
 bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, const std::vector<int>& fds);
 void take_watermark(const std::uint8_t* at, const std::uint8_t* end);  // a WATERMARK's body

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "memory.hpp"
+#include "session.hpp"
 
 namespace rgpu {
 namespace {
@@ -46,6 +47,10 @@ CUresult join_run() {
   const char* socket = std::getenv("RGPU_AGENT");
   std::string path = socket ? socket : "";
   path = path.substr(0, path.rfind('/') + 1) + "memory";
+  if (listed()) {  // what one member of a gang was given is not the others'
+    const auto chosen = static_cast<std::size_t>(session().chosen);
+    path += "." + std::to_string(program_devices()[chosen].attribute(kMemberAttribute));
+  }
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return CUDA_SUCCESS;
   void* page = ::lseek(fd, 0, SEEK_END) < static_cast<off_t>(kPageSize)

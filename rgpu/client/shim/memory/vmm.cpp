@@ -328,6 +328,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* ptr, size_t size, size_t alignment, CU
   if (!ptr || !whole_granules(size) || (alignment & (alignment - 1)) || flags) return CUDA_ERROR_INVALID_VALUE;
   Context* context = current_context();
   const int device = context ? session_device(context->device) : 0;
+  if (static_cast<std::size_t>(device) >= facts().devices.size()) return CUDA_ERROR_INVALID_CONTEXT;  // in a gang
   Virtual& v = virtual_memory();
   std::unique_lock guard(v.lock);
   const auto found = room(v, device, size, std::max<std::uint64_t>(alignment, kGranule), addr);
@@ -356,6 +357,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CU
   if (CUresult r = require(); r) return r;
   if (!handle || !prop || flags || !whole_granules(size)) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = check_prop(*prop); r) return r;
+  if (CUresult r = use_device(prop->location.id); r) return r;
   auto made = std::make_unique<Physical>();
   made->prop = *prop;
   made->size = size;
@@ -468,7 +470,7 @@ CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* des
   if (!desc || !count) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-    if (session_device(desc[i].location.id) < 0) return CUDA_ERROR_INVALID_DEVICE;
+    if (own_device(desc[i].location.id) < 0) return CUDA_ERROR_INVALID_DEVICE;
   }
   Virtual& v = virtual_memory();
   std::unique_lock guard(v.lock);

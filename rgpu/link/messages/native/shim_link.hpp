@@ -21,6 +21,8 @@ enum Message : uint32_t {
     kUnsupported = 6,  // shim → agent: Names a driver function that the program called and the shim refuses; once each.
     kAreaMapped = 7,  // shim → agent: The shim has mapped the area that it was given.
     kGather = 8,  // shim → agent: First and only message of its connection: a rank of a communicator comes, or comes again to hear who else did.
+    kList = 9,  // shim → agent: First and only message of its connection, of a gang: asks for the run's devices.
+    kChoose = 10,  // shim → agent: Before HELLO, in a gang: the device of the list that a context is made on.
     kWelcome = 32,  // agent → shim: Accepts a program: the session's facts.
     kAnswer = 33,  // agent → shim: Answers an awaited call. In the ring the body is u8 more and a piece of this.
     kWatermark = 34,  // agent → shim: Tells what is complete; on the socket or in the ring.
@@ -32,6 +34,7 @@ enum Message : uint32_t {
     kAnswerAt = 40,  // agent → shim: A piece of an answer whose last bytes stand in the area; in the ring only.
     kGathered = 42,  // agent → shim: Answers GATHER: for each rank, who came with it; REFUSED says why not.
     kArea = 41,  // agent → shim: Gives the worker's memory for long answers.
+    kListed = 43,  // agent → shim: Answers LIST: all devices of the run, with no session.
 };
 
 inline constexpr uint32_t kWantsRing = 1;  // HELLO: the shim reads answers from a ring

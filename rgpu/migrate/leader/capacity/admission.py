@@ -11,16 +11,15 @@ from dataclasses import replace
 
 import structlog
 
-from rgpu.link.faults import fault
-from rgpu.migrate.leader.capacity.refusals import Refusals
 from rgpu.migrate.leader.defaults import refusal, with_default
 from rgpu.migrate.leader.endings import Endings
+from rgpu.migrate.leader.gangs.forming import Gangs
 from rgpu.migrate.leader.hosts import Hosts
-from rgpu.migrate.leader.nodes import START_SECONDS
 from rgpu.migrate.leader.quotas import UserQuotas
 from rgpu.migrate.leader.recovering.recovery import Recovery
 from rgpu.migrate.leader.request_queue import CLIENT_GRACE, Queued, RequestQueue
 from rgpu.migrate.leader.requests import Order
+from rgpu.migrate.leader.starting import Starting
 from rgpu.migrate.leader.term.commands import FencedCommands
 from rgpu.migrate.leader.term.decisions import Term
 from rgpu.migrate.leader.term.locks import SessionLocks
@@ -36,11 +35,9 @@ from rgpu.migrate.scheduling.waiting import Entry, Served, Waiting, serve
 from rgpu.session.errors import (
     AlreadyExists,
     Conflict,
-    Fenced,
     LimitReached,
     NotFound,
     Refused,
-    RgpuError,
     UnknownOutcome,
     UsageError,
 )
@@ -69,12 +66,11 @@ class Admission:
 
     def __init__(self, term: Term, records: PoolRecords, commands: FencedCommands, locks: SessionLocks,
                  tasks: TermTasks, queue: RequestQueue, recovery: Recovery, endings: Endings,
-                 hosts: Hosts, quotas: UserQuotas) -> None:
+                 hosts: Hosts, quotas: UserQuotas, starting: Starting, gangs: Gangs) -> None:
         self.term, self.records, self.commands = term, records, commands
         self.locks, self.tasks, self.queue, self.recovery, self.endings = locks, tasks, queue, recovery, endings
-        self.hosts, self.quotas = hosts, quotas
+        self.hosts, self.quotas, self.starting, self.gangs = hosts, quotas, starting, gangs
         self._busy: set[str] = set()
-        self._refusals = Refusals()
         self._kept: dict[str, float] = {}  #: when the client of a session that its program does not use yet was heard
         self._given: dict[str, tuple[int, float]] = {}  #: made for a client that did not fetch it yet: epoch, when
 
@@ -96,17 +92,11 @@ class Admission:
             try:
                 return await self._create(order)
             except NoPlaceNow as none:
-                await self._refused(order, none.error)
+                await self.term.refused(none.error, session=order.name, user=order.user)
                 raise none.error from None
             except SAID_NO as error:
-                await self._refused(order, error)
+                await self.term.refused(error, session=order.name, user=order.user)
                 raise
-
-    async def _refused(self, order: Order, error: RgpuError) -> None:
-        """Write down that it was; not each of many."""
-        line = self._refusals.line(order.user, error.message, self.term.clock.monotonic())
-        if line:
-            await self.term.note("refuse", line, session=order.name, user=order.user)
 
     async def _repeated(self, order: Order) -> SessionRecord | None:
         held = await self.records.find(order.name)
@@ -132,7 +122,7 @@ class Admission:
         for _ in range(CREATE_TRIES):
             held = await self._place(order, waited, arrived, failed)
             waited = None  # its record is gone with the first try
-            running = await self._start(held, failed)
+            running = await self.starting.start(held.record, failed)
             if running is not None:
                 return running.record
         raise Refused(f"{order.name} could not be started: {'; '.join(failed)}", session=order.name)
@@ -154,7 +144,7 @@ class Admission:
                 held, name=name, node=node, device=choice.device, quota=order.quota or 0, agent=order.agent,
                 program=order.program, recover=order.recover, leader=self.term.leader, now=self.term.clock.wall(),
                 reason=choice.reason, wants=order.wants, queued=waited.revision if waited else 0, user=order.user,
-                run=run_of(name), proves_key=order.proves_key))
+                run=run_of(name), gang=order.gang, rank=order.rank, proves_key=order.proves_key))
 
     async def _choose(self, order: Order, arrived: float, failed: list[str]) -> tuple[Order, Choice]:
         """The place, if it is this one's turn and its user's quota has room for it.
@@ -168,7 +158,7 @@ class Admission:
         if shared is not None:
             _within(quotas, order, Use(sessions=1))
             return shared
-        order = await self._with_default(order, snapshot)
+        order = await self._with_default(await self.gangs.rejoin(order) if order.gang else order, snapshot)
         request = order.request()
         if request.host is not None and snapshot.node(request.host) is None:
             known = ", ".join(sorted(node.host for node in snapshot.nodes)) or "none"
@@ -191,28 +181,6 @@ class Admission:
         why = waits.error.message if waits.error else waits.reason
         error = Refused("; ".join([refusal(order, snapshot, why), *failed]), session=order.name)
         raise error if failed else NoPlaceNow(error)
-
-    async def _start(self, held: Held, failed: list[str]) -> Held | None:
-        """The session runs; or its record ended again, and ``failed`` says why."""
-        record, host = held.record, str(held.record.owner)
-        args = {"session": record.name, "epoch": record.epoch, "quota": record.quota, "device": record.device,
-                "image": None, "recover": record.recover}
-        fault("create.start")
-        try:
-            await self.commands.tell(host, "worker.start", args, epoch=record.epoch, timeout=START_SECONDS, tries=2)
-            node = await self.records.node(host)
-            if node is None:
-                raise Refused(f"the lease of {host} has ended")
-            return await self.term.change(record.name, lambda h: ownership.started(
-                h, epoch=record.epoch, node=node, leader=self.term.leader, now=self.term.clock.wall(),
-                reason=f"started on {host}"))
-        except RgpuError as error:
-            if isinstance(error, Fenced) and not await self.term.leads():
-                raise
-            failed.append(f"{host}: {error.message}")
-            await self.endings.end_epoch(record.name, record.epoch,
-                                         f"it could not be started on {host}: {error.message}")
-            return None
 
     # -- waiting ------------------------------------------------------------------
     async def create_or_wait(self, order: Order, *, known: str = "", wait: float = 0.0) -> SessionRecord | Waiting:
@@ -242,7 +210,7 @@ class Admission:
                     except NoPlaceNow as none:
                         await self._enqueue(order, none.error.message)
                 except SAID_NO as error:
-                    await self._refused(order, error)
+                    await self.term.refused(error, session=order.name, user=order.user)
                     raise
         return await self._answer(order, known, max(0.0, min(wait, LONGEST_ANSWER)))
 
@@ -330,7 +298,8 @@ class Admission:
             self.queue.any_parked = self.queue.any_parked or any(record.parked for record in snapshot.sessions)
             quotas = await self.quotas.reader.now(snapshot.sessions)
             entries = await self.queue.entries(snapshot.sessions, quotas)
-            served = await asyncio.to_thread(serve, snapshot, entries, quotas) if entries else served
+            served = await asyncio.to_thread(serve, snapshot, entries, quotas, self.gangs.bandwidth()) if entries \
+                else served
         for entry, _ in served.placed:
             if entry.name not in self._busy:
                 self._busy.add(entry.name)
@@ -342,7 +311,8 @@ class Admission:
         """Its turn seems to have come: look again under its lock, then make or bring back the session."""
         try:
             async with self.locks.session(entry.name):
-                done = await (self._bring_back(entry.name) if entry.parked else self._let_in(entry.name))
+                done = await (self._bring_back(entry.name) if entry.parked else self.gangs.let_in(entry.name)
+                              if entry.wish is not None else self._let_in(entry.name))
             if done:
                 self.queue.wake()
         finally:
@@ -428,7 +398,7 @@ def _shared(order: Order, snapshot: Snapshot) -> tuple[Order, Choice] | None:
         if found is not None:
             wants = order.wants.replace(compute=other.wants.compute, gpus=other.wants.gpus, models=other.wants.models,
                                         kind=other.wants.kind)
-            return replace(order, quota=other.quota, wants=wants), found
+            return replace(order, quota=other.quota, wants=wants, gang=other.gang, rank=other.rank), found
     return None
 
 

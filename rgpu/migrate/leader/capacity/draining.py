@@ -24,6 +24,7 @@ from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.records.ownership import Held
 from rgpu.migrate.records.schema import HostRecord, SessionRecord
 from rgpu.migrate.scheduling.adapter import place_by_fragmentation as place
+from rgpu.migrate.scheduling.gangs.moving import members_of, places_elsewhere
 from rgpu.migrate.scheduling.placement import request_for
 from rgpu.session.errors import Fenced, RgpuError
 
@@ -126,7 +127,11 @@ class Draining:
         if (await self.hosts.find(host)).state != "draining" or await self.records.paused() is not None:
             return
         try:
-            choice = place(await self.records.snapshot(), request_for(record, avoid_hosts={host}))
+            snapshot = await self.records.snapshot()
+            leaving = [one for one in members_of(snapshot.sessions, record.gang) if one.owner == host] \
+                if record.gang else []
+            choice = places_elsewhere(snapshot, leaving, {host})[name] if leaving else \
+                place(snapshot, request_for(record, avoid_hosts={host}))
             fault("drain.move")
             await self.moves.migrate(name, choice.host)
             fault("drain.move.done")

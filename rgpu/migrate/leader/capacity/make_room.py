@@ -30,6 +30,8 @@ from rgpu.migrate.leader.term.pool_records import PoolRecords
 from rgpu.migrate.leader.term.tasks import TermTasks
 from rgpu.migrate.scheduling.adapter import View
 from rgpu.migrate.scheduling.costs import Costs, Limits
+from rgpu.migrate.scheduling.gangs.moving import bound
+from rgpu.migrate.scheduling.gangs.preempting import GangRoom, claims_while_parking, preempt_for
 from rgpu.migrate.scheduling.placement import Claim, alike, claims_on, device_refuses, request_for
 from rgpu.migrate.scheduling.placing import Place
 from rgpu.migrate.scheduling.plans.consolidating import consolidate
@@ -120,8 +122,11 @@ class Rebalancing:
         if head is not None:
             if self.term.clock.wall() - head.entry.arrived >= self.patience:
                 await self._help(head, auto)
-        elif auto:
-            self._looked = now
+            return
+        self._looked = now
+        if served.head_gang is not None and await self._help_gang(served.head_gang):
+            return
+        if auto:
             await self._tidy(now)
 
     async def _help(self, head: Waiting, auto: bool) -> None:
@@ -142,6 +147,24 @@ class Rebalancing:
             return
         self.tasks.spawn(self._clear(preemption, head.entry), f"room for {head.entry.name}")
 
+    async def _help_gang(self, head: Waiting) -> bool:
+        """Whether less important sessions are parked for a gang: it gets all of its places by that, or nobody is."""
+        entry = head.entry
+        assert entry.wish is not None
+        if self.term.clock.wall() - entry.arrived < self.patience:
+            return False
+        async with self.records.placing:
+            seen = await self._view()
+            stays = {one.name for one in seen.sessions if one.pinned}
+            room = None if self.doing else await asyncio.to_thread(
+                preempt_for, seen.snapshot, entry.request, entry.wish, entry.priority, stays, self.moves.rates)
+            if room is None:
+                return False
+            self.doing = room.reason
+            self.records.reserved[entry.name, "room"] = claims_while_parking(entry.name, room.placed, entry.request)
+        self.tasks.spawn(self._clear(room, entry), f"room for {entry.name}")
+        return True
+
     async def _tidy(self, now: float) -> None:
         """Moves where fragmentation has been too high for long enough."""
         async with self._planning:
@@ -161,7 +184,8 @@ class Rebalancing:
         snapshot, stuck = await self.records.snapshot(), {name: why for name, (_, why) in self._stuck.items()}
         # In a thread: the first look at ten thousand sessions takes a third of a second.
         return await asyncio.to_thread(
-            lambda: self._views.view(snapshot, {**kept_together(snapshot.sessions), **stuck}))
+            lambda: self._views.view(snapshot, {
+                **bound(snapshot.sessions), **kept_together(snapshot.sessions), **stuck}))
 
     def _plan(self, seen: View, head: Entry | None, moves: dict[str, dict[str, Any]]) -> Plan | None:
         """``moves``: those under way."""
@@ -284,7 +308,7 @@ class Rebalancing:
                 name for name, result in zip(tasks, results, strict=True) if isinstance(result, dict)])
         return [result for result in results if isinstance(result, dict)]
 
-    async def _clear(self, preemption: Preemption, head: Entry) -> None:
+    async def _clear(self, preemption: Preemption | GangRoom, head: Entry) -> None:
         """Park one after the other; then the one that is more important gets in."""
         try:
             self.queue.doing[head.name] = f"room is being made: {preemption.reason}"

@@ -25,6 +25,7 @@ from rgpu.session.errors import MoveFailed, Refused
 log = structlog.get_logger(__name__)
 
 MOVES_PER_NODE = 4  #: at a time, from it and to it
+MEASURED_BYTES = 64 << 20  #: that a move sent at least, to count as a measurement of the link
 MOST_LEARNED = 1000  #: sessions of which it is remembered how wrong a replay was
 
 
@@ -37,6 +38,7 @@ class Moves:
         self._movers: dict[str, Mover] = {}
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(MOVES_PER_NODE))
         self._progress: dict[str, dict[str, Any]] = {}
+        self.rates: dict[frozenset[str], float] = {}  #: bytes/s between two hosts, as the last move between them went
         self._learned: dict[str, float] = {}  #: of sessions that a replay got wrong: the share of pages
 
     # -- beginning ----------------------------------------------------------------
@@ -114,9 +116,16 @@ class Moves:
         finally:
             del self._movers[mover.name]
             self._learn(mover)
-            self.term.observe("move", mover.statistics())
+            self._measured(mover.statistics())
             self._progress.pop(mover.name, None)
             self._freed()
+
+    def _measured(self, move: dict[str, Any]) -> None:
+        """What a move came to, for figures, and for gangs that are to be placed near each other."""
+        self.term.observe("move", move)
+        seconds, sent = float(move["total_ms"]) / 1000, int(move["bytes_sent"])
+        if move["outcome"] == "committed" and sent >= MEASURED_BYTES and seconds > 0:
+            self.rates[frozenset((str(move["from"]), str(move["to"])))] = sent / seconds
 
     def _learn(self, mover: Mover) -> None:
         """What a replay came to, for the next prediction; a new leader learns it anew."""

@@ -13,12 +13,13 @@ from typing import Any, Protocol
 import structlog
 
 from rgpu.migrate.leader.term.pool_records import PoolRecords
+from rgpu.migrate.leader.term.refusals import Refusals
 from rgpu.migrate.membership.election import current_leader
 from rgpu.migrate.records.keys import LEADER, note_key
 from rgpu.migrate.records.ownership import Decision, Held, Leader, describe
 from rgpu.migrate.records.schema import MAX_TEXT, OF_HOST, OF_POOL, HistoryRecord, encode
 from rgpu.migrate.registry.base import Compare, Operation, Put, Registry, TxnResult, absent, created, txn_certain
-from rgpu.session.errors import Conflict, Fenced, NotFound, PoolUnavailable, UnknownOutcome
+from rgpu.session.errors import Conflict, Fenced, NotFound, PoolUnavailable, RgpuError, UnknownOutcome
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +62,7 @@ class Term:
         self._leader, self.clock, self.observe = leader, clock or SystemClock(), observe
         self._registry, self._records = registry, records
         self._ids, self._salt = itertools.count(1), secrets.token_hex(4)
+        self._refusals = Refusals()
         self.listeners: list[Callable[[], None]] = []  #: called after each decision that became true
 
     @property
@@ -151,6 +153,12 @@ class Term:
             return
         if not result.succeeded:
             raise Fenced(f"{self.leader.host} leads no more: {decision} is not its to write down")
+
+    async def refused(self, error: RgpuError, *, session: str, user: str) -> None:
+        """Write down that a request was refused; not each of many (:mod:`.refusals`). Raises :class:`Fenced`."""
+        line = self._refusals.line(user, error.message, self.clock.monotonic())
+        if line:
+            await self.note("refuse", line, session=session, user=user)
 
     def _another_was_elected(self, result: TxnResult) -> bool:
         """Whether a refused transaction failed by its comparison with the election."""

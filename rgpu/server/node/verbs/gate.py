@@ -18,7 +18,8 @@ from rgpu.link.control.verbs import VERBS, Answers, On
 from rgpu.link.keys import AuthorizedKeys
 from rgpu.migrate.leader.term.decisions import acting
 from rgpu.migrate.membership.members import node_name
-from rgpu.migrate.records.keys import queue_key
+from rgpu.migrate.records.gangs import GangRecord
+from rgpu.migrate.records.keys import GANGS, gang_key, queue_key
 from rgpu.migrate.records.schema import QueueRecord, SessionRecord, decode
 from rgpu.server.node.pool.leader_link import LeaderVerb, Progress
 from rgpu.server.node.pool.records import PoolRecords
@@ -54,14 +55,33 @@ class Gate:
         return Target(what, self.user_of(record), frozenset(node_name(host) for host in hosts if host))
 
     async def find(self, name: str) -> Target | None:
-        """Find the session, else the request called ``name``. Raises what the registry raises."""
+        """Find the session, else the request, else the gang called ``name``, what lives before what ended.
+
+        Raises what the registry raises.
+        """
         held = await self._records.find(name)
         if held is not None and held.record.state != "ended":
             return self.target(held.record)
         entry = await self._records.registry.get(queue_key(name))
         if entry is not None:
             return self.target(decode(entry.value, QueueRecord, entry.key))
-        return self.target(held.record) if held is not None else None
+        entry = await self._records.registry.get(gang_key(name))
+        gang = decode(entry.value, GangRecord, entry.key) if entry is not None else None
+        if gang is not None and gang.state != "ended":
+            return Target(f"gang {name}", gang.user)
+        gathering = await self._gathering(name)
+        if gathering is not None:
+            return gathering
+        if held is not None:
+            return self.target(held.record)
+        return Target(f"gang {name}", gang.user) if gang is not None else None
+
+    async def _gathering(self, name: str) -> Target | None:
+        """A gang that waits: its requests have other names."""
+        for record in await self._records.waiting():
+            if record.gang is not None and record.gang.name == name:
+                return Target(f"gang {name}", self.user_of(record))
+        return None
 
     # -- deciding ---------------------------------------------------------------------
     async def require(self, verb: str, actor: Actor, session: str) -> None:
@@ -97,6 +117,9 @@ class Gate:
         if every is None:
             every = [*await self._records.sessions(), *await self._records.waiting()]
         names = {record.name for record in every if self.user_of(record) == actor.user}
+        gangs = [decode(entry.value, GangRecord, entry.key)
+                 for entry in (await self._records.registry.list(GANGS)).entries]
+        names |= {gang.name for gang in gangs if actor.user and gang.user == actor.user} - {one.name for one in every}
         return names.__contains__
 
     # -- at the leader ------------------------------------------------------------------

@@ -13,9 +13,10 @@ from rgpu.link import versions
 from rgpu.link.control import ControlServer, Request
 from rgpu.link.control.access import Actor
 from rgpu.migrate.leader.coordinator import Coordinator
-from rgpu.migrate.leader.requests import program_of, read_order
+from rgpu.migrate.leader.requests import Order, program_of, read_order
 from rgpu.migrate.move.options import MoveOptions
 from rgpu.migrate.records.schema import SessionRecord
+from rgpu.migrate.scheduling.waiting import Waiting
 from rgpu.server.node.background import Background
 from rgpu.server.node.pool.leader_link import LeaderLink, LeaderVerb
 from rgpu.server.node.pool.local_leader import LocalLeader
@@ -83,27 +84,57 @@ class LeaderVerbs:
     async def _create(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         versions.check(args.get("versions"), "the client")
         order, admission = read_order(args, actor.public, actor.user), self._coordinator.admission
+        if order.ask is not None:
+            return await self._create_gang(order, args, actor)
         if not (args.get("options") or {}).get("queue"):
             return await self._attachments.of(await admission.create(order), actor.public, with_facts=True)
         found = await admission.create_or_wait(order, known=str(args.get("known") or ""),
                                                wait=float(args.get("wait") or 0.0))
         if isinstance(found, SessionRecord):
             return await self._attachments.of(found, actor.public, with_facts=True)
-        return {"queued": {"position": found.position, "waiting": len(admission.lines), "reason": found.reason},
+        return await self._queued(found)
+
+    async def _create_gang(self, order: Order, args: dict[str, Any], actor: Actor) -> dict[str, Any]:
+        gangs = self._coordinator.gangs
+        found = await gangs.create(order, queue=bool((args.get("options") or {}).get("queue")),
+                                   known=str(args.get("known") or ""), wait=float(args.get("wait") or 0.0))
+        if isinstance(found, Waiting):
+            return await self._queued(found)
+        held = await gangs.find(found[0].gang)
+        members = [{**await self._attachments.of(one, actor.public, with_facts=True), "rank": one.rank}
+                   for one in found]
+        return {"gang": found[0].gang, "generation": held.record.generation if held else 0, "members": members,
+                "versions": versions.ours(), "endpoints": await self._attachments.endpoints()}
+
+    async def _queued(self, found: Waiting) -> dict[str, Any]:
+        return {"queued": {"position": found.position, "waiting": len(self._coordinator.admission.lines),
+                           "reason": found.reason},
                 "versions": versions.ours(), "endpoints": await self._attachments.endpoints()}
 
     async def _end(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         reason = str(args.get("reason") or "killed by its user")
         code = args.get("exit_code")
+        if await self._ends_gang(str(args["session"]), reason):
+            return {"session": args["session"], "reason": reason}
         await self._coordinator.end(str(args["session"]), reason, float(args.get("created") or 0.0),
                                     code if type(code) is int and abs(code) < 2**31 else None)
         self._words.keep(str(args["session"]), args.get("statistics"))
         return {"session": args["session"], "reason": reason}
 
+    async def _ends_gang(self, name: str, reason: str) -> bool:
+        """Whether a gang is called so, and no session or request: then all of its members were ended."""
+        held = await self._coordinator.records.find(name)
+        request = await self._coordinator.admission.queue.find(name)
+        if held is not None and held.record.state != "ended" or (
+                request is not None and (request.record.gang is None or request.record.gang.name != name)):
+            return False
+        return await self._coordinator.gangs.end(name, reason)
+
     async def _withdraw(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:
         reason = str(args.get("reason") or "its client waits no more")
-        await self._coordinator.admission.withdraw(
-            str(args["session"]), agent=actor.public, program=program_of(args.get("program")), reason=reason)
+        asked: dict[str, Any] = {"agent": actor.public, "program": program_of(args.get("program")), "reason": reason}
+        await self._coordinator.admission.withdraw(str(args["session"]), **asked)
+        await self._coordinator.gangs.withdraw(str(args["session"]), **asked)
         return {"session": args["session"], "reason": reason}
 
     async def _keep(self, args: dict[str, Any], actor: Actor, progress: Any) -> dict[str, Any]:

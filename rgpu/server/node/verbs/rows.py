@@ -7,8 +7,7 @@ from typing import Any
 
 from rgpu.migrate.leader.silence import AGENT_GRACE, grace_of
 from rgpu.migrate.records.schema import QueueRecord, SessionRecord
-
-WAIT_SECONDS = 10.0  #: that a rank may stand at a collective before `rgpu ps` says so
+from rgpu.server.node.gangs.waits import read_figures, who_waits
 
 
 def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]], user: str = "") -> dict[str, Any]:
@@ -19,6 +18,7 @@ def waiting_row(record: QueueRecord, lines: dict[str, dict[str, Any]], user: str
             "awaited_calls": None, "pid": record.program.pid, "worker_pid": None, "command": record.program.command,
             "position": line.get("position"), "priority": record.wants.priority, "quota": record.quota,
             "reason": str(line.get("reason") or record.reason), "note": _in_line(line) or record.reason,
+            "gang": record.gang.name if record.gang else None, "rank": None,
             "labels": record.wants.labels, "created": record.arrived, "age_s": max(0.0, time.time() - record.arrived)}
 
 
@@ -49,7 +49,7 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
              str(stats.get("blocked_reason") or ""),
              f"diverged: {stats['divergence']}" if stats.get("divergence") else "",
              str(view.get("error_detail") or ""), _pinned(view.get("pins")), _waiting(stats.get("managed_waiting")),
-             *waits(view.get("communicators")),
+             *who_waits(read_figures(view.get("communicators"))),
              f"catching up ({catch_up['state']}): {catch_up.get('reason')}"
              if catch_up.get("state") in ("ordered", "overlapping") else ""]
     return {"session": record.name, "user": user or None, "state": record.state, "host": record.owner,
@@ -68,9 +68,10 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
             "gpu_seconds": gpu.get("busy_s"), "gpu_share": gpu.get("recent"), "compute_limit": gpu.get("limit"),
             "held_seconds": gpu.get("held_s"), "catch_up": catch_up.get("state"),
             "catch_ups": catch_up.get("catch_ups"), "catch_up_stalls": catch_up.get("stalls"),
-            "collectives": view.get("communicators") or [], "ranks": view.get("ranks"),
+            "collectives": view.get("communicators") or [], "rank_links": view.get("ranks"),
             "priority": record.wants.priority, "position": line.get("position") if line else None,
             "box": _names(view.get("box")), "silent_since": since or None, "ends_at": ends or None,
+            "gang": record.gang or None, "rank": record.rank if record.gang else None,
             "labels": record.wants.labels, "created": record.created, **_end(record),
             "note": "; ".join(note for note in notes if note), "age_s": max(0.0, time.time() - record.created)}
 
@@ -78,27 +79,6 @@ def row(record: SessionRecord, view: dict[str, Any], line: dict[str, Any] | None
 def _waiting(touches: Any) -> str:
     """Who waits for managed memory; a touch lasts a moment, except while the session is paused or lost."""
     return f"{touches} of its threads wait for managed memory" if isinstance(touches, int) and touches > 0 else ""
-
-
-def waits(communicators: Any) -> list[str]:
-    """Say of each rank that stands at a collective for :data:`WAIT_SECONDS` for whom, or which calls do not agree.
-
-    ``communicators``: as :meth:`rgpu.server.device.cpu.collectives.communicators.Communicators.figures` gives them.
-    """
-    found = []
-    for one in communicators or ():
-        for last in one.get("last") or ():
-            if last.get("complete") or last.get("seconds", 0.0) < WAIT_SECONDS:
-                continue
-            at = f"rank {last['rank']} of {one.get('ranks')} waits for {last['seconds']:.0f} s in its {last['call']}"
-            differs, missing = last.get("differs") or {}, last.get("missing") or []
-            if differs:
-                found.append(f"{at}: " + ", ".join(f"rank {rank} called {call}" for rank, call in differs.items()))
-            elif missing:
-                sessions = f" (sessions {', '.join(last['waits_for'])})" if last.get("waits_for") else ""
-                found.append(f"{at} for {'ranks' if len(missing) > 1 else 'rank'} "
-                             f"{', '.join(map(str, missing))}{sessions}")
-    return found
 
 
 def _end(record: SessionRecord) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from rgpu.link.control import Request, actor_of
 from rgpu.link.control.access import Actor
 from rgpu.link.keys import AuthorizedKeys, KeyPair, PublicKey
 from rgpu.migrate.leader.term.decisions import acting
-from rgpu.migrate.records.keys import queue_key, session_key
+from rgpu.migrate.records.gangs import GangRecord
+from rgpu.migrate.records.keys import gang_key, queue_key, session_key
 from rgpu.migrate.records.ownership import Held
-from rgpu.migrate.records.schema import Failure, QueueRecord, SessionRecord, decode, encode
+from rgpu.migrate.records.schema import Failure, GangAsk, QueueRecord, SessionRecord, decode, encode
 from rgpu.server.node.verbs import gate as gates
 from rgpu.server.node.verbs.gate import Gate
 from rgpu.session.errors import AuthenticationFailed, NotPermitted
@@ -34,9 +35,10 @@ def session(name: str, user: str = "", agent: str = "", **values: Any) -> Sessio
 class World:
     """Records and keys, and a gate before them."""
 
-    def __init__(self, folder: Path, *records: SessionRecord | QueueRecord) -> None:
+    def __init__(self, folder: Path, *records: SessionRecord | QueueRecord | GangRecord) -> None:
         self.records = {r.name: r for r in records if isinstance(r, SessionRecord)}
         self.requests = {queue_key(r.name): r for r in records if isinstance(r, QueueRecord)}
+        self.gangs = {gang_key(r.name): r for r in records if isinstance(r, GangRecord)}
         self.registry, self.keys = self, AuthorizedKeys(folder / "authorized")
         for key in (ALICE, LAPTOP, BOB, ROOT):
             self.keys.add(key)
@@ -51,8 +53,13 @@ class World:
     async def waiting(self) -> list[QueueRecord]:
         return list(self.requests.values())
 
+    async def list(self, prefix: str) -> Any:
+        return SimpleNamespace(entries=[SimpleNamespace(key=key, value=encode(record))
+                                        for key, record in self.gangs.items() if key.startswith(prefix)])
+
     async def get(self, key: str) -> Any:
-        return SimpleNamespace(key=key, value=encode(self.requests[key])) if key in self.requests else None
+        record = (self.requests | self.gangs).get(key)
+        return None if record is None else SimpleNamespace(key=key, value=encode(record))
 
     async def guarded(self, verb: str, actor: Actor, **args: Any) -> str:
         """Have the leader's verb done; on whose word it was."""
@@ -74,6 +81,26 @@ def test_the_leaders_verbs_are_for_owners_and_operators(tmp_path: Path) -> None:
         for actor, name in ((BOB, "s"), (ALICE, "q"), (LAPTOP, "q")):
             with pytest.raises(NotPermitted, match="belongs to"):
                 await world.guarded("session.kill", actor_of(actor), session=name)
+
+    asyncio.run(test())
+
+
+def test_a_gang_is_its_users_whatever_ended_under_its_name(tmp_path: Path) -> None:
+    async def test() -> None:
+        asks = QueueRecord(name="run", quota=1, user="alice", gang=GangAsk(name="gathering", ranks=1, of=2))
+        ended = {"state": "ended", "owner": None, "incarnation": 0}
+        world = World(tmp_path, GangRecord(name="train", ranks=1, user="alice", epochs={"train.0": 1}), asks,
+                      session("train", "bob", **ended), session("gathering", "bob", **ended),
+                      session("old", "bob", **ended),
+                      GangRecord(name="old", ranks=1, user="alice", state="ended"),
+                      GangRecord(name="other", ranks=1, user="alice"), session("other", "bob"))
+        whose = {"train": ALICE, "gathering": ALICE, "run": ALICE, "old": BOB, "other": BOB}
+        for name, key in whose.items():
+            assert await world.guarded("session.kill", actor_of(key), session=name)
+            with pytest.raises(NotPermitted, match="belongs to"):
+                await world.guarded("session.kill", actor_of(BOB if key is ALICE else ALICE), session=name)
+        seen = await world.gate.seen(actor_of(ALICE))
+        assert seen("run") and not seen("train") and not seen("other"), "a session of that name is another's"
 
     asyncio.run(test())
 

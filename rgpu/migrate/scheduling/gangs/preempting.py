@@ -1,0 +1,80 @@
+"""Choice of the sessions of lower priority to park so that all ranks of a gang find places. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from rgpu.migrate.records.schema import SessionRecord
+from rgpu.migrate.scheduling.gangs.placing import Bandwidth, Placed, Wish, place_gang
+from rgpu.migrate.scheduling.placement import Claim, Request, Snapshot, claims_on
+from rgpu.session.errors import NotFound, Refused
+
+TAKEN_BACK = 64  #: of a larger set none is looked at again: each look is a placement
+
+
+class ToPark(NamedTuple):
+    """A session that is to be parked."""
+
+    name: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class GangRoom:
+    """Sessions to park, the places that all ranks then have, and why."""
+
+    park: tuple[ToPark, ...]
+    placed: Placed
+    reason: str
+
+
+def preempt_for(snapshot: Snapshot, request: Request, wish: Wish, priority: int, stays: Collection[str],
+                bandwidth: Bandwidth | None = None) -> GangRoom | None:
+    """The least set found, the least important first, each of which is needed; None where no set suffices.
+
+    ``request``: of one rank. ``priority``: the gang's; only sessions below it are parked. ``stays``: never those.
+    """
+    lower = [one for one in snapshot.sessions
+             if one.state == "running" and one.recover and one.wants.priority < priority and one.name not in stays]
+    lower.sort(key=lambda one: (one.wants.priority, one.wants.gpus * one.wants.compute, -one.created, one.name))
+    placed = _without(snapshot, lower, request, wish, bandwidth) if lower else None
+    if placed is None:
+        return None
+    least, most = 1, len(lower)
+    while least < most:  # more room never takes a place away
+        middle = (least + most) // 2
+        if _without(snapshot, lower[:middle], request, wish, bandwidth) is None:
+            least = middle + 1
+        else:
+            most = middle
+    park = lower[:least]
+    for one in reversed(park[:-1] if len(park) <= TAKEN_BACK else []):
+        rest = [other for other in park if other is not one]
+        if _without(snapshot, rest, request, wish, bandwidth) is not None:
+            park = rest
+    placed = _without(snapshot, park, request, wish, bandwidth)
+    assert placed is not None
+    highest = max(one.wants.priority for one in park)
+    return GangRoom(tuple(ToPark(one.name, one.wants.priority) for one in park), placed,
+                    f"all of gang {request.session} (priority {priority}) fits when "
+                    f"{', '.join(one.name for one in park)} (priority at most {highest}) are parked")
+
+
+def claims_while_parking(gang: str, placed: Placed, request: Request) -> tuple[Claim, ...]:
+    """What is kept for the gang until the others are parked: in its name, so that it may have it itself."""
+    return tuple(claim for member in placed.members for claim in claims_on(
+        gang, member.choice.host, member.choice.device, request.quota, request.compute, request.anti_affinity,
+        f"{gang}.{member.first}"))
+
+
+def _without(snapshot: Snapshot, parked: Sequence[SessionRecord], request: Request, wish: Wish,
+             bandwidth: Bandwidth | None) -> Placed | None:
+    """Where the gang would go if they were parked."""
+    names = {one.name for one in parked}
+    rest = replace(snapshot, sessions=tuple(one for one in snapshot.sessions if one.name not in names))
+    try:
+        return place_gang(rest, request, wish, bandwidth)
+    except (Refused, NotFound):
+        return None
