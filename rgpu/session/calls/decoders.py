@@ -378,6 +378,16 @@ class TextureDestroy(NamedTuple):
     texture: int
 
 
+class Timed(NamedTuple):
+    call: int
+    stream: int
+    arguments: bytes
+
+
+class TimedReply(NamedTuple):
+    times: bytes
+
+
 register(1, "session_open", Layout(SessionOpen, "<II", 1), None)
 register(2, "completed", Layout(Completed, "<Q", 0), None)
 register(3, "context_create", Layout(ContextCreate, "<QiIB", 0), None)
@@ -432,3 +442,4 @@ register(83, "memory_to_array", Layout(MemoryToArray, "<QIQQQQQQQ", 0), None)
 register(84, "texture_create", Layout(TextureCreate, "<QQB", 3), Layout(TextureCreateReply, "<Q", 0))
 register(85, "texture_place", Layout(TexturePlace, "<QQ", 0), None)
 register(86, "texture_destroy", Layout(TextureDestroy, "<Q", 0), None)
+register(160, "timed", Layout(Timed, "<HQ", 1), Layout(TimedReply, "<", 1))

@@ -183,6 +183,10 @@ CALLS: tuple[Call, ...] = (
     Call(85, "texture_place", A, E.CONFIGURES, _args("texture:u64 handle:u64"), object_kind="texture",
          doc="The program was given this handle: follows each texture_create that succeeded."),
     Call(86, "texture_destroy", A, E.DESTROYS, _args("texture:u64"), object_kind="texture"),
+    Call(160, "timed", W, E.WRITES, _args("call:u16 stream:stream arguments:blob"), _args("times:blob"), payload=True,
+         reply_payload=True, volatile=True,
+         doc="A launch, copy or memset (`call`, its `arguments` and payload) whose times a profiler is to see; answered "
+             "when its work is complete. times: rgpu.session.objects.spans."),
 )
 
 BY_ID: dict[int, Call] = {call.id: call for call in CALLS}

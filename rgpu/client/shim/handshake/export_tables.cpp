@@ -22,6 +22,7 @@
 #include "device.hpp"
 #include "handshake_md2.hpp"
 #include "module.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -35,9 +36,10 @@ constexpr const char* kTableNames[] = {"CUDART_INTERFACE", "RUNTIME_CALLBACK_HOO
                                        "CONTEXT_LOCAL_STORAGE", "CTX_CHECKS", "SELF_TEST", "cuBLAS", "cuBLASLt",
                                        "module functions"};
 
-// Called by libraries that go on without them, at full speed: hooks 1 and 4 by cuSOLVER or cuSPARSE; cuBLASLt's 4 (which
-// group each multiprocessor belongs to) by its GEMM on Hopper.
-constexpr std::pair<unsigned, std::size_t> kRefused[] = {{kHooks, 1}, {kHooks, 4}, {kCublasLt, 4}};
+// Called by libraries that go on without them, at full speed (docs/developers/shim.md): hooks 1, 3 and 4, by which a
+// runtime tells tools of its functions (no tool is there to be told), by cuSOLVER, cuSPARSE and PyTorch; cuBLASLt's 4
+// (which group each multiprocessor belongs to) by its GEMM on Hopper.
+constexpr std::pair<unsigned, std::size_t> kRefused[] = {{kHooks, 1}, {kHooks, 3}, {kHooks, 4}, {kCublasLt, 4}};
 
 // RGPU_SHIM_LOG=1 shows what a slot with little known about it is called with: six words, of which it may use fewer.
 template <typename... Arguments>
@@ -242,6 +244,9 @@ Words functions_table() {
     return words.data();
 }
 
+// Of our libcupti.so: profile_table.hpp.
+Words profile_table() { return reinterpret_cast<Words>(profile::table()); }
+
 CUresult self_test(std::uint32_t version, std::uint64_t unix_seconds, std::uint64_t* out) {
     if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
     handshake::SelfTest test{};
@@ -282,6 +287,7 @@ constexpr Known kKnown[] = {
     {"21318c60971432488ca641ff7324c8f2", cublas_table},
     {"1734dc26800d47458726c0f1e7dd8bca", cublaslt_table},
     {"6e163fbeb958444d835ce182aff1991e", functions_table},
+    {"726770759b1d4e52a30c6f1e55d72001", profile_table},
     {"f8cff95121468b4eb9e2fb469e7c0dd9", nullptr},  // asked for by libcudart 12.9 and later
     {"69a28e9f24498b47b030c5da330ea4e9", nullptr},  // by the real libnvidia-ml
     {"da9151d33ae6cc41a5c04f26d533e328", nullptr},  // by NVRTC

@@ -4,6 +4,7 @@
 #include "capturing.hpp"
 #include "memory.hpp"
 #include "session.hpp"
+#include "profile.hpp"
 
 namespace rgpu {
 namespace {
@@ -113,31 +114,38 @@ using namespace rgpu;
 
 extern "C" {
 
-CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) { return create_stream(phStream, Flags, 0); }
+CUresult cuStreamCreate(CUstream* phStream, unsigned int Flags) {
+  RGPU_PROFILED(124, "cuStreamCreate", phStream, Flags);
+  return api_.leave(create_stream(phStream, Flags, 0));
+}
 
 CUresult cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority) {
-  return create_stream(phStream, flags, priority);
+  RGPU_PROFILED(367, "cuStreamCreateWithPriority", phStream, flags, priority);
+  return api_.leave(create_stream(phStream, flags, priority));
 }
 
 CUresult cuStreamDestroy_v2(CUstream hStream) {
-  if (CUresult r = require_session(); r) return r;
+  RGPU_PROFILED(326, "cuStreamDestroy_v2", hStream);
+  if (CUresult r = require_session(); r) return api_.leave(r);
   Stream* stream = find(hStream);
-  if (!stream || stream->per_thread || !retire(stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream || stream->per_thread || !retire(stream)) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   stream_gone(*stream);
   shadows_lose_stream(*stream);
   wire::StreamDestroy call{};
   call.stream = stream->number;
-  return submit(call);
+  return api_.leave(submit(call));
 }
 
 CUresult cuStreamSynchronize(CUstream hStream) {
-  if (CUresult r = require(); r) return r;
+  RGPU_PROFILED(126, "cuStreamSynchronize", hStream);
+  api_.waits(3, hStream);
+  if (CUresult r = require(); r) return api_.leave(r);
   StreamRef stream;
-  if (CUresult r = resolve_stream(hStream, stream); r) return r;
-  if (CUresult r = stream_asked(stream); r) return r;
+  if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
+  if (CUresult r = stream_asked(stream); r) return api_.leave(r);
   if (finished(stream)) {
     print_device_text();
-    return require();
+    return api_.leave(require());
   }
   const auto marks = covered(stream);  // what was given before the wait
   wire::StreamSynchronize call{};
@@ -159,25 +167,28 @@ CUresult cuStreamSynchronize(CUstream hStream) {
 }
 
 CUresult cuStreamQuery(CUstream hStream) {
-  if (CUresult r = require(); r) return r;
+  RGPU_PROFILED(125, "cuStreamQuery", hStream);
+  if (CUresult r = require(); r) return api_.leave(r);
   StreamRef stream;
-  if (CUresult r = resolve_stream(hStream, stream); r) return r;
-  if (CUresult r = stream_asked(stream); r) return r;
-  if (finished(stream)) return require();
+  if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
+  if (CUresult r = stream_asked(stream); r) return api_.leave(r);
+  if (finished(stream)) return api_.leave(require());
   flush();
-  return CUDA_ERROR_NOT_READY;
+  return api_.leave(CUDA_ERROR_NOT_READY);
 }
 
 CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
-  if (CUresult r = require(); r) return r;
+  RGPU_PROFILED(295, "cuStreamWaitEvent", hStream, hEvent, Flags);
+  api_.waits(2, hStream);
+  if (CUresult r = require(); r) return api_.leave(r);
   StreamRef stream;
-  if (CUresult r = resolve_stream(hStream, stream); r) return r;
+  if (CUresult r = resolve_stream(hStream, stream); r) return api_.leave(r);
   Event* event = find(hEvent);
-  if (!event) return CUDA_ERROR_INVALID_HANDLE;
-  if (Flags & ~static_cast<unsigned>(CU_EVENT_WAIT_EXTERNAL)) return CUDA_ERROR_INVALID_VALUE;
+  if (!event) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
+  if (Flags & ~static_cast<unsigned>(CU_EVENT_WAIT_EXTERNAL)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   if (capture_matters()) {
     bool taken = false;
-    if (CUresult r = capture_wait(stream, *event, Flags, taken); r || taken) return r;
+    if (CUresult r = capture_wait(stream, *event, Flags, taken); r || taken) return api_.leave(r);
   }
   wire::StreamWaitEvent call{};
   call.stream = stream.number;

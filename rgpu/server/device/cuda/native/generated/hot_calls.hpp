@@ -317,6 +317,7 @@ inline bool awaited(uint16_t id) {
         case 71:  // cluster_occupancy
         case 80:  // array_create
         case 84:  // texture_create
+        case 160:  // timed
             return true;
         default: return false;
     }
