@@ -241,9 +241,12 @@ Entry node_entry(State& s, const Entry& launch, const Span& span, std::uint64_t 
 
 // Parses what the worker answered; false for what it cannot have meant.
 bool spans_of(const Answer& answer, Head& head, std::vector<Span>& spans) {
-  const std::uint8_t *at = answer.reply.data(), *end = at + answer.reply.size();
-  std::uint32_t size = 0;
-  if (!wire::get(at, end, size) || size != static_cast<std::size_t>(end - at) || size < sizeof head) return false;
+  const std::uint8_t* at = answer.reply.data();
+  std::uint32_t size = 0;  // of the blob, in front of it
+  if (answer.reply.size() < sizeof size) return false;
+  std::memcpy(&size, at, sizeof size);
+  at += sizeof size;
+  if (size != answer.reply.size() - sizeof size || size < sizeof head) return false;
   std::memcpy(&head, at, sizeof head);
   if (size - sizeof head != head.count * sizeof(Span)) return false;
   spans.resize(head.count);
@@ -355,8 +358,7 @@ void answered(const Answer& answer) {
   }
 }
 
-Launching::Launching(const Function& function) { thread().launching = &function; }
-Launching::~Launching() { thread().launching = nullptr; }
+void Launching::set(const Function* function) { thread().launching = function; }
 
 // ---------------------------------------------------------------- driver functions
 

@@ -27,8 +27,15 @@ void answered(const Answer& answer);
 // The kernel that the calling thread is about to launch.
 class Launching {
  public:
-  explicit Launching(const Function& function);
-  ~Launching();
+  explicit Launching(const Function& function) {
+    if (active.load(std::memory_order_relaxed)) [[unlikely]] set(&function);
+  }
+  ~Launching() {
+    if (active.load(std::memory_order_relaxed)) [[unlikely]] set(nullptr);
+  }
+
+ private:
+  static void set(const Function* function);
 };
 
 // One driver function, from its beginning to its end.

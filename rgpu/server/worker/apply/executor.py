@@ -122,7 +122,10 @@ class Executor:
     def _failed(self, record: Record, call: Any, error: DeviceError) -> None:
         if call.answer is not Answer.ASYNC:
             self._answer(record.seq, error.result, b"", None)
-            return
+            inner = BY_ID.get(decoders.decode(call.id, record.args).call) if call.name == "timed" else None
+            if inner is None or inner.answer is not Answer.ASYNC:  # else nobody but a profiler is told
+                return
+            call = inner
         if call.name in _PROMISED or error.result == CUDA_ERROR_OUT_OF_MEMORY:  # a launch must not be lost silently
             self.broken = self.broken or error.result
             self.broken_detail = f"{call.name} at position {record.seq}: {error.message}"
@@ -393,12 +396,7 @@ class Executor:
                 self.clock, received, time.monotonic_ns(), times))
             self._answer(record.seq, result, reply, data)
 
-        try:
-            self.device.timed(record.seq, args.stream, lambda: getattr(self, inner.name)(work, decoded), done)
-        except DeviceError as error:
-            if inner.answer is Answer.ASYNC:
-                self._failed(record, inner, error)
-            raise
+        self.device.timed(record.seq, args.stream, lambda: getattr(self, inner.name)(work, decoded), done)
 
     # -- streams and events ---------------------------------------------------
     def stream_create(self, record: Record, args: Any) -> None:
