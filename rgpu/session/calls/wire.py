@@ -185,7 +185,7 @@ CALLS: tuple[Call, ...] = (
     Call(86, "texture_destroy", A, E.DESTROYS, _args("texture:u64"), object_kind="texture"),
     Call(160, "timed", W, E.WRITES, _args("call:u16 stream:stream arguments:blob"), _args("times:blob"), payload=True,
          reply_payload=True, volatile=True,
-         doc="A launch, copy or memset (`call`, its `arguments` and payload) whose times a profiler is to see; answered "
+         doc="A launch, copy or memset (`call`, its `arguments` and payload) whose times a profiler is to see; "
              "when its work is complete. times: rgpu.session.objects.spans."),
 )
 

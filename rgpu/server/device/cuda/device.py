@@ -42,8 +42,8 @@ from rgpu.server.device.cuda.work import clusters, modules, tensormap
 from rgpu.server.device.cuda.work.graphs import Graphs
 from rgpu.server.device.cuda.work.hostfunctions import HostFunctions
 from rgpu.server.device.cuda.work.printed import CapturedStdout, Printed
-from rgpu.server.device.cuda.work.timing import Brought, Timings
 from rgpu.server.device.cuda.work.streams import Completion
+from rgpu.server.device.cuda.work.timing import Brought, Timings
 from rgpu.server.device.loads import LoadNotes
 from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM

@@ -1,10 +1,10 @@
 """When the GPU did the work of a call, by two timing events around it.
 
 An event is recorded in front of the work and behind it, in its stream, so the span holds also what the GPU does between
-the two and the work itself: about a microsecond. Times are brought to the host's monotonic clock by a *base*: an event
-of an idle moment in a stream of its own, whose time on that clock is known to within the wait for it.
-``cuEventElapsedTime`` has a resolution of about 0.5 µs (CUDA driver API, "Event Management") and gives 32-bit floats, so
-a new base is made once the last is a second old.
+the two and the work itself: about a microsecond. Times are brought to the host's monotonic clock by a *base*: an
+event of an idle moment in a stream of its own, whose time on that clock is known to within the wait for it.
+``cuEventElapsedTime`` has a resolution of about 0.5 µs (CUDA driver API, "Event Management") and gives 32-bit floats,
+so a new base is made once the last is a second old.
 """
 
 from __future__ import annotations
