@@ -92,7 +92,10 @@ class Graphs:
         self._execs = {number: found for number, found in self._execs.items() if found.context != context}
 
     def launch(self, seq: int, number: int, timed: bool = False) -> tuple[Op, Op | None]:
-        """(the work, the launch that it comes behind); ``timed``: it notes its nodes' times. Raises :class:`DeviceError` as the node's own call would."""
+        """(the work, the launch that it comes behind); ``timed``: it notes its nodes' times.
+
+        Raises :class:`DeviceError` as the node's own call would.
+        """
         found = self._find(number)
         for index, node in enumerate(found.nodes):
             if found.runs[index] is None:
