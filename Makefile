@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Cases mostly wait for leases and deadlines: more of them than processors run side by side.
 SWEEP_JOBS ?= 4
-# Many processes each, and leases that must not be lost for want of a processor: one after the other.
-ALONE := tests/scenarios/recovery/test_effects.py tests/scenarios/pool/test_hosts.py
+# Many processes each, leases that must not be lost for want of a processor, moments that count: one after the other.
+ALONE := tests/scenarios/recovery/test_effects.py tests/scenarios/recovery/test_late_calls.py tests/scenarios/pool/test_hosts.py
 # Outside tests/scenarios: what explores or tries more when everything is asked for.
 WIDER := tests/migrate/move tests/durability tests/checkpoint/store tests/server/worker/apply/test_flat.py
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard .ci/build rgpu/client/shim/*/* \
            rgpu/server/device/cuda/native/*.?pp rgpu/server/device/cuda/native/*/* \
-           rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/* \
+           rgpu/client/nvml/*.?pp rgpu/client/nvml/generated/* rgpu/client/nccl/*.?pp rgpu/client/nccl/generated/* \
            rgpu/client/cupti/*.?pp rgpu/client/cupti/generated/* rgpu/link/messages/native/*)
 
 # Some images set it; each of the tests' thousands of processes would then compile every module that it imports.
@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo     set up, run a program on node A, move it to B, kill B, see it end on C"
-	@echo "make test     set up and pass all tests (10 to 20 minutes on two cores, no GPU)"
+	@echo "make test     set up and pass all tests (about 20 minutes on two cores, no GPU)"
 	@echo "make sweep    the long tests whole; output under bench/results/"
 	@echo "make sweep-etcd  the sweeps of moves, faults and kills with every pool on an etcd of three members"
 	@echo "make fuzz     each reader of outside bytes, ten minutes of atheris; table under bench/results/"
@@ -53,7 +53,7 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m tests.support.building
-	$(BIN)/python -m pytest -q -n 5 --dist worksteal --durations=40
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal --durations=40
 
 sweep: setup
 	@mkdir -p bench/results

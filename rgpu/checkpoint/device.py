@@ -25,6 +25,7 @@ from rgpu.checkpoint.pages.pagehash import PageHashes, Ranges
 from rgpu.checkpoint.pages.ring import PageRing
 from rgpu.session.addresses import GRANULE, PAGE
 from rgpu.session.objects.arrays import ArrayShape, Box
+from rgpu.session.objects.collectives import Operation
 from rgpu.session.objects.graphs import Node
 from rgpu.session.objects.module_table import FunctionInfo, GlobalVariable, ModuleTable
 from rgpu.session.objects.spans import Span
@@ -232,6 +233,18 @@ class Device(Protocol):
 
     def memory_operation(self, seq: int, stream: int, kind: int, address: int, value: int, flags: int) -> None:
         """Write a word (kind 0: 32, 1: 64 bits), or hold the stream until one compares (2, 3; flags: how)."""
+
+    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes) -> None:
+        """Make one rank of the communicator that ``unique`` names; all its ranks are the session's."""
+
+    def destroy_communicator(self, communicator: int, abort: bool) -> None:
+        """End one rank. ``abort``: its unfinished operations, and those that wait for it, end without a result."""
+
+    def collectives(self, seq: int, operations: Sequence[Operation]) -> None:
+        """Ordered, in the streams of all operations: a group of NCCL's, complete when all its operations are."""
+
+    def communicators(self) -> list[dict[str, Any]]:
+        """Return, for each communicator, the last operation of each rank: number, call, bytes, who is missing."""
 
     def record_event(self, seq: int, event: int, stream: int) -> None:
         """Record an event behind the stream's work so far."""

@@ -290,6 +290,7 @@ class Worker:
                 "error": runtime.executor.error, "error_detail": runtime.device.error_detail(),
                 "device": self.spec, "quota": self.quota, "shim_bugs": runtime.executor.bugs,
                 "worker_pid": os.getpid(), "stats": self.stats, "pins": runtime.device.pins(),
+                "communicators": runtime.device.communicators(),
                 "move": self.progress, "catch_up": runtime.order.describe(),
                 "modules": {**self.modules.statistics(), "loads": runtime.executor.figures.as_dict(),
                             "derived": self.derived.statistics()},

@@ -239,12 +239,12 @@ class LinkReply(NamedTuple):
     log: bytes
 
 
-class HostShadowWrite(NamedTuple):
+class HostMirrorWrite(NamedTuple):
     address: int
     stream: int
 
 
-class HostShadowRead(NamedTuple):
+class HostMirrorRead(NamedTuple):
     address: int
     size: int
     stream: int
@@ -378,6 +378,24 @@ class TextureDestroy(NamedTuple):
     texture: int
 
 
+class CommunicatorCreate(NamedTuple):
+    communicator: int
+    context: int
+    ranks: int
+    rank: int
+    unique: bytes
+
+
+class CommunicatorDestroy(NamedTuple):
+    communicator: int
+    abort: int
+
+
+class CollectiveGroup(NamedTuple):
+    stream: int
+    operations: bytes
+
+
 class Timed(NamedTuple):
     call: int
     stream: int
@@ -425,8 +443,8 @@ register(34, "host_function_done", Layout(HostFunctionDone, "<Q", 0), None)
 register(35, "host_allocate", Layout(HostAllocate, "<QQI", 0), None)
 register(36, "host_free", Layout(HostFree, "<Q", 0), None)
 register(37, "link", Layout(Link, "<", 1), Layout(LinkReply, "<", 2))
-register(38, "host_shadow_write", Layout(HostShadowWrite, "<QQ", 0), None)
-register(39, "host_shadow_read", Layout(HostShadowRead, "<QQQ", 0), None)
+register(38, "host_mirror_write", Layout(HostMirrorWrite, "<QQ", 0), None)
+register(39, "host_mirror_read", Layout(HostMirrorRead, "<QQQ", 0), None)
 register(40, "graph_instantiate", Layout(GraphInstantiate, "<QQQ", 0), None)
 register(41, "graph_exec_update", Layout(GraphExecUpdate, "<Q", 0), None)
 register(42, "graph_launch", Layout(GraphLaunch, "<QQ", 0), None)
@@ -442,4 +460,7 @@ register(83, "memory_to_array", Layout(MemoryToArray, "<QIQQQQQQQ", 0), None)
 register(84, "texture_create", Layout(TextureCreate, "<QQB", 3), Layout(TextureCreateReply, "<Q", 0))
 register(85, "texture_place", Layout(TexturePlace, "<QQ", 0), None)
 register(86, "texture_destroy", Layout(TextureDestroy, "<Q", 0), None)
+register(110, "communicator_create", Layout(CommunicatorCreate, "<QQII", 1), None)
+register(111, "communicator_destroy", Layout(CommunicatorDestroy, "<QB", 0), None)
+register(112, "collective_group", Layout(CollectiveGroup, "<Q", 1), None)
 register(160, "timed", Layout(Timed, "<HQ", 1), Layout(TimedReply, "<", 1))

@@ -23,6 +23,7 @@ memory         allocate; ends with its own free, with the mapping below it, or
 host_memory    allocate
 array          create; behind allocations, since its memory is one
 texture        create, and the handle that the program holds; behind arrays
+communicator   create, of each rank
 graph_exec     instantiate, with the nodes as the updates left them; made again
                after everything else, since its nodes may name any of it
 =============  ================================================================
@@ -55,7 +56,7 @@ ALLOCATE = BY_NAME["memory_allocate"].id
 _UNLOAD = BY_NAME["module_unload"].id
 INSTANTIATE = BY_NAME["graph_instantiate"].id
 _HOST_FUNCTION, _HOST_FUNCTION_DONE = BY_NAME["host_function"].id, BY_NAME["host_function_done"].id
-_AWAITED = frozenset({"array", "texture"})  #: kinds whose creation may be refused
+_AWAITED = frozenset({"array", "texture", "communicator"})  #: kinds whose creation may be refused
 _PENDING = 2**63  #: the place of an unload that did not take place yet: behind everything
 _IDENTITY = Struct("<QQ")
 _KINDS = frozenset(call.object_kind for call in BY_ID.values() if call.object_kind)
@@ -373,6 +374,9 @@ class LiveObjects:
     def _array_create(self, record: Record, args: Any) -> None:
         self._create("array", args.array, record, args.context)
 
+    def _communicator_create(self, record: Record, args: Any) -> None:
+        self._create("communicator", args.communicator, record, args.context)
+
     def _texture_create(self, record: Record, args: Any) -> None:
         self._create("texture", args.texture, record, args.context)
 
@@ -501,6 +505,8 @@ _HANDLERS: dict[int, Callable[[LiveObjects, Record, Any], None]] = {
         "texture_create": LiveObjects._texture_create,
         "texture_place": LiveObjects._texture_place,
         "texture_destroy": LiveObjects._destroy_simple,
+        "communicator_create": LiveObjects._communicator_create,
+        "communicator_destroy": LiveObjects._destroy_simple,
         "host_allocate": LiveObjects._host_allocate,
         "host_free": LiveObjects._destroy_simple,
     }.items()

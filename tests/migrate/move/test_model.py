@@ -87,8 +87,10 @@ def test_random_histories() -> None:
     ("source", "asking", "settle_wait", ("running", ("resume",)), "an offered source runs|two owners|after the commit"),
     ("source", "offering", "promised", ("offered", ("report_offered",)), "nobody looks at the clock"),
     ("source", "pausing", "drained", ("offering", ("offer",)), "new owner discarded|old cut|did not move"),
-    ("destination", "rebuilding", "rebuilt", ("settling", ("settle_replay",)), "did not move|stays|is left"),
-    ("destination", "repairing", "repaired", ("verified", ("report_verified",)), "a replay's answers"),
+    pytest.param("destination", "rebuilding", "rebuilt", ("settling", ("settle_replay",)), "did not move|stays|is left",
+                 marks=pytest.mark.slow),
+    pytest.param("destination", "repairing", "repaired", ("verified", ("report_verified",)), "a replay's answers",
+                 marks=pytest.mark.slow),
     ("coordinator", "asking", "says_preparing", ("readying", ("write_ready",)), "never offered|after the commit"),
 ])
 def test_the_model_finds_a_broken_table(table: str, state: str, event: str, instead: tuple[str, tuple[str, ...]],

@@ -16,6 +16,7 @@ LARGE = {"n": 192, "steps": 30000, "report": 1000}
 
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_share_while_others_are_there(tmp_path: Path, heat_digest: Callable[..., str]) -> None:
     expected = heat_digest(**LARGE)

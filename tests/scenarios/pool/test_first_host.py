@@ -93,6 +93,7 @@ def test_the_first_host_is_destroyed(pool: HostsPool) -> None:
     wait_described(pool, pool.folders[THIRD], {SECOND, THIRD})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", [40.0], indirect=True)  # longer than all the starts that are refused
 def test_no_host_starts_into_another_pool(pool: HostsPool) -> None:
     identity = json.loads((pool.folder / "pool" / "pool.json").read_bytes())["id"]

@@ -249,6 +249,7 @@ def test_some_trouble(tmp_path: Path, network: Network) -> None:
     assert told["elect"], told
 
 
+@pytest.mark.slow
 def test_left_alone_for_a_moment(tmp_path: Path, network: Network) -> None:
     _, told = run(tmp_path, network, sessions=3, seconds=8)
     assert not {name: told[name] for name in FAILOVERS if told[name]}, told

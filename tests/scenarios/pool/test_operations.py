@@ -23,7 +23,7 @@ from tests.support.pools.pool import ROOT, LocalPool, VerbError
 @pytest.fixture
 def fresh_pool(tmp_path: Path) -> Iterator[LocalPool]:
     """With leases that outlast a daemon's restart on a busy machine: what is restarted is not lost."""
-    with LocalPool(tmp_path, nodes=3, lease=8.0) as running:
+    with LocalPool(tmp_path, nodes=3, lease=20.0) as running:
         yield running
 
 

@@ -47,16 +47,6 @@ def stop_agent(pool: LocalPool, name: str) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-def hiccups(pool: LocalPool, name: str) -> None:
-    """Neither process stands still for as long as is noticed by itself."""
-    agent = next(program.process.pid for program in pool.programs if program.name == name)
-    for pid in (agent, pool.session(name)["worker_pid"]) * 3:
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.4)
-        os.kill(pid, signal.SIGCONT)
-        time.sleep(0.2)
-
-
 def move(mode: str) -> Callable[[LocalPool, str], None]:
     def one(pool: LocalPool, name: str) -> None:
         outcome = pool.rgpu("migrate", name, OTHER[pool.session(name)["host"]], "--mode", mode)
@@ -69,7 +59,11 @@ DISTURBANCES = {"quiet": lambda pool, name: None, "kill": kill, "stop": stop, "a
                 "copy": move("copy"), "replay": move("replay")}
 
 
-@pytest.mark.parametrize("how", DISTURBANCES)
+SELDOM = {"stop", "agent", "replay"}  #: tried when everything is asked for
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] if how in SELDOM else [])
+                                 for how in DISTURBANCES])
 def test_a_race_that_does_not_show_natively(pool: LocalPool, how: str) -> None:
     """Disturbed twice, in the middle of what the program issues without waiting."""
     program = prefetch(pool, how, 400 if how in ("copy", "replay") else 250)
@@ -79,26 +73,6 @@ def test_a_race_that_does_not_show_natively(pool: LocalPool, how: str) -> None:
         DISTURBANCES[how](pool, how)
     program.finish(180)
     assert program.lines[-2] == "right", program.lines
-
-
-def test_calls_that_are_late_by_a_step_or_two(pool: LocalPool) -> None:
-    """Too few of them to be more than the program usually has under way, and enough for a copy to come too early.
-
-    Tried three times: a machine that is busy with other tests keeps processes from their turn at any other moment, too,
-    and calls that are late by less than what is noticed overlap, as they would there natively.
-    """
-    said = []
-    for turn in range(3):
-        program = prefetch(pool, f"hiccups{turn}", 150, 0.16, 2, 1)
-        for lines in (1, 2):
-            program.wait_lines(lines, 120)
-            time.sleep(0.4)
-            hiccups(pool, f"hiccups{turn}")
-        program.finish(180)
-        said.append(program.lines[-2])
-        if said[-1] == "right":
-            return
-    raise AssertionError(said)
 
 
 def test_it_shows_without_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,7 @@ def test_an_agent_finds_a_pool_whose_daemons_came_back_elsewhere(
         assert program.finish() == heat_digest(steps=STEPS)
 
 
+@pytest.mark.slow
 def test_an_agent_without_a_worker_reads_the_description_again(
         pool: MovingPool, heat_digest: Callable[..., str]) -> None:
     """Worker and daemons die together: nobody is left who could tell the agent anything."""
@@ -107,6 +108,7 @@ def test_an_agent_without_a_worker_reads_the_description_again(
         assert program.finish() == heat_digest(steps=STEPS)
 
 
+@pytest.mark.slow
 def test_a_client_with_a_description_of_its_own_is_told_by_the_worker(
         pool: MovingPool, heat_digest: Callable[..., str]) -> None:
     """Its pool.json is a copy, as on another host, and names ports of the past."""

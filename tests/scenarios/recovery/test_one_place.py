@@ -56,6 +56,7 @@ def kill_at(pool: LocalPool, name: str, epoch: int, position: int) -> Reached:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_worker_killed_five_times_in_one_recovery(pool: LocalPool, heat_digest: Callable[..., str]) -> None:
     """Each successor is killed while it replays what the first one had complete."""

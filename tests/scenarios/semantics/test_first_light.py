@@ -62,6 +62,7 @@ def test_examples_are_deterministic_and_move(pool: LocalPool, example: str, tmp_
     assert moved.finish() == first
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_work_is_under_way_and_moves(pool: LocalPool) -> None:
     """The example that gives all its launches at once, and waits."""
@@ -83,6 +84,7 @@ def test_all_work_is_under_way_and_moves(pool: LocalPool) -> None:
     pytest.fail("the program always ended before it could be moved")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600 if SWEEP else 900)
 @pytest.mark.parametrize("example", ["heat", pytest.param("numba_life", marks=pytest.mark.slow),
                                      pytest.param("cudart_saxpy", marks=pytest.mark.slow)])

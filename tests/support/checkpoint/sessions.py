@@ -30,7 +30,7 @@ class Session:
         self.device.add(BASE + GRANULE * 32, 2 * PAGE + 100, data=random.Random(9).randbytes(2 * PAGE + 100))
         self.device.add(BASE + GRANULE * 64, 70_000, kind="global", owner=3, name="g",
                         data=random.Random(4).randbytes(70_000))
-        self.device.add(PINNED, 3 * PAGE, kind="pinned", data=b"shadow" * 9)
+        self.device.add(PINNED, 3 * PAGE, kind="pinned", data=b"mirror" * 9)
         self.device.room = room * PAGE
         self.moment: FakeDevice | None = None  #: what it held in the pause
         self.position = 0

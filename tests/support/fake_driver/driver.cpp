@@ -319,15 +319,35 @@ API Result cuMemMap(Ptr at, size_t size, size_t, unsigned long long, unsigned lo
 }
 API Result cuMemUnmap(Ptr at, size_t size) { return munmap(reinterpret_cast<void *>(at), size) ? 1 : 0; }
 API Result cuMemSetAccess(Ptr, size_t, const void *, size_t) { return 0; }
-API Result cuMemHostAlloc(void **at, size_t size, unsigned) { return *at = aligned_alloc(4096, (size + 4095) / 4096 * 4096), *at ? 0 : 2; }
+// Page-locked memory, by its address: a copy from any other host memory has read it when the call returns.
+std::mutex pinned_lock;
+auto &pinned = *new std::map<const char *, size_t>;
+bool is_pinned(const void *at) {
+    std::lock_guard guard(pinned_lock);
+    auto next = pinned.upper_bound(static_cast<const char *>(at));
+    return next != pinned.begin() && static_cast<const char *>(at) < std::prev(next)->first + std::prev(next)->second;
+}
+Result pin(const void *at, size_t size) {
+    std::lock_guard guard(pinned_lock);
+    return pinned[static_cast<const char *>(at)] = size, 0;
+}
+Result unpin(const void *at) {
+    std::lock_guard guard(pinned_lock);
+    return pinned.erase(static_cast<const char *>(at)), 0;
+}
+
+API Result cuMemHostAlloc(void **at, size_t size, unsigned) {
+    *at = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
+    return *at ? pin(*at, size) : 2;
+}
 API Result cuMemAlloc_v2(Ptr *at, size_t size) { return *at = reinterpret_cast<Ptr>(aligned_alloc(4096, (size + 4095) / 4096 * 4096)), *at ? 0 : 2; }
 API Result cuMemFree_v2(Ptr at) { return free(reinterpret_cast<void *>(at)), 0; }
 API Result cuMemAllocAsync(Ptr *at, size_t size, void *) { return cuMemAlloc_v2(at, size); }
 API Result cuMemFreeAsync(Ptr at, void *stream) { return give_once(stream, [=] { free(reinterpret_cast<void *>(at)); }); }
-API Result cuMemFreeHost(void *at) { return free(at), 0; }
+API Result cuMemFreeHost(void *at) { return unpin(at), free(at), 0; }
 
-API Result cuMemHostRegister_v2(void *, size_t, unsigned) { return 0; }
-API Result cuMemHostUnregister(void *) { return rest(), 0; }
+API Result cuMemHostRegister_v2(void *at, size_t size, unsigned) { return pin(at, size); }
+API Result cuMemHostUnregister(void *at) { return rest(), unpin(at); }
 API Result cuMemHostGetDevicePointer_v2(Ptr *at, void *host, unsigned) { return *at = reinterpret_cast<Ptr>(host), 0; }
 
 API Result cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return *stream = new Stream(!(flags & 1)), 0; }
@@ -402,6 +422,10 @@ API Result cuEventElapsedTime_v2(float *ms, void *from, void *to) {
 API Result cuEventElapsedTime(float *ms, void *from, void *to) { return cuEventElapsedTime_v2(ms, from, to); }
 
 API Result cuMemcpyHtoDAsync_v2(Ptr to, const void *from, size_t size, void *stream) {
+    if (!is_pinned(from)) {
+        auto staged = std::make_shared<std::string>(static_cast<const char *>(from), size);
+        return give_once(stream, [=] { std::memcpy(reinterpret_cast<void *>(to), staged->data(), size); });
+    }
     return give_once(stream, [=] { std::memcpy(reinterpret_cast<void *>(to), from, size); });
 }
 API Result cuMemcpyDtoHAsync_v2(void *to, Ptr from, size_t size, void *stream) {

@@ -329,7 +329,7 @@ class FakeAgent:
             self._memory[args.address] = bytearray(args.size)
         elif call.name == "memory_unmap":
             assert len(self._memory.pop(args.address)) == args.size
-        elif call.name in ("memcpy_h2d", "host_shadow_write"):
+        elif call.name in ("memcpy_h2d", "host_mirror_write"):
             address = args.destination if call.name == "memcpy_h2d" else args.address
             memory, at = self._bytes(address, len(record.payload))
             memory[at:at + len(record.payload)] = record.payload
@@ -396,7 +396,7 @@ class FakeAgent:
         call = BY_ID[record.call_id]
         args = decoders.decode(record.call_id, record.args)
         reply, payload = b"", b""
-        if call.name in ("memcpy_d2h", "host_shadow_read"):
+        if call.name in ("memcpy_d2h", "host_mirror_read"):
             address = args.source if call.name == "memcpy_d2h" else args.address
             memory, at = self._bytes(address, args.size)
             payload = bytes(memory[at:at + args.size])

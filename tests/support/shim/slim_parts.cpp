@@ -8,10 +8,10 @@ extern "C" {
 // What goes to the server in place of the image at `data`: its size, the bytes in `out` (room for `size`).
 // flags: 1 the device executes only PTX, 2 PTX is to be compiled.
 std::uint64_t slim_image(const void* data, std::uint64_t size, int major, int minor, int flags, void* out) {
-  rgpu::image::Image image;
-  if (rgpu::image::find(data, &image) != rgpu::image::Verdict::ok || image.size > size) return 0;
+  rgpu::module_binary::Binary image;
+  if (rgpu::module_binary::find(data, &image) != rgpu::module_binary::Verdict::ok || image.size > size) return 0;
   const std::string made =
-      rgpu::image::slim(image, {.major = major, .minor = minor, .only_ptx = (flags & 1) != 0, .force_ptx = (flags & 2) != 0});
+      rgpu::module_binary::slim(image, {.major = major, .minor = minor, .only_ptx = (flags & 1) != 0, .force_ptx = (flags & 2) != 0});
   if (made.empty()) {
     std::memcpy(out, image.data, image.size);
     return image.size;

@@ -54,7 +54,7 @@ void in_child() {
     forget_device_text();
     for (auto& [index, segment] : s.segments)
       if (segment->fd >= 0) ::close(segment->fd);
-    for (auto& segment : s.spares)
+    for (auto& segment : s.preallocated)
       if (segment->fd >= 0) ::close(segment->fd);
     if (s.socket >= 0) ::close(s.socket);
     if (s.wake >= 0) ::close(s.wake);

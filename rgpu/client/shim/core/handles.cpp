@@ -134,7 +134,7 @@ void end_thread(void* state) {
   for (auto& own : mine->streams) {
     Stream* stream = find(own.handle);
     if (!stream || stream->number != own.number || !retire(stream) || require_session()) continue;
-    shadows_lose_stream(*stream);
+    mirrors_lose_stream(*stream);
     wire::StreamDestroy call{};
     call.stream = stream->number;
     submit(call);

@@ -187,7 +187,7 @@ struct StreamMark {
 // stream.cpp: what work that is given to the stream now comes behind, as far as the program was not told of its end.
 std::vector<StreamMark> untold_before(const StreamRef& stream);
 
-// shadows.cpp: the stream is about to be destroyed: nothing can be recorded in it, or wait for it, any more.
-void shadows_lose_stream(const Stream& stream);
+// mirrors.cpp: the stream is about to be destroyed: nothing can be recorded in it, or wait for it, any more.
+void mirrors_lose_stream(const Stream& stream);
 
 }  // namespace rgpu

@@ -817,11 +817,11 @@ struct LinkReply {
     }
 };
 
-struct HostShadowWrite {
+struct HostMirrorWrite {
     uint64_t address{};
     uint64_t stream{};
     static constexpr uint16_t id = 38;
-    static constexpr const char *name = "host_shadow_write";
+    static constexpr const char *name = "host_mirror_write";
     static constexpr bool awaited = false;
     static constexpr bool reserved = false;
     static constexpr bool volatile_answer = false;
@@ -834,12 +834,12 @@ struct HostShadowWrite {
     }
 };
 
-struct HostShadowRead {
+struct HostMirrorRead {
     uint64_t address{};
     uint64_t size{};
     uint64_t stream{};
     static constexpr uint16_t id = 39;
-    static constexpr const char *name = "host_shadow_read";
+    static constexpr const char *name = "host_mirror_read";
     static constexpr bool awaited = true;
     static constexpr bool reserved = false;
     static constexpr bool volatile_answer = false;
@@ -1222,6 +1222,63 @@ struct TextureDestroy {
     }
 };
 
+struct CommunicatorCreate {
+    uint64_t communicator{};
+    uint64_t context{};
+    uint32_t ranks{};
+    uint32_t rank{};
+    Blob unique{};
+    static constexpr uint16_t id = 110;
+    static constexpr const char *name = "communicator_create";
+    static constexpr bool awaited = true;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 24 + 4 + size_t{unique.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, communicator);
+        detail::put(out, context);
+        detail::put(out, ranks);
+        detail::put(out, rank);
+        detail::put(out, unique);
+    }
+};
+
+struct CommunicatorDestroy {
+    uint64_t communicator{};
+    uint8_t abort{};
+    static constexpr uint16_t id = 111;
+    static constexpr const char *name = "communicator_destroy";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 9; }
+    void write(uint8_t *out) const {
+        detail::put(out, communicator);
+        detail::put(out, abort);
+    }
+};
+
+struct CollectiveGroup {
+    uint64_t stream{};
+    Blob operations{};
+    static constexpr uint16_t id = 112;
+    static constexpr const char *name = "collective_group";
+    static constexpr bool awaited = false;
+    static constexpr bool reserved = false;
+    static constexpr bool volatile_answer = false;
+    static constexpr bool has_payload = false;
+    static constexpr bool has_reply_payload = false;
+    size_t args_size() const { return 8 + 4 + size_t{operations.size}; }
+    void write(uint8_t *out) const {
+        detail::put(out, stream);
+        detail::put(out, operations);
+    }
+};
+
 struct Timed {
     uint16_t call{};
     uint64_t stream{};
@@ -1290,8 +1347,8 @@ inline const char *call_name(uint16_t id) {
         case 35: return "host_allocate";
         case 36: return "host_free";
         case 37: return "link";
-        case 38: return "host_shadow_write";
-        case 39: return "host_shadow_read";
+        case 38: return "host_mirror_write";
+        case 39: return "host_mirror_read";
         case 40: return "graph_instantiate";
         case 41: return "graph_exec_update";
         case 42: return "graph_launch";
@@ -1307,6 +1364,9 @@ inline const char *call_name(uint16_t id) {
         case 84: return "texture_create";
         case 85: return "texture_place";
         case 86: return "texture_destroy";
+        case 110: return "communicator_create";
+        case 111: return "communicator_destroy";
+        case 112: return "collective_group";
         case 160: return "timed";
         default: return "?";
     }

@@ -17,14 +17,15 @@ std::uint64_t next_id() {  // graph_lock held
 
 // ---------------------------------------------------------------- modules
 
-struct Held {
+// How many graphs use a module of the program, and whether the program unloaded it.
+struct UsedModule {
   unsigned uses = 0;
   bool unloaded = false;  // by the program
 };
 
 struct Modules {
   std::mutex lock;
-  std::unordered_map<std::uint64_t, Held> held;
+  std::unordered_map<std::uint64_t, UsedModule> used;
 };
 
 Modules& modules() {
@@ -37,17 +38,17 @@ Modules& modules() {
 ModuleUse::ModuleUse(std::uint64_t module) : module_(module) {
   Modules& m = modules();
   std::lock_guard guard(m.lock);
-  ++m.held[module].uses;
+  ++m.used[module].uses;
 }
 
 ModuleUse::~ModuleUse() {
   Modules& m = modules();
   {
     std::lock_guard guard(m.lock);
-    auto it = m.held.find(module_);
-    if (it == m.held.end() || --it->second.uses) return;
+    auto it = m.used.find(module_);
+    if (it == m.used.end() || --it->second.uses) return;
     const bool unload = it->second.unloaded;
-    m.held.erase(it);
+    m.used.erase(it);
     if (!unload) return;
   }
   wire::ModuleUnload call{};
@@ -55,11 +56,11 @@ ModuleUse::~ModuleUse() {
   if (!require_session()) submit(call);
 }
 
-bool module_held_by_graphs(std::uint64_t module) {
+bool module_used_by_graphs(std::uint64_t module) {
   Modules& m = modules();
   std::lock_guard guard(m.lock);
-  auto it = m.held.find(module);
-  if (it == m.held.end()) return false;
+  auto it = m.used.find(module);
+  if (it == m.used.end()) return false;
   it->second.unloaded = true;
   return true;
 }
@@ -67,7 +68,7 @@ bool module_held_by_graphs(std::uint64_t module) {
 void forget_module(std::uint64_t module) {
   Modules& m = modules();
   std::lock_guard guard(m.lock);
-  m.held.erase(module);
+  m.used.erase(module);
 }
 
 // ---------------------------------------------------------------- nodes

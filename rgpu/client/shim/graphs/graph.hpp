@@ -31,7 +31,7 @@ class ModuleUse {
   const std::uint64_t module_;
 };
 // The program unloads a module. True: graphs hold it, module_unload follows when they let go.
-bool module_held_by_graphs(std::uint64_t module);
+bool module_used_by_graphs(std::uint64_t module);
 // The context is gone, and its modules with it: nothing is sent for them later.
 void forget_module(std::uint64_t module);
 

@@ -209,14 +209,14 @@ CUresult check_pointers(GraphExec& exec) {
 }
 
 CUresult launch_section(const GraphPart& section, const StreamRef& stream) {
-  ShadowUse shadows(stream, section.pinned);
-  if (CUresult r = shadows.upload(); r) return r;
+  MirrorUse mirrors(stream, section.pinned);
+  if (CUresult r = mirrors.upload(); r) return r;
   wire::GraphLaunch call{};
   call.exec = section.number;
   call.stream = stream.number;
   std::uint64_t seq = 0;
   if (CUresult r = submit_work(stream, call, &seq); r) return r;
-  shadows.given(seq);
+  mirrors.given(seq);
   return CUDA_SUCCESS;
 }
 

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "api.hpp"
+#include "collectives.hpp"
 #include "context.hpp"
 #include "device.hpp"
 #include "handshake_md2.hpp"
@@ -272,6 +273,8 @@ CUresult self_test(std::uint32_t version, std::uint64_t unix_seconds, std::uint6
     return CUDA_SUCCESS;
 }
 
+Words collectives_words() { return reinterpret_cast<Words>(&collectives_table()); }
+
 struct Known {
     const char* uuid;  // bytes in memory order, hexadecimal
     Words (*table)();  // nullptr: known, optional, and not served
@@ -288,6 +291,7 @@ constexpr Known kKnown[] = {
     {"1734dc26800d47458726c0f1e7dd8bca", cublaslt_table},
     {"6e163fbeb958444d835ce182aff1991e", functions_table},
     {"726770759b1d4e52a30c6f1e55d72001", profile_table},
+    {kCollectivesTable, collectives_words},  // ours: asked for by our libnccl.so.2
     {"f8cff95121468b4eb9e2fb469e7c0dd9", nullptr},  // asked for by libcudart 12.9 and later
     {"69a28e9f24498b47b030c5da330ea4e9", nullptr},  // by the real libnvidia-ml
     {"da9151d33ae6cc41a5c04f26d533e328", nullptr},  // by NVRTC

@@ -195,8 +195,8 @@ CUresult launch(CUfunction handle, const Config& c, void** kernel_params, void**
     bool taken = false;
     if (CUresult r = capture(handle, c, stream, *function, parameters, taken); r || taken) return r;
   }
-  ShadowUse shadows(stream, pinned_pointers(parameters));
-  if (CUresult r = shadows.upload(); r) return r;
+  MirrorUse mirrors(stream, pinned_pointers(parameters));
+  if (CUresult r = mirrors.upload(); r) return r;
   wire::Launch call{};
   call.module = function->module->number;
   call.function = function->index;
@@ -214,7 +214,7 @@ CUresult launch(CUfunction handle, const Config& c, void** kernel_params, void**
   std::uint64_t seq = 0;
   const profile::Launching launching(*function);
   if (CUresult r = submit_work(stream, call, &seq); r) return r;
-  shadows.given(seq);
+  mirrors.given(seq);
   if (!blocking()) return CUDA_SUCCESS;
   wire::StreamSynchronize wait{};
   wait.stream = stream.number;

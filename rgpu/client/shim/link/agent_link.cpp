@@ -371,7 +371,7 @@ CUresult connect_agent(Session& s) {
   if (CUresult r = map_agent_page(s, page)) return fail(s, page, r);
   ::close(page);
   if (!start_reader(s)) return fail(s, -1, CUDA_ERROR_OPERATING_SYSTEM);
-  start_stock(s);
+  start_preallocator(s);
   return CUDA_SUCCESS;
 }
 
@@ -428,12 +428,12 @@ void lose_agent(Session& s) {
   {
     std::lock_guard reading(s.ring.reading);  // nobody may be writing into a waiter's memory when it returns
     s.ring.broken = true;
-    settle_copies(s.ring);
+    finish_copies(s.ring);
     fail_waiters(s, CUDA_ERROR_SYSTEM_NOT_READY);
   }
   std::lock_guard guard(s.segments_lock);
   s.released.notify_all();
-  s.stock_low.notify_all();
+  s.preallocated_low.notify_all();
 }
 
 void flush() { wake_agent(session()); }

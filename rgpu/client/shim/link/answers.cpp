@@ -202,7 +202,7 @@ CUresult observed(std::uint64_t seq) {
 }
 
 void after_observation() {
-  bring_back_shadows();
+  bring_back_mirrors();
   free_deferred();
 }
 

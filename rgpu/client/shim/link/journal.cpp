@@ -17,7 +17,7 @@ namespace rgpu {
 namespace {
 
 constexpr std::uint32_t MAX_KEPT_FDS = 48;      // segments whose memory is used again
-constexpr std::size_t MAX_SPARE_LOGS = 4, MAX_SPARE_BULKS = 16;
+constexpr std::size_t MAX_LOGS_AHEAD = 4, MAX_BULKS_AHEAD = 16;
 constexpr std::size_t COPY_BLOCK = 128 * 1024;  // what is copied and summed before the next: it stays in the cache
 
 // The size of a segment for one large payload. Few different sizes, so that a
@@ -37,7 +37,7 @@ bool worth_keeping(const Segment& segment) {
 
 // A new segment with its header written, offered to the agent. nullptr without memory or agent.
 Segment* new_segment(Session& s, std::uint32_t kind, std::uint64_t size, std::uint64_t first_seq) {
-  auto segment = take_spare(s, kind, size);
+  auto segment = take_preallocated(s, kind, size);
   if (!segment) {
     segment = std::make_unique<Segment>();
     segment->kind = kind;
@@ -151,10 +151,10 @@ void release_segment(Session& s, std::uint32_t index) {
     s.unreleased -= segment->used;
     if (segment->fd >= 0) {
       std::size_t same = 0;
-      for (auto& spare : s.spares) same += spare->kind == segment->kind;
-      if (same < (segment->kind == wire::kSegmentLog ? MAX_SPARE_LOGS : MAX_SPARE_BULKS)) {
+      for (auto& segment_ahead : s.preallocated) same += segment_ahead->kind == segment->kind;
+      if (same < (segment->kind == wire::kSegmentLog ? MAX_LOGS_AHEAD : MAX_BULKS_AHEAD)) {
         --s.kept_fds;
-        s.spares.push_back(std::move(segment));
+        s.preallocated.push_back(std::move(segment));
       } else {
         --s.kept_fds;
       }

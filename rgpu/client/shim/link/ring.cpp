@@ -50,7 +50,7 @@ std::chrono::microseconds spin_time() {
 
 bool begin_answer(Session& s, AnswerRing& r, const std::uint8_t*& at, std::uint64_t& size) {
   wire::AnswerHead head;
-  settle_copies(r);  // of an answer that comes anew
+  finish_copies(r);  // of an answer that comes anew
   if (size < sizeof head) return false;
   std::memcpy(&head, at, sizeof head);
   if (head.reply > MAX_REPLY) return false;
@@ -70,7 +70,7 @@ bool begin_answer(Session& s, AnswerRing& r, const std::uint8_t*& at, std::uint6
 
 void end_answer(Session& s, AnswerRing& r) {
   r.passing = false;
-  settle_copies(r);
+  finish_copies(r);
   if (r.flags & wire::kAnswerSticky) set_sticky(static_cast<CUresult>(r.result));
   if (!r.waiter) return;
   Answer& answer = *r.waiter->answer;
@@ -92,7 +92,7 @@ void take_payload(AnswerRing& r, const std::uint8_t* at, std::uint64_t size, boo
   if (r.waiter && size && r.payload <= r.waiter->capacity) {
     const std::uint64_t fits = std::min<std::uint64_t>(size, r.waiter->capacity - r.payload);
     auto* to = static_cast<std::uint8_t*>(r.waiter->destination) + r.payload;
-    if (stays && fits >= kCrewSmallest && copy_helpers()) {
+    if (stays && fits >= kPooledCopySmallest && copy_helpers()) {
       r.copies.emplace_back(to, at, fits, false);
       start_copy(r.copies.back());
     } else if (fits) {
@@ -271,7 +271,7 @@ bool map_area(AnswerRing& r, int fd, std::uint32_t number, std::uint64_t size) {
   ::madvise(map, size, MADV_DONTFORK);
   ::madvise(map, size, MADV_DONTDUMP);
   std::lock_guard reading(r.reading);
-  settle_copies(r);
+  finish_copies(r);
   if (r.area) ::munmap(const_cast<std::uint8_t*>(r.area), r.area_size);
   r.area = static_cast<const std::uint8_t*>(map);
   r.area_number = number;
@@ -279,7 +279,7 @@ bool map_area(AnswerRing& r, int fd, std::uint32_t number, std::uint64_t size) {
   return true;
 }
 
-void settle_copies(AnswerRing& r) {
+void finish_copies(AnswerRing& r) {
   for (CopyJob& job : r.copies) wait_for_copy(job);
   r.copies.clear();
 }

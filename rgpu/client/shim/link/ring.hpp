@@ -8,7 +8,7 @@
 #include <deque>
 #include <mutex>
 
-#include "crew.hpp"
+#include "copy_pool.hpp"
 
 namespace rgpu {
 
@@ -54,7 +54,7 @@ bool map_area(AnswerRing& ring, int fd, std::uint32_t number, std::uint64_t size
 // Notes, before call `seq` is published, when that is: now and then, so that the agent knows of calls that it found late.
 void stamp_call(AnswerRing& ring, std::uint64_t seq);
 // Nothing is being copied into a waiter's memory when it returns. `reading` held.
-void settle_copies(AnswerRing& ring);
+void finish_copies(AnswerRing& ring);
 
 // Reads the ring while the answer is not there, for as long as a sleep would
 // cost. Returns with or without it: then sleep on waiter.done.

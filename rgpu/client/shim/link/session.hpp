@@ -63,11 +63,11 @@ struct Session {
   std::mutex segments_lock;               // guards the next four
   std::condition_variable released;
   std::unordered_map<std::uint32_t, std::unique_ptr<Segment>> segments;
-  std::vector<std::unique_ptr<Segment>> spares;
+  std::vector<std::unique_ptr<Segment>> preallocated;
   std::uint64_t unreleased = 0;           // bytes used in segments that the agent holds
   std::uint32_t kept_fds = 0;
-  unsigned stock_wanted = 0;          // bulk segments that are made ahead: none before one was needed
-  std::condition_variable stock_low;  // with segments_lock: one was taken
+  unsigned preallocated_wanted = 0;          // bulk segments that are made ahead: none before one was needed
+  std::condition_variable preallocated_low;  // with segments_lock: one was taken
   std::atomic<std::uint32_t> next_index{0};
 
   // answers
@@ -86,8 +86,8 @@ Session& session();
 bool make_memory(Segment& segment);
 void drop_memory(Segment& segment);
 // A segment that lies ready, or nullptr.
-std::unique_ptr<Segment> take_spare(Session& s, std::uint32_t kind, std::uint64_t size);
-void start_stock(Session& s);  // the thread that makes bulk segments ahead
+std::unique_ptr<Segment> take_preallocated(Session& s, std::uint32_t kind, std::uint64_t size);
+void start_preallocator(Session& s);  // the thread that makes bulk segments ahead
 
 CUresult connect_agent(Session& s);           // HELLO, WELCOME; starts the reader
 bool send_message(Session& s, std::uint32_t type, const void* body, std::size_t size, int fd = -1);
@@ -135,10 +135,10 @@ std::uint64_t last_given(std::uint64_t stream);  // of a legacy stream; of other
 
 // Called when completions have just been recorded as observed, before the
 // program is told: what kernels wrote into mapped host memory comes back
-// (shadows.cpp), and deferred frees whose work is complete are done (pool.cpp).
+// (mirrors.cpp), and deferred frees whose work is complete are done (pool.cpp).
 void after_observation();
-void bring_back_shadows();
-bool shadows_in_use();  // kernels may be using mapped host memory. Cheap, and then so is bringing back
+void bring_back_mirrors();
+bool mirrors_in_use();  // kernels may be using mapped host memory. Cheap, and then so is bringing back
 void free_deferred();
 
 // device_text.cpp

@@ -9,7 +9,7 @@
 
 #include "capturing.hpp"
 #include "copying.hpp"
-#include "crew.hpp"
+#include "copy_pool.hpp"
 #include "memory.hpp"
 #include "session.hpp"
 #include "profile.hpp"
@@ -134,7 +134,7 @@ class Uploads {
 CUresult to_device(const Copy& c, const StreamRef& stream) {
   const Place::Kind kind = place_of(c.source.address).kind;
   if (kind != Place::Kind::host)
-    if (CUresult r = settle_source(c.source.address, c.width); r) return r;
+    if (CUresult r = finish_writers_of_source(c.source.address, c.width); r) return r;
   if (c.packed(c.source) && c.packed(c.destination)) {
     const std::uint64_t total = c.width * c.height;
     if (total >= 2 * FIRST_UPLOAD && copy_helpers()) {
@@ -174,7 +174,7 @@ CUresult to_device(const Copy& c, const StreamRef& stream) {
 
 CUresult to_host(const Copy& c, const StreamRef& stream) {
   std::uint64_t received = 0;
-  if (CUresult r = settle_destination(c.destination.address); r) return r;
+  if (CUresult r = finish_writers_of_destination(c.destination.address); r) return r;
   if (c.packed(c.source) && c.packed(c.destination)) {
     const std::uint64_t total = c.width * c.height;
     for (std::uint64_t done = 0, size = 0; done < total; done += size) {

@@ -297,7 +297,7 @@ CUresult free_device(std::uint64_t address) {
     }
   }
   if (done) {  // a driver would have waited: what kernels wrote into mapped memory is there
-    bring_back_shadows();
+    bring_back_mirrors();
     return CUDA_SUCCESS;
   }
   wire::MemoryFreeWait call{};

@@ -20,8 +20,8 @@ struct Place {
   enum class Kind {
     host,     // pageable memory of the program (or anything else that is not ours)
     device,   // an allocation, or a module's variable
-    pinned,   // cuMemHostAlloc: has a shadow at its own address in the worker
-    registered,  // cuMemHostRegister: the program's memory, no shadow
+    pinned,   // cuMemHostAlloc: has a mirror at its own address in the worker
+    registered,  // cuMemHostRegister: the program's memory, no mirror
     invalid,  // in a device range, but in no allocation
   } kind = Kind::host;
   std::uint64_t base = 0, size = 0;  // of the allocation, variable or pinned range
@@ -88,20 +88,20 @@ Place pinned_place(std::uint64_t address);  // Kind::host when it is not pinned 
 void release_pinned(Context& context);
 // Host bytes of pinned memory are about to be read for a copy to the device:
 // waits for whatever may still write them (SEMANTICS 6).
-CUresult settle_source(std::uint64_t address, std::uint64_t size);
+CUresult finish_writers_of_source(std::uint64_t address, std::uint64_t size);
 // … or about to be written by a copy from the device: what kernels before it wrote must not come back after it.
-CUresult settle_destination(std::uint64_t address);
-bool any_pinned();  // cheap: is there any memory with a shadow?
+CUresult finish_writers_of_destination(std::uint64_t address);
+bool any_pinned();  // cheap: is there any memory with a mirror?
 
-// shadows.cpp
+// mirrors.cpp
 struct Pinned;
 // One kernel or memset on a stream that may read and write the pinned ranges that the addresses point into.
-class ShadowUse {
+class MirrorUse {
  public:
-  ShadowUse(const StreamRef& stream, const std::vector<std::uint64_t>& addresses);
-  ~ShadowUse();
-  ShadowUse(const ShadowUse&) = delete;
-  CUresult upload();            // before the call is published: what the CPU wrote goes to the shadows, in stream order
+  MirrorUse(const StreamRef& stream, const std::vector<std::uint64_t>& addresses);
+  ~MirrorUse();
+  MirrorUse(const MirrorUse&) = delete;
+  CUresult upload();            // before the call is published: what the CPU wrote goes to the mirrors, in stream order
   void given(std::uint64_t seq);  // it has been published
 
  private:

@@ -27,9 +27,9 @@ CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::u
   }
   Place place;
   if (CUresult r = check_device_rows(destination, pitch, bytes, height, &place); r) return r;
-  ShadowUse shadows(stream, place.kind == Place::Kind::pinned ? std::vector{std::uint64_t{destination}}
+  MirrorUse mirrors(stream, place.kind == Place::Kind::pinned ? std::vector{std::uint64_t{destination}}
                                                               : std::vector<std::uint64_t>{});
-  if (CUresult r = shadows.upload(); r) return r;
+  if (CUresult r = mirrors.upload(); r) return r;
   wire::Memset call{};
   call.destination = destination;
   call.pitch = height > 1 ? pitch : bytes;
@@ -40,7 +40,7 @@ CUresult fill(CUdeviceptr destination, std::size_t pitch, unsigned value, std::u
   call.stream = stream.number;
   std::uint64_t seq = 0;
   if (CUresult r = submit_work(stream, call, &seq); r) return r;
-  shadows.given(seq);
+  mirrors.given(seq);
   return blocking && place.kind == Place::Kind::pinned ? cuStreamSynchronize(handle) : CUDA_SUCCESS;
 }
 

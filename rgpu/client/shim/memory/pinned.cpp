@@ -1,8 +1,8 @@
 // Pinned host memory: allocation, registration, what pointers into it are (SEMANTICS 6, 7).
 //
-// cuMemHostAlloc memory lies in the session's pinned range and has a shadow at
-// the same address in the worker (shadows.cpp). Registered memory
-// (cuMemHostRegister) is only known to be pinned: it has no shadow, and so no
+// cuMemHostAlloc memory lies in the session's pinned range and has a mirror at
+// the same address in the worker (mirrors.cpp). Registered memory
+// (cuMemHostRegister) is only known to be pinned: it has no mirror, and so no
 // device pointer.
 #include "pinned.hpp"
 #include "profile.hpp"
@@ -63,7 +63,7 @@ CUresult allocate_pinned(void** pp, std::size_t size, unsigned flags) {
   range->context = context;
   range->id = p.next_id++;
   p.ranges[*address] = range;
-  ++p.shadows;
+  ++p.mirrors;
   *pp = memory;
   return section.publish(call);
 }
@@ -78,12 +78,12 @@ CUresult drop(const std::shared_ptr<Pinned>& range) {
   }
   wait_for_space(session(), false);  // here, where the range is not locked
   ReservedSpace space;
-  std::lock_guard mine(range->lock);  // whoever is reading its shadow into it comes to an end
+  std::lock_guard mine(range->lock);  // whoever is reading its mirror into it comes to an end
   Section section;
   std::unique_lock guard(p.lock);
   if (!p.ranges.erase(range->address)) return CUDA_ERROR_INVALID_VALUE;
   range->ended = true;
-  --p.shadows;
+  --p.mirrors;
   p.in_use -= range->writers.size();
   range->writers.clear();
   range->uploads.clear();
@@ -113,7 +113,7 @@ Place pinned_place(std::uint64_t address) {
   return place;
 }
 
-bool any_pinned() { return pins().shadows.load(std::memory_order_relaxed) != 0; }
+bool any_pinned() { return pins().mirrors.load(std::memory_order_relaxed) != 0; }
 
 void release_pinned(Context& context) {
   Pins& p = pins();
@@ -160,7 +160,7 @@ CUresult cuMemFreeHost(void* p) {
   auto range = range_of(reinterpret_cast<std::uint64_t>(p));
   if (!range || range->registered || range->address != reinterpret_cast<std::uint64_t>(p)) return api_.leave(CUDA_ERROR_INVALID_VALUE);
   if (CUresult r = wait_for_device_number(kEveryDevice); r) return api_.leave(r);
-  bring_back_shadows();  // of other ranges: a driver would have waited
+  bring_back_mirrors();  // of other ranges: a driver would have waited
   return api_.leave(drop(range));
 }
 

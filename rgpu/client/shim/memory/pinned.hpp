@@ -1,4 +1,4 @@
-// Pinned ranges as pinned.cpp and shadows.cpp share them.
+// Pinned ranges as pinned.cpp and mirrors.cpp share them.
 //
 // Lock order: Pinned::lock (of several ranges by address), the journal's section, Pins::lock.
 #pragma once
@@ -15,13 +15,13 @@
 
 namespace rgpu {
 
-// Bytes on their way into a shadow.
+// Bytes on their way into a mirror.
 struct Upload {
   std::uint64_t stream = 0, seq = 0, from = 0, to = 0;
   std::uint64_t context = 0;  // the stream's, by its number
 };
 
-// The last call of a stream that may write a shadow. It comes behind all uploads up to `behind`.
+// The last call of a stream that may write a mirror. It comes behind all uploads up to `behind`.
 struct Writer {
   std::uint64_t seq = 0, behind = 0;
 };
@@ -45,10 +45,10 @@ struct Pins {
   std::shared_mutex lock;
   std::map<std::uint64_t, std::shared_ptr<Pinned>> ranges;
   Allocator addresses{kPinnedFirst, kPinnedBase + kPinnedSize - kPinnedFirst, kPinnedSize, kPage, kPage, kPinnedSize};
-  std::map<Context*, std::uint64_t> readers;  // streams of our own for reading shadows
+  std::map<Context*, std::uint64_t> readers;  // streams of our own for reading mirrors
   std::set<std::uint64_t> lost;               // streams destroyed with work left
   std::uint64_t next_id = 1ull << 40;
-  std::atomic<std::size_t> shadows{0};
+  std::atomic<std::size_t> mirrors{0};
   std::atomic<std::size_t> in_use{0};  // writers and calls that will be: not yet brought back
 };
 

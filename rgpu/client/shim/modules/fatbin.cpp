@@ -10,7 +10,7 @@
 #include <cstring>
 #include <string_view>
 
-namespace rgpu::image {
+namespace rgpu::module_binary {
 namespace {
 
 constexpr std::uint32_t kWrapperMagic = 0x466243B1;
@@ -58,7 +58,7 @@ bool add(std::uint64_t a, std::uint64_t b, std::uint64_t* sum) {
     return !__builtin_add_overflow(a, b, sum) && *sum <= kLargest;
 }
 
-Verdict find_fatbin(const void* data, Image* out) {
+Verdict find_fatbin(const void* data, Binary* out) {
     const auto header = load<FatbinHeader>(data);
     std::uint64_t size = 0;
     if (header.header_size < sizeof header || !add(header.header_size, header.size, &size)) return Verdict::invalid;
@@ -67,7 +67,7 @@ Verdict find_fatbin(const void* data, Image* out) {
 }
 
 // An ELF file ends where the last of its tables, sections and segments ends.
-Verdict find_elf(const void* data, Image* out) {
+Verdict find_elf(const void* data, Binary* out) {
     const auto header = load<Elf64_Ehdr>(data);
     if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != ELFDATA2LSB) return Verdict::invalid;
     if (header.e_shoff != 0 && header.e_shentsize != sizeof(Elf64_Shdr)) return Verdict::invalid;
@@ -100,8 +100,8 @@ Verdict find_elf(const void* data, Image* out) {
     return Verdict::ok;
 }
 
-// PTX has a .version directive; other text is no image.
-Verdict find_text(const char* text, Image* out) {
+// PTX has a .version directive; other text is no binary.
+Verdict find_text(const char* text, Binary* out) {
     const auto first = static_cast<unsigned char>(*text);
     if (!std::isprint(first) && !std::isspace(first)) return Verdict::invalid;
     const std::size_t size = strnlen(text, kLargestText);
@@ -124,7 +124,7 @@ bool starts_with(const void* data, const void* magic) {
 
 }  // namespace
 
-Verdict find(const void* data, Image* out) {
+Verdict find(const void* data, Binary* out) {
     if (data == nullptr) return Verdict::null;
     if (starts_with(data, &kWrapperMagic)) {
         const auto wrapper = load<Wrapper>(data);
@@ -137,26 +137,26 @@ Verdict find(const void* data, Image* out) {
     return find_text(static_cast<const char*>(data), out);
 }
 
-std::vector<Entry> entries(const Image& image) {
+std::vector<Entry> entries(const Binary& binary) {
     std::vector<Entry> found;
-    if (image.kind != Kind::fatbin || image.size < sizeof(FatbinHeader)) return found;
-    std::uint64_t offset = load<FatbinHeader>(image.data).header_size;
-    while (offset <= image.size && image.size - offset >= sizeof(EntryHeader)) {
-        const auto entry = load<EntryHeader>(image.data, offset);
+    if (binary.kind != Kind::fatbin || binary.size < sizeof(FatbinHeader)) return found;
+    std::uint64_t offset = load<FatbinHeader>(binary.data).header_size;
+    while (offset <= binary.size && binary.size - offset >= sizeof(EntryHeader)) {
+        const auto entry = load<EntryHeader>(binary.data, offset);
         std::uint64_t length = 0, next = 0;
         if (entry.header_size < sizeof entry || !add(entry.header_size, entry.size, &length)) return {};
-        if (!add(offset, length, &next) || next > image.size) return {};
+        if (!add(offset, length, &next) || next > binary.size) return {};
         const bool flagged = entry.header_size >= kFlagsOffset + 8 && length >= kFlagsOffset + 8;
-        const auto flags = flagged ? load<std::uint64_t>(image.data, offset + kFlagsOffset) : 0;
+        const auto flags = flagged ? load<std::uint64_t>(binary.data, offset + kFlagsOffset) : 0;
         found.push_back({entry.kind, entry.architecture, entry.size, flags, offset, length});
         offset = next;
     }
     return found;
 }
 
-bool may_run_on(const Image& image, int major, int minor) {
-    const auto all = entries(image);
-    if (all.empty()) return true;  // a single image, or one that only the worker can judge
+bool may_run_on(const Binary& binary, int major, int minor) {
+    const auto all = entries(binary);
+    if (all.empty()) return true;  // a single binary, or one that only the worker can judge
     const auto device = static_cast<std::uint32_t>(major * 10 + minor);
     return std::any_of(all.begin(), all.end(), [&](const Entry& entry) {
         if (entry.kind == static_cast<std::uint16_t>(Entry::Code::ptx)) return entry.architecture <= device;
@@ -184,4 +184,4 @@ bool read_file(const char* path, std::string* out) {
     return good;  // std::string keeps a NUL behind its last byte
 }
 
-}  // namespace rgpu::image
+}  // namespace rgpu::module_binary

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-namespace rgpu::image {
+namespace rgpu::module_binary {
 
 enum class Kind { fatbin, elf, ptx };
 
-struct Image {
+struct Binary {
     const void* data = nullptr;
     std::size_t size = 0;  // bytes, for PTX without its terminating NUL
     Kind kind = Kind::fatbin;
@@ -26,11 +26,11 @@ enum class Verdict {
     invalid,  // CUDA_ERROR_INVALID_IMAGE
 };
 
-// The largest image that a journal record may carry.
+// The largest binary that a journal record may carry.
 inline constexpr std::uint64_t kLargest = std::uint64_t{16} << 30;
 
-// Finds the image that `data` points to. Reads only what the headers found so far say is there.
-Verdict find(const void* data, Image* out);
+// Finds the binary that `data` points to. Reads only what the headers found so far say is there.
+Verdict find(const void* data, Binary* out);
 
 // One code entry of a fat binary.
 struct Entry {
@@ -39,20 +39,20 @@ struct Entry {
     std::uint32_t architecture;  // 75 for sm_75
     std::uint64_t size;          // as stored, perhaps compressed
     std::uint64_t flags;         // 0 where the header is too short to have them
-    std::uint64_t offset;        // of its header, from the image's start
+    std::uint64_t offset;        // of its header, from the binary's start
     std::uint64_t length;        // with its header
 };
 
 // The entries of a fat binary; empty where it cannot be read.
-std::vector<Entry> entries(const Image& image);
+std::vector<Entry> entries(const Binary& binary);
 
-// False only where the image certainly holds nothing for compute capability
+// False only where the binary certainly holds nothing for compute capability
 // `major`.`minor`: a cubin needs the same major and no higher minor, PTX no
 // higher architecture. The worker has the last word (it may not run cubins).
-bool may_run_on(const Image& image, int major, int minor);
+bool may_run_on(const Binary& binary, int major, int minor);
 
 // The whole file, with a NUL behind it so that PTX text ends.
 // Returns false when it cannot be read.
 bool read_file(const char* path, std::string* out);
 
-}  // namespace rgpu::image
+}  // namespace rgpu::module_binary

@@ -3,7 +3,7 @@
 // A library belongs to no context. It is sent to the worker when something of it
 // is asked for first, into the context that asks: the current one, without one
 // the first device's primary context, which the library then retains. Each
-// context it is used in gets a module of its own. Until then the image is kept:
+// context it is used in gets a module of its own. Until then the binary is kept:
 // as the program's own bytes where it promises to leave them alone
 // (CU_LIBRARY_BINARY_IS_PRESERVED), else as a copy.
 #include <algorithm>
@@ -39,9 +39,9 @@ struct Instance {
 };
 
 struct LoadedLibrary : Library {
-    std::string copy;  // of the image, unless the program preserves it
-    image::Image image;
-    CUresult unreadable = CUDA_SUCCESS;  // what the image is refused with when it is used first
+    std::string copy;  // of the binary, unless the program preserves it
+    module_binary::Binary binary;
+    CUresult unreadable = CUDA_SUCCESS;  // what the binary is refused with when it is used first
     JitOptions options;
     std::mutex lock;  // guards what follows; not held while a load is awaited
     std::condition_variable loaded;
@@ -112,7 +112,7 @@ CUresult instance_in(LoadedLibrary& library, Context& context, Module*& module) 
         *instance = {.context_number = context.number, .loading = true};
         hold.unlock();
         Module* made = nullptr;
-        CUresult result = load_module(context, library.image, library.options, true, made);
+        CUresult result = load_module(context, library.binary, library.options, true, made);
         hold.lock();
         if (result == CUDA_SUCCESS) {
             if (library.kernels.empty()) {
@@ -187,12 +187,12 @@ CUresult load(CUlibrary* out, const void* code, std::string file, JitOptions opt
     auto owned = std::make_unique<LoadedLibrary>();
     LoadedLibrary* library = owned.get();
     library->options = std::move(options);
-    // As in the driver, an image that is none is noticed when it is used first.
-    library->unreadable = image_of(code, library->image);
+    // As in the driver, a binary that is none is noticed when it is used first.
+    library->unreadable = binary_of(code, library->binary);
     if (library->unreadable == CUDA_ERROR_INVALID_VALUE) return library->unreadable;
     if (library->unreadable == CUDA_SUCCESS && !(how.preserved && file.empty())) {
-        library->copy.assign(static_cast<const char*>(library->image.data), library->image.size);
-        library->image.data = library->copy.data();
+        library->copy.assign(static_cast<const char*>(library->binary.data), library->binary.size);
+        library->binary.data = library->copy.data();
     }
     if (enroll(std::move(owned)) == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
     Context* context = current_context();
@@ -283,7 +283,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, CUjit_o
     if (CUresult r = jit.parse(numJitOptions, jitOptions, jitOptionsValues); r) return api_.leave(r);
     if (CUresult r = how.parse(numLibraryOptions, libraryOptions, libraryOptionValues); r) return api_.leave(r);
     std::string contents;
-    if (!image::read_file(fileName, &contents)) return api_.leave(CUDA_ERROR_FILE_NOT_FOUND);
+    if (!module_binary::read_file(fileName, &contents)) return api_.leave(CUDA_ERROR_FILE_NOT_FOUND);
     contents.append(64, '\0');  // a header may be read although the file is shorter than one
     return api_.leave(load(library, contents.data(), contents, std::move(jit), how));
 }

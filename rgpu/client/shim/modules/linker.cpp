@@ -1,4 +1,4 @@
-// cuLink*: inputs are collected here; cuLinkComplete sends them, waits, and keeps the image until cuLinkDestroy.
+// cuLink*: inputs are collected here; cuLinkComplete sends them, waits, and keeps the binary until cuLinkDestroy.
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -25,7 +25,7 @@ struct Link : Object {
     std::mutex lock;  // guards what follows; not held while the answer is awaited
     std::vector<Input> inputs;
     bool completed = false;  // also while it is being completed: no input is taken any more
-    std::string image;
+    std::string binary;
 };
 
 void append(std::vector<std::uint8_t>& out, const void* data, std::size_t size) {
@@ -79,7 +79,7 @@ CUresult add(Link& link, int type, const char* name, std::string data) {
     return CUDA_SUCCESS;
 }
 
-// Sends the inputs and takes the image out of the answer.
+// Sends the inputs and takes the binary out of the answer.
 CUresult complete(Link& link) {
     const std::vector<std::uint8_t> payload = encode(link.inputs);
     wire::Link call;
@@ -93,7 +93,7 @@ CUresult complete(Link& link) {
     link.options.deliver(log, result != CUDA_SUCCESS);
     if (result != CUDA_SUCCESS) return result;
     if (!readable) return CUDA_ERROR_UNKNOWN;
-    link.image.assign(static_cast<const char*>(reply.image.data), reply.image.size);
+    link.binary.assign(static_cast<const char*>(reply.image.data), reply.image.size);
     return CUDA_SUCCESS;
 }
 
@@ -120,7 +120,7 @@ CUresult cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void* data, si
                           unsigned int numOptions, CUjit_option* options, void** optionValues) {
     Link* link = nullptr;
     if (CUresult r = look_up(state, link); r) return r;
-    if (data == nullptr || size == 0 || size > image::kLargest) return CUDA_ERROR_INVALID_VALUE;
+    if (data == nullptr || size == 0 || size > module_binary::kLargest) return CUDA_ERROR_INVALID_VALUE;
     JitOptions own;  // checked; of an input's own options the wire carries none
     if (CUresult r = own.parse(numOptions, options, optionValues); r) return r;
     return add(*link, type, name, std::string(static_cast<const char*>(data), size));
@@ -134,7 +134,7 @@ CUresult cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char* pa
     JitOptions own;
     if (CUresult r = own.parse(numOptions, options, optionValues); r) return r;
     std::string contents;
-    if (!image::read_file(path, &contents)) return CUDA_ERROR_FILE_NOT_FOUND;
+    if (!module_binary::read_file(path, &contents)) return CUDA_ERROR_FILE_NOT_FOUND;
     return add(*link, type, path, std::move(contents));
 }
 
@@ -149,8 +149,8 @@ CUresult cuLinkComplete(CUlinkState state, void** cubinOut, size_t* sizeOut) {
         link->completed = true;
     }
     if (CUresult r = complete(*link); r) return r;
-    *cubinOut = link->image.data();
-    if (sizeOut != nullptr) *sizeOut = link->image.size();
+    *cubinOut = link->binary.data();
+    if (sizeOut != nullptr) *sizeOut = link->binary.size();
     return CUDA_SUCCESS;
 }
 
@@ -160,7 +160,7 @@ CUresult cuLinkDestroy(CUlinkState state) {
     if (!retire(link)) return CUDA_ERROR_INVALID_HANDLE;
     const std::lock_guard hold(link->lock);
     link->inputs.clear();  // the object stays in the graveyard; what is large goes now
-    std::string().swap(link->image);
+    std::string().swap(link->binary);
     return CUDA_SUCCESS;
 }
 

@@ -26,15 +26,15 @@ bool switched_on(const char* name) {
     return value != nullptr && std::atoi(value) != 0;
 }
 
-// What of a fat binary this device can use; empty: the image goes as it is.
-std::string useful_part(const image::Image& image, const JitOptions& options, const DeviceFacts& device) {
-    image::Target target;
+// What of a fat binary this device can use; empty: the binary goes as it is.
+std::string useful_part(const module_binary::Binary& binary, const JitOptions& options, const DeviceFacts& device) {
+    module_binary::Target target;
     target.major = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0);
     target.minor = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0);
     if (target.major <= 0 || options.chooses_entry()) return {};
     target.only_ptx = device.attribute(kOnlyPtxAttribute, 0) != 0;
     target.force_ptx = switched_on("CUDA_FORCE_PTX_JIT") || switched_on("CUDA_FORCE_JIT");
-    return image::slim(image, target);
+    return module_binary::slim(binary, target);
 }
 
 std::unique_ptr<Function> make_function(Module& module, std::uint32_t index, table::FunctionRow& row) {
@@ -94,20 +94,20 @@ wire::Blob blob(const std::vector<std::uint8_t>& bytes) {
 
 }  // namespace
 
-CUresult image_of(const void* data, image::Image& image) {
-    switch (image::find(data, &image)) {
-        case image::Verdict::ok: return CUDA_SUCCESS;
-        case image::Verdict::null: return CUDA_ERROR_INVALID_VALUE;
+CUresult binary_of(const void* data, module_binary::Binary& binary) {
+    switch (module_binary::find(data, &binary)) {
+        case module_binary::Verdict::ok: return CUDA_SUCCESS;
+        case module_binary::Verdict::null: return CUDA_ERROR_INVALID_VALUE;
         default: return CUDA_ERROR_INVALID_IMAGE;
     }
 }
 
-CUresult load_module(Context& context, const image::Image& image, const JitOptions& options, bool library,
+CUresult load_module(Context& context, const module_binary::Binary& binary, const JitOptions& options, bool library,
                      Module*& out) {
     const DeviceFacts& device = facts_of(context);
     const int major = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0);
     const int minor = device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0);
-    if (major > 0 && !image::may_run_on(image, major, minor)) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    if (major > 0 && !module_binary::may_run_on(binary, major, minor)) return CUDA_ERROR_NO_BINARY_FOR_GPU;
 
     auto module = std::make_unique<Module>();
     module->context = &context;
@@ -123,8 +123,8 @@ CUresult load_module(Context& context, const image::Image& image, const JitOptio
     call.library = library ? 1 : 0;
     call.options = blob(options.encoded());
     Answer answer;
-    const std::string part = useful_part(image, options, device);
-    const CUresult result = part.empty() ? await(call, image.data, image.size, answer)
+    const std::string part = useful_part(binary, options, device);
+    const CUresult result = part.empty() ? await(call, binary.data, binary.size, answer)
                                          : await(call, part.data(), part.size(), answer);
     wire::ModuleLoadReply reply;
     const bool readable = reply.read(answer.reply.data(), answer.reply.size());
@@ -157,7 +157,7 @@ CUresult load_module(Context& context, const image::Image& image, const JitOptio
 CUresult unload_module(Module& module) {
     const std::uint64_t number = module.number;
     if (!end_handles(module)) return CUDA_ERROR_INVALID_HANDLE;
-    if (module_held_by_graphs(number)) return CUDA_SUCCESS;
+    if (module_used_by_graphs(number)) return CUDA_SUCCESS;
     return submit(wire::ModuleUnload{.module = number});
 }
 
@@ -204,13 +204,13 @@ namespace {
 CUresult load(CUmodule* out, const void* data, unsigned count, const CUjit_option* options, void** values) {
     Context* context = nullptr;
     if (CUresult r = current(context); r) return r;
-    image::Image image;
+    module_binary::Binary binary;
     if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult r = image_of(data, image); r) return r;
+    if (CUresult r = binary_of(data, binary); r) return r;
     JitOptions jit;
     if (CUresult r = jit.parse(count, options, values); r) return r;
     Module* module = nullptr;
-    if (CUresult r = load_module(*context, image, jit, false, module); r) return r;
+    if (CUresult r = load_module(*context, binary, jit, false, module); r) return r;
     *out = static_cast<CUmodule>(module->handle);
     return CUDA_SUCCESS;
 }
@@ -232,20 +232,20 @@ CUresult cuModuleLoad(CUmodule* module, const char* fname) {
     if (CUresult r = current(context); r) return api_.leave(r);
     if (module == nullptr || fname == nullptr) return api_.leave(CUDA_ERROR_INVALID_VALUE);
     std::string contents;
-    if (!image::read_file(fname, &contents)) return api_.leave(CUDA_ERROR_FILE_NOT_FOUND);
+    if (!module_binary::read_file(fname, &contents)) return api_.leave(CUDA_ERROR_FILE_NOT_FOUND);
     contents.append(64, '\0');  // a header may be read although the file is shorter than one
     return api_.leave(load(module, contents.data(), 0, nullptr, nullptr));
 }
 
-CUresult cuModuleLoadData(CUmodule* module, const void* image) {
-  RGPU_PROFILED(19, "cuModuleLoadData", module, image);
-  return api_.leave(load(module, image, 0, nullptr, nullptr));
+CUresult cuModuleLoadData(CUmodule* module, const void* binary) {
+  RGPU_PROFILED(19, "cuModuleLoadData", module, binary);
+  return api_.leave(load(module, binary, 0, nullptr, nullptr));
 }
 
-CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int numOptions, CUjit_option* options,
+CUresult cuModuleLoadDataEx(CUmodule* module, const void* binary, unsigned int numOptions, CUjit_option* options,
                             void** optionValues) {
-    RGPU_PROFILED(20, "cuModuleLoadDataEx", module, image, numOptions, options, optionValues);
-    return api_.leave(load(module, image, numOptions, options, optionValues));
+    RGPU_PROFILED(20, "cuModuleLoadDataEx", module, binary, numOptions, options, optionValues);
+    return api_.leave(load(module, binary, numOptions, options, optionValues));
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule* module, const void* fatCubin) {

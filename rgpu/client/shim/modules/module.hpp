@@ -1,4 +1,4 @@
-// Loading: from the program's image to a module whose table is known.
+// Loading: from the program's binary to a module whose table is known.
 #pragma once
 
 #include <map>
@@ -11,13 +11,13 @@
 
 namespace rgpu {
 
-// Finds the image behind a pointer: CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_IMAGE.
-CUresult image_of(const void* data, image::Image& image);
+// Finds the binary behind a pointer: CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_IMAGE.
+CUresult binary_of(const void* data, module_binary::Binary& binary);
 
-// Sends the image to the worker and waits for the module's table.
+// Sends the binary to the worker and waits for the module's table.
 // CUDA_ERROR_NO_BINARY_FOR_GPU at once where the fat binary shows it; otherwise
 // the worker's code. The logs of `options` are filled either way.
-CUresult load_module(Context& context, const image::Image& image, const JitOptions& options, bool library,
+CUresult load_module(Context& context, const module_binary::Binary& binary, const JitOptions& options, bool library,
                      Module*& module);
 
 // Ends a module and its functions; module_unload goes into the journal.

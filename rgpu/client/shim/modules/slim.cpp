@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace rgpu::image {
+namespace rgpu::module_binary {
 namespace {
 
 constexpr std::uint64_t k64Bit = 1;
@@ -57,11 +57,11 @@ std::vector<Entry> useful(const std::vector<Entry>& all, const Target& target) {
 
 }  // namespace
 
-std::string slim(const Image& image, const Target& target) {
-    const auto all = entries(image);
+std::string slim(const Binary& binary, const Target& target) {
+    const auto all = entries(binary);
     const auto kept = useful(all, target);
     if (kept.size() == all.size()) return {};
-    const auto* bytes = static_cast<const char*>(image.data);
+    const auto* bytes = static_cast<const char*>(binary.data);
     std::uint16_t header_size = 0;
     std::memcpy(&header_size, bytes + kHeaderSizeOffset, sizeof header_size);
     std::uint64_t size = 0;
@@ -74,4 +74,4 @@ std::string slim(const Image& image, const Target& target) {
     return made;
 }
 
-}  // namespace rgpu::image
+}  // namespace rgpu::module_binary

@@ -16,7 +16,7 @@
 
 #include "fatbin.hpp"
 
-namespace rgpu::image {
+namespace rgpu::module_binary {
 
 // The device that is to run the code, and how.
 struct Target {
@@ -25,9 +25,9 @@ struct Target {
     bool force_ptx = false;  // the program asked for PTX to be compiled (CUDA_FORCE_PTX_JIT)
 };
 
-// A fat binary with those entries of `image` alone that the target may use.
+// A fat binary with those entries of `binary` alone that the target may use.
 // Never without one that the driver would take: what is not understood stays.
 // Empty where nothing can be left out, and for what is no fat binary.
-std::string slim(const Image& image, const Target& target);
+std::string slim(const Binary& binary, const Target& target);
 
-}  // namespace rgpu::image
+}  // namespace rgpu::module_binary

@@ -39,7 +39,7 @@ struct Locked {
 };
 
 // A capture is over: its graph goes on, or ends when the capture failed.
-CUgraph settle(const CaptureMachine::Ended& ended, std::vector<std::shared_ptr<void>>& garbage) {
+CUgraph finish_capture(const CaptureMachine::Ended& ended, std::vector<std::shared_ptr<void>>& garbage) {
   ended.graph->capturing = false;
   if (!ended.result) return ended.graph->graph_handle();
   if (ended.own_graph) end_graph(*ended.graph, garbage);
@@ -162,7 +162,7 @@ void detail::stream_gone(const Stream& stream) {
   std::vector<std::shared_ptr<void>> garbage;  // freed when the lock is gone
   Locked locked;
   handed_out().erase(stream.number);
-  if (auto ended = locked->stream_gone(stream.number)) settle(*ended, garbage);
+  if (auto ended = locked->stream_gone(stream.number)) finish_capture(*ended, garbage);
 }
 
 void detail::event_gone(const Event& event) {
@@ -204,7 +204,7 @@ CUresult cuStreamEndCapture(CUstream hStream, CUgraph* phGraph) {
   auto ended = locked->end(id_of(stream), thread_number(), refused);
   handed_out().erase(stream.number);
   if (!ended) return refused;
-  *phGraph = settle(*ended, garbage);
+  *phGraph = finish_capture(*ended, garbage);
   return ended->result;
 }
 

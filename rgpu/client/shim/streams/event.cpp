@@ -30,7 +30,7 @@ bool finished(Event& event) {
     if (!seen && !complete_on(event.stream, record)) return false;
   }
   if (seen)
-    bring_back_shadows();  // of a launch that another thread was about to note when the record was seen
+    bring_back_mirrors();  // of a launch that another thread was about to note when the record was seen
   else
     tell(event, record);
   return true;

@@ -52,7 +52,7 @@ bool finished(const StreamRef& stream) {
     news = true;
   }
   if (!news) {
-    bring_back_shadows();  // of a launch that another thread was about to note when its end was seen
+    bring_back_mirrors();  // of a launch that another thread was about to note when its end was seen
     return true;
   }
   after_observation();
@@ -130,7 +130,7 @@ CUresult cuStreamDestroy_v2(CUstream hStream) {
   Stream* stream = find(hStream);
   if (!stream || stream->per_thread || !retire(stream)) return api_.leave(CUDA_ERROR_INVALID_HANDLE);
   stream_gone(*stream);
-  shadows_lose_stream(*stream);
+  mirrors_lose_stream(*stream);
   wire::StreamDestroy call{};
   call.stream = stream->number;
   return api_.leave(submit(call));
@@ -198,7 +198,7 @@ CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
   std::uint64_t seq = 0;
   if (CUresult r = section.publish(call, &seq); r) return r;
   note_work(stream, seq);
-  if (!shadows_in_use()) return CUDA_SUCCESS;
+  if (!mirrors_in_use()) return CUDA_SUCCESS;
   std::lock_guard guard(event->lock);
   waits_for(stream.number, seq, event->stream, event->record);
   return CUDA_SUCCESS;

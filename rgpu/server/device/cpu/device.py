@@ -25,6 +25,7 @@ from rgpu.checkpoint.pages.ring import HostRing
 from rgpu.link.faults import fault
 from rgpu.server.derived import Derived
 from rgpu.server.device.cpu import addressspace, words
+from rgpu.server.device.cpu.collectives.communicators import Communicators
 from rgpu.server.device.cpu.facts import available_memory, make_facts
 from rgpu.server.device.cpu.graphs import Graphs
 from rgpu.server.device.cpu.memory import Memory
@@ -39,6 +40,7 @@ from rgpu.server.device.hardware import HARDWARE
 from rgpu.server.device.loads import LoadNotes
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.arrays import ArrayShape, Box
+from rgpu.session.objects.collectives import Operation
 from rgpu.session.objects.graphs import Node
 from rgpu.session.objects.module_table import GlobalVariable
 
@@ -83,6 +85,9 @@ class CpuDevice:
         self._streams = self.order_gates = Streams(count)
         self._graphs = Graphs(self, self._cancelled)
         self._textures = Textures()
+        self._communicators = Communicators(
+            self._streams, lambda address, size: self._rows(address, size, size, 1, "buffer").reshape(-1),
+            lambda address, size: self._memory.check_rows(address, size, size, 1, "buffer"))
         self._contexts: dict[int, dict[int, int]] = {}
         self._device_of: dict[int, int] = {}  #: of each context
         self._clock_offset = -time.monotonic_ns()
@@ -155,6 +160,7 @@ class CpuDevice:
             self._streams.schedule.destroy_context(context)
         self._graphs.destroy_context(context)
         self._textures.destroy_context(context)
+        self._communicators.destroy_context(context)
         if not self._contexts:
             self._modules.unload_all()
             self._memory.free_all()
@@ -362,6 +368,20 @@ class CpuDevice:
                     rows.view(f"<u{element}")[:] = int.from_bytes(pattern, "little")
 
         return run
+
+    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes) -> None:
+        if context not in self._contexts:
+            raise DeviceError(f"no context {context}", INVALID_CONTEXT)
+        self._communicators.create(communicator, context, ranks, rank, unique)
+
+    def destroy_communicator(self, communicator: int, abort: bool) -> None:
+        self._communicators.destroy(communicator, abort)
+
+    def collectives(self, seq: int, operations: Sequence[Operation]) -> None:
+        self._communicators.group(seq, operations)
+
+    def communicators(self) -> list[dict[str, Any]]:
+        return self._communicators.figures()
 
     def record_event(self, seq: int, event: int, stream: int) -> None:
         self._streams.record_event(seq, event, stream, self.clock)

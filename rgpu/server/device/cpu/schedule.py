@@ -37,12 +37,12 @@ class Op:
     ``run`` does the work and returns data for ``done`` (None: pure ordering,
     never needs a thread). ``stamp``: called under the mutex at completion.
     ``held``: a host function; complete only when it was released as well.
-    ``what``: how it is called when somebody waits for it in vain. ``spans``: when its parts ran, where that is
-    asked for.
+    ``what``: how it is called when somebody waits for it in vain. ``also``: further streams that it is work of.
+    ``spans``: when its parts ran, where that is asked for.
     """
 
     __slots__ = ("seq", "stream", "run", "done", "stamp", "waiting", "followers", "complete", "held", "reached",
-                 "released", "what", "spans")
+                 "released", "what", "also", "spans")
 
     def __init__(self, seq: int, run: Callable[[], Any] | None = None, done: Callable[[int, Any], None] | None = None,
                  stamp: Callable[[], None] | None = None, held: bool = False, what: str = "") -> None:
@@ -50,6 +50,7 @@ class Op:
         self.what = what
         self.spans: list[Span] | None = None
         self.stream: Stream | None = None
+        self.also: list[Stream] = []
         self.waiting = 0
         self.followers: list[Op] = []
         self.complete = self.reached = self.released = False
@@ -150,14 +151,27 @@ class Schedule:
     # -- the graph ----------------------------------------------------------------
     def submit(self, op: Op, stream: Stream, after: Op | None = None) -> bool:
         """Append to a stream; True when it is ready now. ``after``: one more op to wait for."""
-        before = [stream.tail, after]
+        before = [*self._before(stream), after]
+        op.stream = stream
+        stream.tail = op
+        return self._enter(op, before)
+
+    def submit_joint(self, op: Op, streams: Sequence[Stream]) -> bool:
+        """Append one op to several streams; True when it is ready now."""
+        before = {id(other): other for stream in streams for other in self._before(stream) if other is not None}
+        op.stream, op.also = streams[0], list(streams[1:])
+        for stream in streams:
+            stream.tail = op
+        return self._enter(op, list(before.values()))
+
+    def _before(self, stream: Stream) -> list[Op | None]:
+        """What work that comes now comes behind."""
+        before = [stream.tail]
         if stream in self._legacy:
             before += [other.tail for other in self._blocking[stream.device]]
         elif stream.blocking:
             before.append(self._legacy[stream.device].tail)
-        op.stream = stream
-        stream.tail = op
-        return self._enter(op, before)
+        return before
 
     def await_stream(self, op: Op, stream: Stream) -> bool:
         """``op`` waits for the stream's work as of now; no stream waits for ``op``. True when ready now."""
@@ -177,7 +191,8 @@ class Schedule:
     def await_device(self, op: Op, device: int) -> bool:
         """The same for the work of one device."""
         return self._enter(op, [other for other in self.pending.values()
-                                if other.stream is not None and other.stream.device == device])
+                                if other.stream is not None
+                                and any(stream.device == device for stream in (other.stream, *other.also))])
 
     def _enter(self, op: Op, before: Sequence[Op | None]) -> bool:
         self.pending[op.seq] = op
@@ -196,8 +211,7 @@ class Schedule:
             op.stamp()
         self.pending.pop(op.seq, None)
         self.held.pop(op.seq, None)
-        stream = op.stream
-        if stream is not None:
+        for stream in () if op.stream is None else (op.stream, *op.also):
             stream.done_seq = op.seq
             if stream.tail is op:
                 stream.tail = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -65,6 +65,17 @@ class Streams:
             _time(op, self._timed)
         with self._mutex:
             ready = self.schedule.submit(op, self.schedule.stream(stream), after)
+        self._start([op] if ready else [])
+
+    def submit_joint(self, op: Op, streams: Sequence[int], submitting: Callable[[], None]) -> None:
+        """Append one op to several streams, named once or more. ``submitting`` is called once all are known.
+
+        Raises DeviceError(400) for an unknown stream.
+        """
+        with self._mutex:
+            found = [self.schedule.stream(number) for number in dict.fromkeys(streams)]
+            submitting()
+            ready = self.schedule.submit_joint(op, found)
         self._start([op] if ready else [])
 
     def timed(self, work: Callable[[], None], done: TimesDone) -> None:

@@ -49,6 +49,7 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_NAME, LEGACY_STREAM
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.arrays import ArrayShape, Box
+from rgpu.session.objects.collectives import Operation
 from rgpu.session.objects.graphs import KernelNode, Node, every
 from rgpu.session.objects.module_table import GlobalVariable, ModuleTable
 
@@ -585,6 +586,18 @@ class CudaDevice:
             found.extend(Region(g.address, g.size, "global", number, g.name) for g in module.table.globals)
         found.extend(Region(address, size, "pinned") for address, size in sorted(self.mirrors.ranges.items()))
         return found
+
+    def create_communicator(self, communicator: int, context: int, ranks: int, rank: int, unique: bytes) -> None:
+        raise DeviceError("communicators by calls are not supported on a GPU", CUDA_ERROR_NOT_SUPPORTED)
+
+    def destroy_communicator(self, communicator: int, abort: bool) -> None:
+        raise DeviceError(f"no communicator {communicator}", CUDA_ERROR_INVALID_HANDLE)
+
+    def collectives(self, seq: int, operations: Sequence[Operation]) -> None:
+        raise DeviceError("collectives by calls are not supported on a GPU", CUDA_ERROR_NOT_SUPPORTED)
+
+    def communicators(self) -> list[dict[str, Any]]:
+        return []
 
     def pins(self) -> list[str]:
         return sorted({pin for module in list(self._modules.values()) for pin in module.pins})

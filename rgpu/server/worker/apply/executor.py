@@ -28,7 +28,7 @@ from rgpu.session.calls import decoders
 from rgpu.session.calls.wire import BY_ID, Answer
 from rgpu.session.errors import Corrupt, DeviceError
 from rgpu.session.journal.record import Record
-from rgpu.session.objects import graphs, module_table, spans
+from rgpu.session.objects import collectives, graphs, module_table, spans
 from rgpu.session.objects.arrays import ArrayShape, Box
 from rgpu.session.objects.module_table import GlobalVariable
 
@@ -255,11 +255,11 @@ class Executor:
         """Free the mirror of a pinned range."""
         self.device.host_free(args.address)
 
-    def host_shadow_write(self, record: Record, args: Any) -> None:
+    def host_mirror_write(self, record: Record, args: Any) -> None:
         """Write what the program's CPU wrote into its mirror."""
         self.device.mirror_write(record.seq, args.stream, args.address, record.payload)
 
-    def host_shadow_read(self, record: Record, args: Any) -> None:
+    def host_mirror_read(self, record: Record, args: Any) -> None:
         """Answer with bytes of a mirror."""
         self.device.mirror_read(record.seq, args.stream, args.address, args.size, self._when_done(record))
 
@@ -418,6 +418,26 @@ class Executor:
     def stream_memory_operation(self, record: Record, args: Any) -> None:
         """Write a value to memory, or wait for one, in stream order."""
         self.device.memory_operation(record.seq, args.stream, args.kind, args.address, args.value, args.flags)
+
+    # -- collectives ------------------------------------------------------------
+    def communicator_create(self, record: Record, args: Any) -> None:
+        """Make one rank of a communicator."""
+        self.device.create_communicator(args.communicator, args.context, args.ranks, args.rank, args.unique)
+        self._reply(record, "communicator_create")
+
+    def communicator_destroy(self, record: Record, args: Any) -> None:
+        """End one rank of a communicator."""
+        self.device.destroy_communicator(args.communicator, bool(args.abort))
+
+    def collective_group(self, record: Record, args: Any) -> None:
+        """Give a group of collectives to its streams. Raises :class:`DeviceError`, also for what does not decode."""
+        try:
+            operations = collectives.decode(args.operations)
+        except Corrupt as error:
+            raise DeviceError(f"journal position {record.seq}: {error.message}", CUDA_ERROR_INVALID_VALUE) from error
+        if operations[0].stream != args.stream:
+            raise DeviceError(f"stream {args.stream} is not the first operation's", CUDA_ERROR_INVALID_VALUE)
+        self.device.collectives(record.seq, operations)
 
     def event_create(self, record: Record, args: Any) -> None:
         """Make an event."""

@@ -43,17 +43,17 @@ std::string image(const Bytes& bytes) {
     ::mprotect(base + room, page, PROT_NONE);
     std::uint8_t* start = base + room - bytes.size();
     std::copy(bytes.begin(), bytes.end(), start);
-    rgpu::image::Image found;
-    const auto verdict = rgpu::image::find(start, &found);
+    rgpu::module_binary::Binary found;
+    const auto verdict = rgpu::module_binary::find(start, &found);
     std::ostringstream out;
     out << static_cast<int>(verdict);
-    if (verdict == rgpu::image::Verdict::ok) {
+    if (verdict == rgpu::module_binary::Verdict::ok) {
         out << ' ' << static_cast<int>(found.kind) << ' ' << found.size;
         if (found.size <= bytes.size()) {
-            for (const auto& entry : rgpu::image::entries(found)) {
+            for (const auto& entry : rgpu::module_binary::entries(found)) {
                 out << ' ' << entry.kind << ':' << entry.architecture << ':' << entry.size;
             }
-            out << " | " << rgpu::image::may_run_on(found, 7, 5) << rgpu::image::may_run_on(found, 9, 0);
+            out << " | " << rgpu::module_binary::may_run_on(found, 7, 5) << rgpu::module_binary::may_run_on(found, 9, 0);
         }
     }
     ::munmap(base, room + page);

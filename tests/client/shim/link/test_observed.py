@@ -48,12 +48,12 @@ def test_an_upload_known_to_be_complete_is_told_to_the_journal_before_another_st
     agent.wait_for("launch")
     run.tell()
     run.end()
-    (upload,), launches = agent.seqs("host_shadow_write"), agent.seqs("launch")
+    (upload,), launches = agent.seqs("host_mirror_write"), agent.seqs("launch")
     waits = [seq for seq in agent.seqs("stream_wait_event") if seq < launches[1]]
     assert waits or told_of(agent, upload, launches[1])
 
 
-def test_a_shadow_is_read_behind_the_end_of_the_kernel_that_wrote_it(agent, program):
+def test_a_mirror_is_read_behind_the_end_of_the_kernel_that_wrote_it(agent, program):
     """Else a replay reads it too early, and an answer that was lost with its worker comes back old."""
     told = program(agent, PINNED + """
         context()
@@ -67,7 +67,7 @@ def test_a_shadow_is_read_behind_the_end_of_the_kernel_that_wrote_it(agent, prog
         tell(list(c.string_at(p, 2)))
         """).end()
     assert told == [[3, 3]]
-    (read,) = agent.seqs("host_shadow_read")
+    (read,) = agent.seqs("host_mirror_read")
     assert told_of(agent, agent.seqs("launch")[0], read)
 
 
@@ -123,8 +123,8 @@ def test_a_host_function_s_knowledge_is_told_although_the_watermark_had_it(agent
     assert legacy or told_of(agent, launches[0], done)
 
 
-def test_what_the_cpu_wrote_survives_a_shadow_read_before_its_upload(agent, program):
-    """The upload waits behind a busy stream; another stream's end reads the shadow as it was before."""
+def test_what_the_cpu_wrote_survives_a_mirror_read_before_its_upload(agent, program):
+    """The upload waits behind a busy stream; another stream's end reads the mirror as it was before."""
     run = program(agent, PINNED + """
         context()
         f, p, free, busy = kernel(), pinned(8192), stream(), stream()
@@ -288,14 +288,14 @@ def test_mapped_memory_is_there_by_whatever_way_the_program_learns(agent, progra
         ok(cu.cuCtxSynchronize())
         """).end()
     assert told == [[5] * 16]
-    (read,) = agent.seqs("host_shadow_read")
+    (read,) = agent.seqs("host_mirror_read")
     assert told_of(agent, agent.seqs("launch")[0], read)
 
 
 @pytest.mark.parametrize("question", ["cu.cuEventQuery(P(e))", "query(s)"])
 def test_a_second_thread_that_asks_does_not_pass_the_first(agent, program, question):
     """While the first still brings mapped memory back, the second is not told that the kernel is complete."""
-    agent.kept = {"host_shadow_read"}
+    agent.kept = {"host_mirror_read"}
     run = program(agent, PINNED + f"""
         context()
         f, p, s, e = kernel(), pinned(4096), stream(), event()
@@ -319,7 +319,7 @@ def test_a_second_thread_that_asks_does_not_pass_the_first(agent, program, quest
         tell(saw)
         """)
     run.hear()
-    agent.wait_for("host_shadow_read")
+    agent.wait_for("host_mirror_read")
     run.tell()
     assert run.hear() == []
     agent.let_go()

@@ -1,4 +1,4 @@
-"""Pinned memory that kernels use: when its shadow is read, and what is taken for its address."""
+"""Pinned memory that kernels use: when its mirror is read, and what is taken for its address."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_a_copy_from_pinned_memory_waits_for_nothing_that_others_hold(agent, pro
     agent.wait_for("launch")
     run.tell()
     run.hear()
-    assert "host_shadow_read" not in agent.names()
+    assert "host_mirror_read" not in agent.names()
     run.tell()
     run.hear()
     run.end()
-    assert agent.names().count("host_shadow_read") == 1
+    assert agent.names().count("host_mirror_read") == 1
 
 
 def test_a_copy_from_pinned_memory_waits_for_the_kernel_that_writes_it(agent, program):
@@ -48,7 +48,7 @@ def test_a_copy_from_pinned_memory_waits_for_the_kernel_that_writes_it(agent, pr
     assert told == [[7] * 16]
 
 
-def test_shadows_are_all_asked_for_before_the_first_is_waited_for(agent, program):
+def test_mirrors_are_all_asked_for_before_the_first_is_waited_for(agent, program):
     told = program(agent, PINNED + """
         context()
         f, ranges = kernel(), [pinned(4096) for _ in range(3)]
@@ -59,7 +59,7 @@ def test_shadows_are_all_asked_for_before_the_first_is_waited_for(agent, program
         ok(cu.cuCtxSynchronize())
         """).end()
     assert told == [[[1, 1], [2, 2], [3, 3]]]
-    reads = agent.seqs("host_shadow_read")
+    reads = agent.seqs("host_mirror_read")
     assert len(reads) == 3
     assert reads[0] not in agent.observed_before(reads[-1])
 
@@ -79,7 +79,7 @@ def test_two_integers_side_by_side_are_no_pinned_memory(agent, program):
         ok(cu.cuCtxSynchronize())
         """).end()
     assert agent.names().count("launch") == 16
-    assert not {"host_shadow_write", "host_shadow_read"} & set(agent.names())
+    assert not {"host_mirror_write", "host_mirror_read"} & set(agent.names())
 
 
 def test_a_memset_of_pinned_memory_is_seen_when_it_returns(agent, program):

@@ -191,9 +191,9 @@ def test_mapped_memory_travels_both_ways(agent, program):
         tell([cu.cuMemFreeHost(p), cu.cuMemHostGetDevicePointer_v2(c.byref(d), p, 0)])
         """).end()
     assert told == [[True, [5, 5, 8, 8], 5, 9, 5], [8, 8], [1, 1]]
-    uploads = agent.args("host_shadow_write")
+    uploads = agent.args("host_mirror_write")
     assert len(uploads) == 2  # the whole range once, then one byte
-    assert agent.names().count("host_shadow_read") == 1
+    assert agent.names().count("host_mirror_read") == 1
 
 
 def test_registered_memory(agent, program):

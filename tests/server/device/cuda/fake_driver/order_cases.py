@@ -69,7 +69,7 @@ def test_cold_calls_keep_the_same_order(device: Any, journal: Journal) -> None:
     runtime, feed = started(device, journal)
     feed(journal("host_allocate", address=PINNED_BASE, size=1 << 16, flags=0))
     feed(slow(journal, 18) + journal("memcpy_d2d", destination=BASE, source=PINNED_BASE, size=4, stream=18)
-         + journal("host_shadow_write", b"\x09\0\0\0", address=PINNED_BASE, stream=19)
+         + journal("host_mirror_write", b"\x09\0\0\0", address=PINNED_BASE, stream=19)
          + journal("memcpy_d2d", destination=BASE + 4, source=PINNED_BASE, size=4, stream=18) + journal.read(8))
     assert collect(runtime, {journal.seq})[journal.seq][1] == struct.pack("<2I", 0, 9)
 

@@ -311,12 +311,13 @@ inline bool awaited(uint16_t id) {
         case 32:  // event_elapsed
         case 33:  // host_function
         case 37:  // link
-        case 39:  // host_shadow_read
+        case 39:  // host_mirror_read
         case 50:  // tensor_map
         case 70:  // function_load
         case 71:  // cluster_occupancy
         case 80:  // array_create
         case 84:  // texture_create
+        case 110:  // communicator_create
         case 160:  // timed
             return true;
         default: return false;

@@ -22,7 +22,7 @@ struct CopyJob final : Task {
   std::uint32_t crc = 0;
 };
 
-inline constexpr std::size_t kCrewSmallest = 256u << 10;  // bytes from which on a copy is worth giving away
+inline constexpr std::size_t kPooledCopySmallest = 256u << 10;  // bytes from which on a copy is worth giving away
 
 // Threads beside the caller's: RGPU_COPY_THREADS, else three of four processors, twelve at most, and none where these are few.
 unsigned copy_helpers();

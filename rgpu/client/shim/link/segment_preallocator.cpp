@@ -20,24 +20,24 @@ namespace {
 
 constexpr unsigned MOST_AHEAD = 8;  // bulk segments; as many are made as a burst was seen to need
 
-bool stocked(const Segment& segment) {
+bool is_bulk(const Segment& segment) {
   return segment.kind == wire::kSegmentBulk && segment.size == wire::kBulkSegmentSize;
 }
 
 // segments_lock held.
-bool wants_stock(Session& s) {
+bool wants_segment(Session& s) {
   std::uint64_t there = 0;
-  for (const auto& spare : s.spares) there += stocked(*spare);
-  return there < s.stock_wanted && s.unreleased + there * wire::kBulkSegmentSize < s.facts.journal_limit;
+  for (const auto& segment_ahead : s.preallocated) there += is_bulk(*segment_ahead);
+  return there < s.preallocated_wanted && s.unreleased + there * wire::kBulkSegmentSize < s.facts.journal_limit;
 }
 
-void* stocker(void* argument) {
+void* preallocator(void* argument) {
   Session& s = *static_cast<Session*>(argument);
-  ::pthread_setname_np(::pthread_self(), "rgpu-stock");
+  ::pthread_setname_np(::pthread_self(), "rgpu-prealloc");
   std::unique_lock guard(s.segments_lock);
   while (!s.gone) {
-    if (!wants_stock(s)) {
-      s.stock_low.wait(guard);
+    if (!wants_segment(s)) {
+      s.preallocated_low.wait(guard);
       continue;
     }
     guard.unlock();
@@ -47,7 +47,7 @@ void* stocker(void* argument) {
     const bool made = make_memory(*segment);
     guard.lock();
     if (!made) break;  // who needs one says what is wrong
-    s.spares.push_back(std::move(segment));
+    s.preallocated.push_back(std::move(segment));
   }
   return nullptr;
 }
@@ -100,27 +100,27 @@ void drop_memory(Segment& segment) {
   segment.fd = -1;
 }
 
-std::unique_ptr<Segment> take_spare(Session& s, std::uint32_t kind, std::uint64_t size) {
+std::unique_ptr<Segment> take_preallocated(Session& s, std::uint32_t kind, std::uint64_t size) {
   std::lock_guard guard(s.segments_lock);
   const bool bulk = kind == wire::kSegmentBulk && size == wire::kBulkSegmentSize;
-  if (bulk) s.stock_low.notify_one();
-  for (auto it = s.spares.begin(); it != s.spares.end(); ++it) {
+  if (bulk) s.preallocated_low.notify_one();
+  for (auto it = s.preallocated.begin(); it != s.preallocated.end(); ++it) {
     if ((*it)->kind == kind && (*it)->size == size) {
       auto found = std::move(*it);
-      s.spares.erase(it);
+      s.preallocated.erase(it);
       return found;
     }
   }
-  if (bulk) s.stock_wanted = std::min(std::max(2 * s.stock_wanted, 1u), MOST_AHEAD);
+  if (bulk) s.preallocated_wanted = std::min(std::max(2 * s.preallocated_wanted, 1u), MOST_AHEAD);
   return nullptr;
 }
 
-void start_stock(Session& s) {
+void start_preallocator(Session& s) {
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, &before);  // the program's signals are its own threads' business
   pthread_t thread;
-  if (!::pthread_create(&thread, nullptr, stocker, &s)) ::pthread_detach(thread);  // without it each is made when needed
+  if (!::pthread_create(&thread, nullptr, preallocator, &s)) ::pthread_detach(thread);  // without it each is made when needed
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

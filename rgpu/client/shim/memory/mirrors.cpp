@@ -1,9 +1,9 @@
 // What kernels read and write of pinned host memory (SEMANTICS 7).
 //
-// Kernels see a range's shadow in the worker. For each range that one was
-// given, a *twin* holds what host and shadow last agreed on: bytes that the CPU
-// changed since go to the shadow before a launch, in its stream; bytes that the
-// shadow changed since come back when the program learns that the kernel is
+// Kernels see a range's mirror in the worker. For each range that one was
+// given, a *twin* holds what host and mirror last agreed on: bytes that the CPU
+// changed since go to the mirror before a launch, in its stream; bytes that the
+// mirror changed since come back when the program learns that the kernel is
 // complete. Both rest on knowing that work is complete, and each such piece of
 // knowledge is put into the journal before what relies on it (SEMANTICS 1): a
 // replay has no watermark.
@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::size_t BLOCK = 4096;  // of host memory that is uploaded as a whole
 
-// The pinned ranges with shadows that these addresses point into, each once.
-std::vector<std::shared_ptr<Pinned>> shadowed(const std::vector<std::uint64_t>& addresses) {
+// The pinned ranges with mirrors that these addresses point into, each once.
+std::vector<std::shared_ptr<Pinned>> mirrored(const std::vector<std::uint64_t>& addresses) {
   std::vector<std::shared_ptr<Pinned>> found;
   for (std::uint64_t address : addresses) {
     if (address < kPinnedBase || address >= kPinnedBase + kPinnedSize) continue;
@@ -32,10 +32,10 @@ std::vector<std::shared_ptr<Pinned>> shadowed(const std::vector<std::uint64_t>& 
   return found;
 }
 
-// ---------------------------------------------------------------- to the shadow
+// ---------------------------------------------------------------- to the mirror
 
 CUresult upload_run(Pinned& range, const StreamRef& stream, std::uint64_t from, std::uint64_t to) {
-  wire::HostShadowWrite call{};
+  wire::HostMirrorWrite call{};
   call.address = range.address + from;
   call.stream = stream.number;
   std::uint64_t seq = 0;
@@ -46,11 +46,11 @@ CUresult upload_run(Pinned& range, const StreamRef& stream, std::uint64_t from, 
   return CUDA_SUCCESS;
 }
 
-// What the CPU changed since host and shadow agreed goes to the shadow. While a
-// kernel may be writing the shadow only changed bytes may go, else whole blocks.
+// What the CPU changed since host and mirror agreed goes to the mirror. While a
+// kernel may be writing the mirror only changed bytes may go, else whole blocks.
 CUresult upload(Pinned& range, const StreamRef& stream) {
   const auto* host = reinterpret_cast<const std::uint8_t*>(range.address);
-  if (range.twin.empty()) range.twin.resize(range.size);  // a new shadow holds zeros
+  if (range.twin.empty()) range.twin.resize(range.size);  // a new mirror holds zeros
   const bool exact = !range.writers.empty() || range.launching;
   std::uint8_t copy[BLOCK];
   std::uint64_t run = range.size;  // start of the run being collected; size: none
@@ -80,7 +80,7 @@ CUresult upload(Pinned& range, const StreamRef& stream) {
 }
 
 // Forgets the uploads that are complete, and says so: what comes next in the journal relies on it. Range's lock held.
-void settle_uploads(Pinned& range) {
+void forget_complete_uploads(Pinned& range) {
   std::map<std::uint64_t, std::uint64_t> complete;  // stream -> the last of them
   std::erase_if(range.uploads, [&](const Upload& upload) {
     if (!complete_on(upload.stream, upload.seq)) return false;
@@ -92,7 +92,7 @@ void settle_uploads(Pinned& range) {
 
 // An upload on another stream that may still be under way must be seen by what follows on this one.
 CUresult join_uploads(Pinned& range, const StreamRef& stream) {
-  settle_uploads(range);
+  forget_complete_uploads(range);
   std::map<std::uint64_t, std::uint64_t> others;  // stream -> its context
   for (const Upload& upload : range.uploads)
     if (upload.stream != stream.number) others[upload.stream] = upload.context;
@@ -127,7 +127,7 @@ bool is_lost(std::uint64_t stream) {
 }
 
 // Uploads of streams that are destroyed: no event can be recorded behind them.
-CUresult settle_lost(Pinned& range) {
+CUresult finish_lost(Pinned& range) {
   {
     Pins& p = pins();
     std::shared_lock guard(p.lock);
@@ -141,7 +141,7 @@ CUresult settle_lost(Pinned& range) {
   return waits ? wait_for_device_number(kEveryDevice) : CUDA_SUCCESS;
 }
 
-// ---------------------------------------------------------------- from the shadow
+// ---------------------------------------------------------------- from the mirror
 
 // A stream that nothing else is given to: what is read on it waits for nothing.
 CUresult reader_of(Context& context, std::uint64_t& number) {
@@ -180,21 +180,21 @@ std::size_t written(Pinned& range) {
   return finished;
 }
 
-// A shadow on its way to us; nobody else touches the range meanwhile.
+// A mirror on its way to us; nobody else touches the range meanwhile.
 struct Reading {
   std::shared_ptr<Pinned> range;
   std::unique_lock<std::mutex> held;
   std::size_t writers = 0;
   std::vector<std::uint8_t> now;
-  std::vector<Upload> under_way;  // where the shadow may still hold what was there before
+  std::vector<Upload> under_way;  // where the mirror may still hold what was there before
   Answer answer;
   Waiter waiter;
   std::uint64_t seq = 0;
 
   CUresult ask() {
-    settle_uploads(*range);
+    forget_complete_uploads(*range);
     under_way = range->uploads;
-    wire::HostShadowRead call{};
+    wire::HostMirrorRead call{};
     call.address = range->address;
     call.size = range->size;
     if (CUresult r = reader_of(*range->context, call.stream); r) return r;
@@ -208,7 +208,7 @@ struct Reading {
 
   // What differs from the twin is what kernels wrote.
   void take() {
-    if (!collect(wire::HostShadowRead::id, waiter, seq) && answer.payload_size == now.size()) {
+    if (!collect(wire::HostMirrorRead::id, waiter, seq) && answer.payload_size == now.size()) {
       auto* host = reinterpret_cast<std::uint8_t*>(range->address);
       for (const Upload& upload : under_way)
         std::copy_n(range->twin.data() + upload.from, upload.to - upload.from, now.data() + upload.from);
@@ -256,7 +256,7 @@ std::vector<std::shared_ptr<Pinned>> all_ranges() {
 }
 
 // Waits for the kernels that may write the range, whichever streams they are in, and brings back what they wrote.
-CUresult settle_writers(const std::shared_ptr<Pinned>& range) {
+CUresult finish_writers(const std::shared_ptr<Pinned>& range) {
   std::map<std::uint64_t, Writer> writers;
   {
     std::lock_guard guard(range->lock);
@@ -285,41 +285,41 @@ CUresult settle_writers(const std::shared_ptr<Pinned>& range) {
 
 }  // namespace
 
-bool shadows_in_use() { return pins().in_use.load(std::memory_order_relaxed) != 0; }
+bool mirrors_in_use() { return pins().in_use.load(std::memory_order_relaxed) != 0; }
 
-void bring_back_shadows() {
-  if (shadows_in_use()) bring_back(all_ranges());
+void bring_back_mirrors() {
+  if (mirrors_in_use()) bring_back(all_ranges());
 }
 
-void shadows_lose_stream(const Stream& stream) {
+void mirrors_lose_stream(const Stream& stream) {
   if (!any_pinned() || complete_on(stream.number, stream.last.load())) return;
   Pins& p = pins();
   std::unique_lock guard(p.lock);
   p.lost.insert(stream.number);
 }
 
-CUresult settle_source(std::uint64_t address, std::uint64_t) {
+CUresult finish_writers_of_source(std::uint64_t address, std::uint64_t) {
   wait_host_functions();
   auto range = range_of(address);
-  return range && !range->registered ? settle_writers(range) : CUDA_SUCCESS;
+  return range && !range->registered ? finish_writers(range) : CUDA_SUCCESS;
 }
 
-CUresult settle_destination(std::uint64_t address) {
-  if (!shadows_in_use()) return CUDA_SUCCESS;
+CUresult finish_writers_of_destination(std::uint64_t address) {
+  if (!mirrors_in_use()) return CUDA_SUCCESS;
   auto range = range_of(address);
-  return range && !range->registered ? settle_writers(range) : CUDA_SUCCESS;
+  return range && !range->registered ? finish_writers(range) : CUDA_SUCCESS;
 }
 
-ShadowUse::ShadowUse(const StreamRef& stream, const std::vector<std::uint64_t>& addresses) : stream_(stream) {
+MirrorUse::MirrorUse(const StreamRef& stream, const std::vector<std::uint64_t>& addresses) : stream_(stream) {
   if (addresses.empty() || !any_pinned()) return;
-  for (auto& range : shadowed(addresses)) used_.push_back({range});
+  for (auto& range : mirrored(addresses)) used_.push_back({range});
 }
 
-CUresult ShadowUse::upload() {
+CUresult MirrorUse::upload() {
   if (used_.empty()) return CUDA_SUCCESS;
   wait_for_space(session(), false);  // here, where no range is locked
   for (Used& used : used_)
-    if (CUresult r = settle_lost(*used.range); r) return r;
+    if (CUresult r = finish_lost(*used.range); r) return r;
   ReservedSpace space;
   for (Used& used : used_) {
     Pinned& range = *used.range;
@@ -329,13 +329,13 @@ CUresult ShadowUse::upload() {
     if (CUresult r = join_uploads(range, stream_); r) return r;
     used.behind = range.uploaded;
     used.begun = true;
-    ++range.launching;  // from here on only changed bytes may go to the shadow
+    ++range.launching;  // from here on only changed bytes may go to the mirror
     ++pins().in_use;
   }
   return CUDA_SUCCESS;
 }
 
-void ShadowUse::given(std::uint64_t seq) {
+void MirrorUse::given(std::uint64_t seq) {
   for (Used& used : used_) {
     std::lock_guard guard(used.range->lock);
     if (!used.begun) continue;
@@ -352,7 +352,7 @@ void ShadowUse::given(std::uint64_t seq) {
   }
 }
 
-ShadowUse::~ShadowUse() {
+MirrorUse::~MirrorUse() {
   for (Used& used : used_) {
     std::lock_guard guard(used.range->lock);
     if (!used.begun) continue;

@@ -1,4 +1,4 @@
-#include "crew.hpp"
+#include "copy_pool.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@ namespace {
 constexpr unsigned USUAL_HELPERS = 12, MOST_HELPERS = 64;
 constexpr std::size_t BLOCK = 128 * 1024;  // what is copied and summed before the next: it stays in the cache
 
-Helpers& crew() {
+Helpers& copy_pool() {
   static auto* all = new Helpers("rgpu-copy", copy_helpers());  // its threads may outlive static destructors
   return *all;
 }
@@ -37,8 +37,8 @@ unsigned copy_helpers() {
   return count;
 }
 
-void start_copy(CopyJob& job) { crew().start(job); }
+void start_copy(CopyJob& job) { copy_pool().start(job); }
 
-void wait_for_copy(CopyJob& job) { crew().wait(job); }
+void wait_for_copy(CopyJob& job) { copy_pool().wait(job); }
 
 }  // namespace rgpu

@@ -1,0 +1,85 @@
+// Communicators and groups of collectives as calls, for libnccl.so.2 (rgpu/client/nccl).
+#include "collectives.hpp"
+
+#include <algorithm>
+
+#include "capturing.hpp"
+#include "memory.hpp"
+
+namespace rgpu {
+namespace {
+
+CUresult create(std::uint32_t ranks, std::uint32_t rank, const void* unique, std::uint32_t unique_size,
+                std::uint64_t* number) {
+  Context* context = nullptr;
+  if (CUresult r = current(context); r) return r;
+  wire::CommunicatorCreate call{};
+  call.context = context->number;
+  call.ranks = ranks;
+  call.rank = rank;
+  call.unique = {unique, unique_size};
+  call.communicator = *number = next_number();
+  return await(call);
+}
+
+CUresult destroy(std::uint64_t number, bool abort) {
+  wire::CommunicatorDestroy call{};
+  call.communicator = number;
+  call.abort = abort;
+  return submit(call);
+}
+
+// The context that a stream handle is meant in, for as long as it lives.
+struct InContext {
+  explicit InContext(CUcontext context) : result(cuCtxPushCurrent_v2(context)) {}
+  ~InContext() {
+    CUcontext popped;
+    if (!result) cuCtxPopCurrent_v2(&popped);
+  }
+  const CUresult result;
+};
+
+CUresult group(const CollectiveOperation* operations, const CUcontext* contexts, std::size_t count,
+               const CollectiveRange* ranges, std::size_t range_count) {
+  if (CUresult r = require(); r) return r;
+  std::vector<CollectiveOperation> given(operations, operations + count);
+  std::vector<StreamRef> streams;
+  for (std::size_t i = 0; i < count; ++i) {
+    InContext inside(contexts[i]);
+    if (inside.result) return inside.result;
+    StreamRef stream;
+    if (CUresult r = resolve_stream(reinterpret_cast<CUstream>(given[i].stream), stream); r) return r;
+    if (capture_open())
+      if (CUresult r = refuse_in_capture(stream, "a collective of NCCL"); r) return r;
+    given[i].stream = stream.number;
+    if (std::none_of(streams.begin(), streams.end(), [&](const StreamRef& s) { return s.number == stream.number; }))
+      streams.push_back(stream);
+  }
+  for (std::size_t i = 0; i < range_count; ++i) {
+    Place place;
+    if (CUresult r = check_device(ranges[i].address, ranges[i].size, &place); r) return r;
+    if (place.kind != Place::Kind::device) {
+      log_once("collective on host memory", "a collective of NCCL on memory that is not a device's is not supported");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  wire::CollectiveGroup call{};
+  call.stream = given[0].stream;
+  call.operations = {given.data(), static_cast<std::uint32_t>(given.size() * sizeof given[0])};
+  Section section;  // held until it is noted: two threads' records keep the journal's order
+  std::uint64_t seq = 0;
+  if (CUresult r = section.publish(call, &seq); r) return r;
+  for (const StreamRef& stream : streams) note_work(stream, seq);
+  return CUDA_SUCCESS;
+}
+
+void complain(const char* key, const char* text) { log_once(key, "%s", text); }
+
+}  // namespace
+
+const CollectivesTable& collectives_table() {
+  static const CollectivesTable table{sizeof(CollectivesTable), create, destroy, group, log_unsupported, complain};
+  return table;
+}
+
+}  // namespace rgpu
