@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 #: path from the checkout's root → what makes its text
@@ -13,6 +13,11 @@ Outputs = Mapping[str, Callable[[], str]]
 def root() -> Path:
     """Return the checkout that this package stands in."""
     return Path(__file__).resolve().parents[2]
+
+
+def version_script(names: Iterable[str]) -> str:
+    """Return a linker's version script that exports ``names`` and nothing else."""
+    return "{\n  global:\n" + "".join(f"    {name};\n" for name in names) + "  local:\n    *;\n};\n"
 
 
 def stale(outputs: Outputs, where: Path) -> list[str]:

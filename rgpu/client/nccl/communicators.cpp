@@ -104,7 +104,7 @@ ncclResult_t begin_object(ncclComm_t *out, int ranks, int rank, bool blocking, n
   return ncclSuccess;
 }
 
-ncclResult_t settle(ncclComm *comm, ncclResult_t result) {
+ncclResult_t conclude(ncclComm *comm, ncclResult_t result) {
   if (result && comm->number) table()->destroy(comm->number, true);
   comm->state = result;
   return result;
@@ -112,8 +112,8 @@ ncclResult_t settle(ncclComm *comm, ncclResult_t result) {
 
 // Blocking: now. Else by a thread, and the program asks ncclCommGetAsyncError.
 ncclResult_t finish(ncclComm *comm, std::function<ncclResult_t()> rest) {
-  if (comm->blocking) return settle(comm, rest());
-  std::thread([comm, rest = std::move(rest)] { settle(comm, rest()); }).detach();
+  if (comm->blocking) return conclude(comm, rest());
+  std::thread([comm, rest = std::move(rest)] { conclude(comm, rest()); }).detach();
   return ncclInProgress;
 }
 

@@ -49,8 +49,7 @@ def exports() -> str:
 
 def version_script() -> str:
     """symbols.map: the names of NCCL and nothing else."""
-    return ("{\n  global:\n" + "".join(f"    {name};\n    p{name};\n" for name in symbols())
-            + "  local:\n    *;\n};\n")
+    return generated.version_script(twin for name in symbols() for twin in (name, f"p{name}"))
 
 
 #: path from the checkout's root → what makes its text

@@ -36,7 +36,7 @@ def refusals() -> str:
 
 def version_script() -> str:
     """symbols.map: the names of NVML and nothing else."""
-    return "{\n  global:\n" + "".join(f"    {name};\n" for name in symbols()) + "  local:\n    *;\n};\n"
+    return generated.version_script(symbols())
 
 
 #: path from the checkout's root → what makes its text

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.pools.pool import ROOT, LocalPool, Program, VerbError
 from tests.support.pools.proxy import Proxy, free_port
 from tests.support.pools.staged import line
@@ -61,6 +62,14 @@ def until(pool: LocalPool, name: str, state: str, seconds: float) -> dict[str, A
 
 def daemon_of(pool: LocalPool, host: str) -> int:
     return int(json.loads((pool.folder / "pool" / "nodes" / host / "server.json").read_text())["pid"])
+
+
+def is_back(pool: LocalPool, host: str, before: int) -> bool:
+    """Whether another daemon than the process ``before`` says that it is ready."""
+    with contextlib.suppress(OSError, ValueError):
+        state = json.loads((pool.folder / "pool" / "nodes" / host / "server.json").read_text())
+        return bool(state["pid"] != before and state.get("ready"))
+    return False
 
 
 def revive(pool: LocalPool, host: str) -> None:
@@ -172,10 +181,11 @@ def test_a_program_that_ends_while_its_daemon_is_away(pool: LocalPool, what: str
     (pool.folder / "s.released").touch()
     program.finish(60)
     time.sleep(4)  # longer than the lease, and than a worker whose program is over waits for a daemon
-    if what == "killed":
+    if what == "killed":  # it is back before the others may take its host for lost
+        revive(pool, host)
+        eventually(lambda: is_back(pool, host, hosts[host]), within=60)
         for other in set(hosts) - {host}:
             os.kill(hosts[other], signal.SIGCONT)
-        revive(pool, host)
     else:
         for daemon in away:
             os.kill(daemon, signal.SIGCONT)

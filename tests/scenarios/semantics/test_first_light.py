@@ -48,7 +48,7 @@ FIELDS = {"outcome", "reason", "from", "to", "epoch", "downtime_ms", "total_ms",
           "bytes_sent", "verified"}
 
 
-@pytest.mark.parametrize("example", ["heat", "numba_life"])
+@pytest.mark.parametrize("example", ["heat", pytest.param("numba_life", marks=pytest.mark.slow)])
 def test_examples_are_deterministic_and_move(pool: LocalPool, example: str, tmp_path: Path) -> None:
     line, released = [str(part) for part in command(example, 0.4)], tmp_path / "released"
     first = pool.run(*line, name=f"{example}-still").finish()

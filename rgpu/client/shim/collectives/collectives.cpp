@@ -73,12 +73,17 @@ CUresult group(const CollectiveOperation* operations, const CUcontext* contexts,
   return CUDA_SUCCESS;
 }
 
+void unsupported(const char* name) {
+  report_unsupported(name);
+  log_once(std::string("unsupported ") + name, "%s is not supported: it returns ncclInvalidUsage", name);
+}
+
 void complain(const char* key, const char* text) { log_once(key, "%s", text); }
 
 }  // namespace
 
 const CollectivesTable& collectives_table() {
-  static const CollectivesTable table{sizeof(CollectivesTable), create, destroy, group, log_unsupported, complain};
+  static const CollectivesTable table{sizeof(CollectivesTable), create, destroy, group, unsupported, complain};
   return table;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rgpu.session import generated
 from rgpu.session.calls.emit.types import BANNER
 from rgpu.session.calls.functions import FUNCTIONS, symbols
 from rgpu.session.calls.functions.model import Function
@@ -114,4 +115,4 @@ def exports() -> str:
 
 def version_script() -> str:
     """symbols.map: the driver's names and nothing else."""
-    return "{\n  global:\n" + "".join(f"    {name};\n" for name in symbols()) + "  local:\n    *;\n};\n"
+    return generated.version_script(symbols())

@@ -42,6 +42,7 @@ class Meeting:
         self._carry_out = carry_out
         self._changed = threading.Condition()
         self._numbers = [0] * ranks
+        self._paired: dict[tuple[Kind, int, int], int] = {}  #: sends, and receives, of a pair so far
         self._collectives: dict[int, dict[int, Posting]] = {}
         self._sent: dict[tuple[int, int], deque[Posting]] = {}
         self._awaited: dict[tuple[int, int], deque[Posting]] = {}
@@ -54,7 +55,8 @@ class Meeting:
             if kind.paired:
                 pair = (rank, operation.peer) if kind is Kind.SEND else (operation.peer, rank)
                 queue = (self._sent if kind is Kind.SEND else self._awaited).setdefault(pair, deque())
-                posting = Posting(rank, len(queue), operation)
+                posting = Posting(rank, self._paired.get((kind, *pair), 0), operation)
+                self._paired[kind, *pair] = posting.number + 1
                 queue.append(posting)
                 return posting
             posting = Posting(rank, self._numbers[rank], operation)
@@ -68,8 +70,7 @@ class Meeting:
             with self._changed:
                 posting.ready, posting.since = True, time.monotonic()
                 self._last[posting.rank] = posting
-                together = [] if self.aborted else self._whole(posting)
-            if together:
+            while together := self._next_whole(posting):  # of a pair's queue, what waited behind it is whole as well
                 self._carry_out(together)
                 self._finish(together)
 
@@ -97,12 +98,16 @@ class Meeting:
         with self._changed:
             return [self._figure(rank, posting, now) for rank, posting in sorted(self._last.items())]
 
+    def _next_whole(self, posting: Posting) -> list[Posting]:
+        with self._changed:
+            return [] if self.aborted else self._whole(posting)
+
     # -- with the lock ------------------------------------------------------------
     def _whole(self, posting: Posting) -> list[Posting]:
         """All that belongs to it, where all is there and wants the same; else nothing."""
         if posting.operation.kind.paired:
             return self._pair(posting)
-        together = self._collectives[posting.number]
+        together = self._collectives.get(posting.number, {})
         if len(together) < self.ranks or not all(other.ready for other in together.values()):
             return []
         first = together[0].operation
