@@ -195,6 +195,12 @@ class Device(Protocol):
         """Every array gets what its memory holds: pages were written. Only while drained; the inverse is part of
         :meth:`drain`."""
 
+    def reserve_handles(self, context: int, reserved: bool) -> None:
+        """Keep the handles of textures that the program may know from other use, until they were made again.
+
+        Called before an array or a texture is made: True in a rebuild or a replay. Raises :class:`DeviceError`.
+        """
+
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
                        view: bytes) -> int:
         """Make a texture or surface object; returns the handle that kernels know it by. Raises DeviceError."""

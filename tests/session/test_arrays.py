@@ -53,7 +53,7 @@ class Session:
         return found
 
 
-def test_arrays_come_behind_their_memory_and_textures_behind_arrays() -> None:
+def test_arrays_come_behind_their_memory_and_textures_behind_arrays_in_the_order_of_handles() -> None:
     session = Session()
     session.array(20)
     session.texture(21, 7)
@@ -61,7 +61,7 @@ def test_arrays_come_behind_their_memory_and_textures_behind_arrays() -> None:
     session.give("texture_destroy", texture=21)
     session.texture(23, 7)
     assert session.kept() == ["context_create", "memory_map", "memory_allocate", "array_create", "texture_create",
-                              "texture_place 9", "texture_create", "texture_place 7"]
+                              "texture_place 7", "texture_create", "texture_place 9"]
     again = LiveObjects.from_dict(session.live.to_dict())
     assert again.inventory() == session.live.inventory()
     session.give("array_destroy", array=20)

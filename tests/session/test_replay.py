@@ -60,6 +60,15 @@ def test_memory_ends_in_replay_when_all_is_complete() -> None:
     assert gate.feed(fifth) == (Apply(fifth),), "live, the shim has looked already"
 
 
+def test_a_texture_of_a_replay_is_made_when_no_work_is_under_way() -> None:
+    """A driver gives its handle to nobody else, nor again, while earlier work may use it."""
+    made = [Record(n, BY_NAME["texture_create"].id, b"") for n in (1, 2)]
+    gate = ApplyGate(replay_until=1)
+    assert gate.feed(made[0]) == (WaitAll(0), Apply(made[0]))
+    gate.complete(1)
+    assert gate.feed(made[1]) == (Apply(made[1]),), "live, nothing of the program's is waited for"
+
+
 def test_the_table_of_calls_that_end_memory() -> None:
     assert {BY_ID[n].name for n in ENDS_MEMORY} == {
         "memory_unmap", "memory_free", "host_free", "array_destroy", "texture_destroy"}

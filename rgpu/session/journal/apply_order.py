@@ -17,6 +17,9 @@ ends memory, in replay          WaitAll, Apply: the program's side knew from the
                                 make it so
 ends memory, while replayed     WaitAll(replay_until), Apply: that watermark was
 work may be unfinished          of a worker that is gone (SEMANTICS 21)
+makes a texture, in replay      WaitAll, Apply: a driver gives no handle again that
+                                work under way may use, and the program had got
+                                this one (docs/developers/objects/arrays.md)
 any other                       Apply
 ==============================  =================================================
 
@@ -41,6 +44,8 @@ COMPLETED = BY_NAME["completed"].id
 ENDS_MEMORY = frozenset(call.id for call in BY_ID.values()
                         if call.answer is Answer.ASYNC and call.effect is Effect.DESTROYS
                         and call.object_kind in ("memory", "mapping", "host_memory", "array", "texture"))
+#: In a replay these wait for all earlier work.
+_WAITS_IN_REPLAY = ENDS_MEMORY | {BY_NAME["texture_create"].id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,6 @@ class ApplyGate:
             self.position = seq
             return (WaitFor(observed), Apply(record))
         self.position = seq
-        if self.replay_until and record.call_id in ENDS_MEMORY:
+        if self.replay_until and record.call_id in _WAITS_IN_REPLAY:
             return (WaitAll(min(seq - 1, self.replay_until)), Apply(record))
         return (Apply(record),)

@@ -147,16 +147,21 @@ class LiveObjects:
         allocations, which come last:
         a device may free memory when it loses what happens to be its last
         context, and contexts that left no trace are not replayed. Behind them
-        come executable graphs: an update may name what was made after them.
+        come arrays; textures by their handles, as drivers give them; executable
+        graphs: an update may name what was made after them.
         """
         found: dict[int, Record] = {self._open.seq: self._open} if self._open else {}
-        ends: dict[int, tuple[int, int]] = {}  #: position of an ending call → (where it took place, its turn there)
+        #: position of a call that comes elsewhere → (where, its turn there)
+        ends: dict[int, tuple[int, int]] = {}
         for item in list(self._objects.values()):
             if item.kind == "graph_exec" and not item.created.payload:
                 item.created.payload = graphs.encode(item.nodes)
             found[item.created.seq] = item.created
             for record in item.settings.values():
                 found[record.seq] = record
+            if item.kind == "texture" and (placed := item.settings.get("handle")):
+                handle = decoders.decode(placed.call_id, placed.args).handle
+                ends[item.created.seq] = ends[placed.seq] = handle, 0
             if item.ended is not None:
                 found[item.ended.seq] = item.ended
                 ends[item.ended.seq] = item.ended_at, 1

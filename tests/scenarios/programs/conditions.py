@@ -35,6 +35,7 @@ extern "C" __global__ void step(unsigned* sum, unsigned times, unsigned more) { 
 """, "again", "parity", "third", "step")
 left, total = (int(check(driver.cuMemAlloc(4))) for _ in range(2))
 check(driver.cuMemsetD32(total, 0, 1))
+check(driver.cuCtxSynchronize())  # the streams below do not wait for the memset
 stream, side = (check(driver.cuStreamCreate(1)) for _ in range(2))
 
 

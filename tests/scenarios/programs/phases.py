@@ -30,6 +30,7 @@ extra = ptx(SOURCE.replace(b"1664525u", b"22695477u"))
 data, other = (int(check(driver.cuMemAlloc(N * 4))) for _ in range(2))
 check(driver.cuMemsetD32(data, 1, N))
 check(driver.cuMemsetD32(other, 2, N))
+check(driver.cuCtxSynchronize())  # the stream below does not wait for the memsets
 stream = check(driver.cuStreamCreate(1))
 digest = hashlib.sha256()
 host = np.zeros(N, np.uint32)

@@ -31,6 +31,7 @@ extern "C" __global__ void clear(unsigned* x) { x[threadIdx.x] = 0xffffffffu; }
 batches = [int(check(driver.cuMemAlloc(N * 4))) for _ in range(BATCHES)]
 total = int(check(driver.cuMemAlloc(N * 4)))
 check(driver.cuMemsetD32(total, 1, N))
+check(driver.cuCtxSynchronize())  # the streams below do not wait for the memset
 main, side = (check(driver.cuStreamCreate(1)) for _ in range(2))
 pinned = [int(check(driver.cuMemHostAlloc(N * 4, 0))) for _ in range(8)]
 for index, memory in enumerate(pinned):

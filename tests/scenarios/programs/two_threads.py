@@ -30,6 +30,7 @@ extern "C" __global__ void add(const unsigned* a, unsigned* sum, int n) {
 """, "fill", "add")
 data, total = check(driver.cuMemAlloc(N * 4)), check(driver.cuMemAlloc(N * 4))
 check(driver.cuMemsetD32(total, 1, N))
+check(driver.cuCtxSynchronize())  # the streams below do not wait for the memset
 streams = [check(driver.cuStreamCreate(1)) for _ in range(2)]
 to_b, to_a = queue.Queue(), queue.Queue()
 

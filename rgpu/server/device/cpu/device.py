@@ -239,6 +239,9 @@ class CpuDevice:
     def spread_arrays(self) -> None:
         """Nothing is to be done."""
 
+    def reserve_handles(self, context: int, reserved: bool) -> None:
+        """Nothing is to be done: handles are the session's own."""
+
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
                        view: bytes) -> int:
         return self._textures.create(texture, context, surface, resource, sampling, view)

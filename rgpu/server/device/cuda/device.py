@@ -119,7 +119,7 @@ class CudaDevice:
         self._timings: dict[int, Timings] = {}  #: by the session's number of the GPU
         self._brought: Brought | None = None  #: of the timed call that is being given to the GPU
         self._host_functions = self.host_gates = HostFunctions(self._context, self.is_complete, self._failed)
-        self._arrays = Arrays(self._use_context)
+        self._arrays = Arrays(self._use_context, lambda context: self.gpus[self._homes.get(context, 0)].handles)
         self._graphs = Graphs(self._use_context, self._kernel, self._graph_made, self.engine.remove_graph)
         self._clock_offset = -time.monotonic_ns()
         for gpu in reversed(self.gpus):
@@ -424,6 +424,9 @@ class CudaDevice:
 
     def spread_arrays(self) -> None:
         self._arrays.spread()
+
+    def reserve_handles(self, context: int, reserved: bool) -> None:
+        self._arrays.reserve_handles(context, reserved)
 
     def create_texture(self, texture: int, context: int, surface: bool, resource: bytes, sampling: bytes,
                        view: bytes) -> int:

@@ -15,6 +15,7 @@ from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
 from rgpu.server.device.cuda.memory.allocations import Memory, Ranges
+from rgpu.server.device.cuda.memory.handles import Handles
 from rgpu.server.device.cuda.memory.zeroing import Zeroing
 from rgpu.session.errors import DeviceError
 
@@ -31,6 +32,7 @@ class Gpu:
         self.number, self.ordinal = number, ordinal
         self.device = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
         self.context = check(driver.cuDevicePrimaryCtxRetain(self.device), "cuDevicePrimaryCtxRetain")
+        self.handles = Handles()  #: of its textures and surfaces
         self.reference: Any = None  #: a recorded event, which others are timed from
         self.reference_time = 0  #: when it was, ns on the session's clock
 
@@ -39,7 +41,11 @@ class Gpu:
         check(driver.cuCtxSetCurrent(self.context), "cuCtxSetCurrent")
 
     def refer(self) -> None:
-        """Record the reference. The context is current; the caller says what time it is."""
+        """Record the reference, and open what wants memory of the driver's own: in every life of a session the same.
+
+        The context is current; the caller says what time it is.
+        """
+        self.handles.open()
         self.reference = check(driver.cuEventCreate(0), "cuEventCreate")
         check(driver.cuEventRecord(self.reference, 0), "cuEventRecord")
         check(driver.cuEventSynchronize(self.reference), "cuEventSynchronize")

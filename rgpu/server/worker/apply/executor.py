@@ -70,6 +70,9 @@ class Executor:
         #: where variables of modules stood, by the position of a load that is still to be applied again
         self.places: dict[int, tuple[GlobalVariable, ...]] = {}
         self.clock = secrets.randbits(63)  #: names the clock of this process, which times are given on
+        self.replayed: Callable[[int], bool] = lambda seq: False  #: whether an earlier owner may have applied that call
+        self.recovering = False  #: a replay may follow the rebuild under way
+        self._rebuilding = False  #: a call of the live objects is being applied
         self.restored = 0  #: the position that the session was rebuilt at: work up to there is over
 
     @property
@@ -112,10 +115,11 @@ class Executor:
         failures: list[DeviceError] = []
         answer, self._answer = self._answer, lambda seq, result, reply, payload: failures.append(
             DeviceError(f"{call.name} was answered with {result}", result)) if result else None
+        self._rebuilding = True
         try:
             getattr(self, call.name)(record, decoders.decode(record.call_id, record.args))
         finally:
-            self._answer = answer
+            self._answer, self._rebuilding = answer, False
         if failures:
             raise failures[0]
 
@@ -328,6 +332,7 @@ class Executor:
     # -- arrays, textures, surfaces -----------------------------------------------
     def array_create(self, record: Record, args: Any) -> None:
         """Make an array of memory that was allocated for it."""
+        self._reserve_handles(record, args)
         self.device.create_array(args.array, args.context, args.address, ArrayShape(
             args.width, args.height, args.depth, args.format, args.channels, args.flags, args.levels))
         self._reply(record, "array_create")
@@ -346,9 +351,16 @@ class Executor:
 
     def texture_create(self, record: Record, args: Any) -> None:
         """Make a texture or surface object and answer with its handle."""
+        self._reserve_handles(record, args)
         handle = self.device.create_texture(args.texture, args.context, bool(args.surface), bytes(args.resource),
                                             bytes(args.sampling), bytes(args.view))
         self._reply(record, "texture_create", handle=handle)
+
+    def _reserve_handles(self, record: Record, args: Any) -> None:
+        if not self._rebuilding:
+            self.device.reserve_handles(args.context, self.replayed(record.seq))
+        elif self.recovering:
+            self.device.reserve_handles(args.context, True)
 
     def texture_place(self, record: Record, args: Any) -> None:
         """See to it that an object has the handle that the program was given."""

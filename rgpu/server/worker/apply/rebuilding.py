@@ -43,6 +43,7 @@ class Rebuilding:
         live = LiveObjects.from_dict(objects, digests)
         calls = live.structural_calls() if ahead is None else ahead.rest(live.structural_calls())
         self._executor.places = live.variables()
+        self._executor.recovering = ahead is None
         try:
             restore.restore(self._device, state, calls, self._executor.replay, pages, mend, phases)
         finally:

@@ -4,8 +4,8 @@ The driver's array is opaque: its texels reach checkpoints and moves by the memo
 (docs/developers/objects/arrays.md). :meth:`Arrays.gather` and :meth:`Arrays.spread` copy all of them, with the device
 drained.
 
-A texture object's handle is the driver's choice, and kernels hold it. Where a session is rebuilt the driver is asked
-again and again until it gives the wanted one; what it gave before is held meanwhile and destroyed then.
+A texture object's handle is the driver's choice, and kernels hold it: a rebuild has to get it again
+(:mod:`.handles`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from cuda.bindings import driver
 
 from rgpu.server.device.cuda.errors import check
+from rgpu.server.device.cuda.memory.handles import End, Handles, end_surface, end_texture
 from rgpu.session.errors import DeviceError
 from rgpu.session.objects.arrays import ARRAY, LINEAR, MIPMAPPED, ArrayShape, Box, Level, Resource, Sampling, View
 
-CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_SUPPORTED = 1, 400, 801
-MOST_TRIES = 1 << 14  #: handles asked for until the wanted one is given up
+CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE = 1, 400
 
 _ARRAY_MEMORY, _DEVICE_MEMORY = driver.CUmemorytype.CU_MEMORYTYPE_ARRAY, driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
 
@@ -41,14 +41,17 @@ class _Texture:
     context: int
     handle: int
     make: Callable[[], int]
-    surface: bool
+    end: End
 
 
 class Arrays:
-    """See the module docstring. ``use``: makes the GPU of one of the program's contexts current."""
+    """See the module docstring.
 
-    def __init__(self, use: Callable[[int], Any]) -> None:
-        self._use = use
+    ``use``: makes the GPU of one of the program's contexts current. ``handles``: those of that GPU.
+    """
+
+    def __init__(self, use: Callable[[int], Any], handles: Callable[[int], Handles]) -> None:
+        self._use, self._handles = use, handles
         self._arrays: dict[int, _Array] = {}
         self._textures: dict[int, _Texture] = {}
 
@@ -134,34 +137,30 @@ class Arrays:
                     "cuTexObjectCreate"))
         self._use(context)
         handle = make()
-        self._textures[texture] = _Texture(context, handle, make, surface)
+        self._textures[texture] = _Texture(context, handle, make, end_surface if surface else end_texture)
         return handle
 
     def place(self, texture: int, handle: int) -> None:
-        """Make the object anew until it has this handle. Raises :class:`DeviceError` where the driver does not give
-        it; the object then has another one.
+        """Make the object anew with this handle. Raises :class:`DeviceError` where the driver does not give it; the
+        object then has another one.
         """
         found = self._textures.get(texture)
         if found is None:
             raise DeviceError(f"no texture {texture}", CUDA_ERROR_INVALID_HANDLE)
-        if found.handle == handle:
-            return
-        self._use(found.context)
-        held = [found.handle]
-        try:
-            while len(held) < MOST_TRIES:
-                held.append(found.make())
-                if held[-1] == handle:
-                    break
-        finally:
-            found.handle = held.pop()
-            for other in held:
-                _end(other, found.surface)
         if found.handle != handle:
-            kind = "surface" if found.surface else "texture"
-            raise DeviceError(f"the driver does not give the {kind} object that the program knows as {handle:#x} that "
-                              f"handle again: it has {found.handle:#x}", CUDA_ERROR_NOT_SUPPORTED, wanted=handle,
-                              given=found.handle)
+            self._use(found.context)
+            self._handles(found.context).make_as(handle, found.make, found.end)
+            before, found.handle = found.handle, handle
+            found.end(before)
+
+    def reserve_handles(self, context: int, reserved: bool) -> None:
+        """Hold the handles of a GPU whose arrays and textures are made again, or let go of them."""
+        self._use(context)
+        handles = self._handles(context)
+        if reserved:
+            handles.reserve()
+        else:
+            handles.release()
 
     def destroy_texture(self, texture: int) -> None:
         """Raises :class:`DeviceError`."""
@@ -169,7 +168,7 @@ class Arrays:
         if found is None:
             raise DeviceError(f"no texture {texture}", CUDA_ERROR_INVALID_HANDLE)
         self._use(found.context)
-        _end(found.handle, found.surface)
+        found.end(found.handle)
 
     def destroy_context(self, context: int) -> None:
         """Destroy what a context still has."""
@@ -204,10 +203,6 @@ class Arrays:
         else:
             part.width, part.height, part.pitchInBytes = resource.width, resource.height, resource.pitch
         return described
-
-
-def _end(handle: int, surface: bool) -> None:
-    check(driver.cuSurfObjectDestroy(handle) if surface else driver.cuTexObjectDestroy(handle), "cuTexObjectDestroy")
 
 
 def _copy_of(array: _Array, box: Box, to_array: bool) -> Any:

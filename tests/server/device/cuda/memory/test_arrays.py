@@ -26,13 +26,14 @@ def resource(array: int, mipmapped: bool = False) -> bytes:
     return struct.pack("<IIQQIIQQQ", int(mipmapped), 0, array, 0, 0, 0, 0, 0, 0)
 
 
-def opened() -> tuple[Any, dict[int, int]]:
+def opened(replays: bool = False) -> tuple[Any, dict[int, int]]:
     """A device with the arrays, and the address of each one's memory."""
     from rgpu.server.device.cuda.device import CudaDevice
 
     device = CudaDevice(0)
     device.create_context(16, 0, True)
     device.map(DEVICE_BASE, GRANULE)
+    device.reserve_handles(16, replays)
     at, addresses = DEVICE_BASE, {}
     for number, shape in SHAPES.items():
         device.allocate(at, shape.size)
@@ -108,16 +109,24 @@ def rebuilt() -> None:
         handles[number] = first.create_texture(number, 16, False, resource(22), SAMPLING, b"")
     print({number: hex(handle) for number, handle in handles.items()}, flush=True)
     first.close()
-    fresh.run(as_before, [(number, handle, *kinds[number]) for number, handle in handles.items()])
+    wanted = [(number, handle, *kinds[number]) for number, handle in handles.items()]
+    fresh.run(as_before, sorted(wanted, key=lambda one: one[1]), False)
+    fresh.run(as_before, wanted, True)
 
 
-def as_before(wanted: list[tuple[int, int, bool, bytes]]) -> None:
-    second, _ = opened()
+def as_before(wanted: list[tuple[int, int, bool, bytes]], replays: bool) -> None:
+    second, _ = opened(replays)
     for number, handle, surface, what in wanted:
+        if replays:  # the driver takes handles for itself
+            second.spread_arrays()
+            assert second.drain(5.0)
         second.create_texture(number, 16, surface, what, b"" if surface else SAMPLING, b"")
         second.place_texture(number, handle)  # raises where it cannot be had
     assert {found.handle for found in second._arrays._textures.values()} == {handle for _, handle, _, _ in wanted}
-    for number, _, _, _ in wanted:
+    second.reserve_handles(16, False)
+    second.create_texture(99, 16, False, resource(22), SAMPLING, b"")  # the program goes on
+    assert second._arrays._textures[99].handle not in {handle for _, handle, _, _ in wanted}
+    for number in (99, *(number for number, *_ in wanted)):
         second.destroy_texture(number)
     second.close()
 
